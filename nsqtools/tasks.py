@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -83,10 +84,16 @@ class Tasks:
         for task in self._tasks:
             task.cancel()
 
-    async def wait(self) -> None:
-        """Wait until all tasks have ended."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+    def __len__(self) -> int:
+        """The number of tasks that have not ended."""
+        return len(self._tasks)
+
+    async def wait(self, *, within: float | None = None) -> None:
+        """Wait until all tasks have ended, for at most ``within`` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
         """Start no more tasks; cancel the running ones and wait for their end."""

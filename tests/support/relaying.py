@@ -29,7 +29,7 @@ class Destination:
         self.published: list[tuple[str, list[bytes]]] = []
         self.defers: list[float | None] = []
         self.times: list[float] = []
-        self.errors: list[Exception] = []
+        self.errors: list[BaseException] = []
         self.answers = asyncio.Event()
         self.answers.set()
         self.life: list[str] = []

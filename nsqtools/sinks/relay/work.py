@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import REFUSED_BODY, OutputError, PublishError, RecordError, ServerError
 from nsqtools.sinks.holding import Held
+from nsqtools.tasks import Tasks, is_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
-    from typing import Any
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.sinks.relay.counts import Counts
@@ -85,7 +85,7 @@ class Work:
         self._loop = asyncio.get_running_loop()
         self._held = Held()
         self._waiting: list[Batch] = []
-        self._working: dict[asyncio.Task[None], list[Batch]] = {}
+        self._tasks = Tasks(self._failed)
         self._turns = _Waits()
         self._publishes = _Waits()
 
@@ -100,7 +100,7 @@ class Work:
         """Write a batch to the dead letters."""
         self._held.add(batch)
         self._counts.received += len(batch)
-        self._spawn([batch], self._bury(batch))
+        self._tasks.begin(self._process([batch], self._bury))
 
     async def end(self) -> None:
         """Wait until everything is settled; if cancelled, stop.
@@ -113,8 +113,8 @@ class Work:
                 self._give_up_waiting()
             self._turns.cut()
             looks = 0
-            while self._working:
-                await asyncio.wait(self._working, timeout=_LOOK)
+            while self._tasks:
+                await self._tasks.wait(within=_LOOK)
                 looks = 0 if self._sink.producer.is_connected else looks + 1
                 if looks == _LOOKS:
                     self._give_up_waiting()
@@ -131,35 +131,40 @@ class Work:
         """Stop publishing."""
         self._waiting.clear()
         self._held.close()
-        if self._working:
-            for task in self._working:
-                task.cancel()
-            await asyncio.wait(list(self._working))
+        await self._tasks.close()
 
     def _start(self) -> None:
-        while self._waiting and len(self._working) < _UNDER_WAY:
-            count = size = 0
-            while count < len(self._waiting) and size < _MOST:
-                size += len(self._waiting[count])
-                count += 1
-            taken, self._waiting = self._waiting[:count], self._waiting[count:]
-            self._spawn(taken, self._work(taken))
+        while self._waiting and len(self._tasks) < _UNDER_WAY:
+            self._tasks.begin(self._process(self._take(), self._relay))
 
-    def _spawn(self, taken: list[Batch], work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._working[task] = taken
-        task.add_done_callback(self._ended)
+    def _take(self) -> list[Batch]:
+        """Batches for the next publish; none if none wait."""
+        count = size = 0
+        while count < len(self._waiting) and size < _MOST:
+            size += len(self._waiting[count])
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        taken = self._working.pop(task)
-        if not task.cancelled():
-            if error := task.exception():
-                for batch in taken:
-                    self._give_back(batch)
-                self._sink.fail(error)
-            self._start()
+    async def _process(
+        self, batches: list[Batch], step: Callable[[list[Batch]], Awaitable[None]]
+    ) -> None:
+        """Take this step with batches, then relay those that wait; an error gives batches back."""
+        while batches:
+            try:
+                await step(batches)
+            except BaseException:
+                if not is_cancelled():
+                    for batch in batches:
+                        self._give_back(batch)
+                raise
+            batches, step = self._take(), self._relay
 
-    async def _work(self, batches: Sequence[Batch]) -> None:
+    def _failed(self, error: BaseException) -> None:
+        self._sink.fail(error)
+        self._start()
+
+    async def _relay(self, batches: Sequence[Batch]) -> None:
         """Filter, edit and publish messages at the allowed rate."""
         lots = []
         for batch in batches:
@@ -255,9 +260,10 @@ class Work:
         elif await self._write(batch, messages, reason):
             self._tell(len(messages), f"were written as dead letters: {reason}", logging.WARNING)
 
-    async def _bury(self, batch: Batch) -> None:
+    async def _bury(self, batches: Sequence[Batch]) -> None:
         """Write messages with too many attempts as dead letters, or log their loss."""
-        await self._write(batch, batch.unsettled(), "too many attempts")
+        for batch in batches:
+            await self._write(batch, batch.unsettled(), "too many attempts")
 
     async def _write(self, batch: Batch, messages: Sequence[Message], reason: str) -> bool:
         """Write dead letters and settle them; return whether they are safe."""
