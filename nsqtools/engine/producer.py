@@ -1,4 +1,7 @@
-"""The Producer: publishes batches to nsqds, and waits for nsqd's OK for each message."""
+"""The Producer: publishes batches to nsqds, and waits for nsqd's OK for each message.
+
+It has a few lines over 400, because publishing and reconnecting share the state of connections.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from nsqtools.net.connection import Connection, Listener
 from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.policy.endpoints import make_endpoints
 from nsqtools.proto import commands
-from nsqtools.tasks import call_each, end
+from nsqtools.tasks import Tasks, call_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +118,8 @@ class Producer(Listener):
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._connections: dict[Address, Connection] = {}
         self._changed = asyncio.Event()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers = Tasks(self._break)
+        self._bug: BaseException | None = None
         self._prompt: set[Address] = set()
         self._turn = 0
         self._closed = True
@@ -135,7 +139,7 @@ class Producer(Listener):
         """
         if not self._closed:
             return
-        self._closed = False
+        self._closed, self._bug = False, None
         try:
             errors = [error for error in await call_each(self._nsqds, self._connect) if error]
             if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
@@ -147,17 +151,17 @@ class Producer(Listener):
             raise
         for error in errors:
             log.warning("cannot connect: %s", error)
-        loop = asyncio.get_running_loop()
-        self._keepers = [loop.create_task(self._keep(address)) for address in self._nsqds]
+        self._keepers = Tasks(self._break)
+        for address in self._nsqds:
+            self._keepers.begin(self._keep(address))
 
     async def close(self) -> None:
         """Close all connections; pending publishes fail."""
         self._closed = True
-        keepers, self._keepers = self._keepers, []
         connections = list(self._connections.values())
         self._pulse()
         try:
-            await end(keepers)
+            await self._keepers.close()
             await call_each(connections, Connection.close)
         finally:
             for connection in connections:
@@ -298,9 +302,11 @@ class Producer(Listener):
     async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection | None:
         """Wait for a connection that has not failed for this batch, and return the one to use.
 
-        Returns None once the producer is closed.
+        Returns None once the producer is closed. Raises the error of a bug that ended reconnecting.
         """
         while not self._closed:
+            if self._bug:
+                raise self._bug
             live = [
                 connection
                 for address, connection in self._connections.items()
@@ -368,7 +374,7 @@ class Producer(Listener):
         """Reconnect; pending publishes go to another nsqd."""
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
-        if error is not None and self._keepers:
+        if error is not None and not self._closed:
             # nsqd closes the connection after an invalid body, but is healthy: reconnect at once.
             refused = _blames_a_body(error)
             if refused:
@@ -377,6 +383,12 @@ class Producer(Listener):
             elif isinstance(error, ServerError):
                 self._failing.add(connection.address)
             log.log(logging.DEBUG if refused else logging.WARNING, "connection lost: %s", error)
+        self._pulse()
+
+    def _break(self, error: BaseException) -> None:
+        """Fail all publishes with the error of a bug: lost connections would not come back."""
+        log.error("cannot reconnect: %r", error, exc_info=error)
+        self._bug = self._bug or error
         self._pulse()
 
     def _pulse(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import AuthError, ConfigError, ConnectError, PublishError, ServerError
+from nsqtools.net.connection import Connection
 from tests.support import wire
 from tests.support.clock import elapse
 from tests.support.scripted import Network, ScriptedNsqd, flatten
@@ -120,6 +121,30 @@ async def test_a_batch_whose_connection_breaks_goes_to_another_nsqd(
         getattr(first, how)()
         await task
         assert first.published == other.published == [[b"one", b"two"]]
+
+
+async def test_a_bug_in_dialling_fails_publishes_at_once_until_it_is_connected_anew(
+    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [KeyError("a bug")]
+
+    async def dial(*arguments: Any, **options: Any) -> Connection:
+        if len(nsqd.dials) == 1 and errors:
+            raise errors.pop()
+        return await Connection.open(*arguments, **options)
+
+    config = ProducerConfig(publish_timeout=30.0)
+    async with Producer([nsqd.address], config, rng=Random(1), dial=dial) as producer:
+        nsqd.break_off()
+        await asyncio.sleep(0)
+        with pytest.raises(KeyError, match="a bug"):
+            await producer.publish("t", [b"x"])
+        assert now() < 1
+        assert [record.exc_info is not None for record in caplog.records[-1:]] == [True]
+        await producer.close()
+        await producer.connect()
+        await producer.publish("t", [b"y"])
+        assert list(flatten(nsqd.published)) == [b"y"]
 
 
 async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back(nsqd: ScriptedNsqd) -> None:
