@@ -130,6 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self._error: PeerError | None = None
         self._flushing = False
         self._hung_up = False
+        self._aborted = False
         self._written = 0
         self._last_read = self._loop.time()
         self._watchdog: asyncio.TimerHandle | None = None
@@ -269,14 +270,14 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self, error: PeerError | None = None) -> None:
         """Drop the connection now; nsqd delivers what is in flight again after its timeout."""
         self._error = self._error or error
-        self.closing = True
+        self.closing = self._aborted = True
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended."""
-        return self._lost.done()
+        """Whether commands reach nsqd no more: the connection has ended, or is being ended."""
+        return self._hung_up or self._aborted or self._lost.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: dialled."""

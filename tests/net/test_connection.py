@@ -38,7 +38,7 @@ from tests.support.cancelling import Counted
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
 from tests.support.proxy import Cut, Faults, Proxy
-from tests.support.scripted import Recorder, undisturbed
+from tests.support.scripted import Network, Recorder, undisturbed
 from tests.support.servers import free_port
 from tests.support.tls import Certificates
 from tests.support.transport import FakeTransport
@@ -522,3 +522,18 @@ async def test_cancelling_open_leaves_nothing_behind() -> None:
             await task
         async with asyncio.timeout(60):
             await ended.wait()
+
+
+@virtual
+async def test_a_connection_is_lost_as_soon_as_nothing_is_sent_over_it() -> None:
+    for end in (Connection.abort, Connection.close):
+        async with undisturbed():
+            nsqd = Network().nsqd()
+            connection = await Connection.open(nsqd.address, ConsumerConfig())
+            connection.stop_messages()
+            assert not connection.is_lost
+            ending = asyncio.ensure_future(end(connection) or asyncio.sleep(0))
+            await asyncio.sleep(0)
+            assert connection.is_lost
+            await ending
+            assert connection.is_lost

@@ -179,3 +179,17 @@ async def test_what_is_settled_after_its_connection_was_lost_does_not_count() ->
     assert totals.finished == 3
     assert sum(text.startswith("FIN") for text in nsqd.commands) == 3
     assert (nsqd.depth, nsqd.in_flight) == (0, 0)
+
+
+async def test_what_is_finished_while_its_connection_is_dropped_does_not_count(
+    nsqd: ScriptedNsqd,
+) -> None:
+    recorder = Recorder()
+    async with running(limited(1, recorder, nsqd, reconnect_delay=1.0)) as task:
+        nsqd.send(wire.message(1) + wire.error("E_INVALID the connection is dropped"))
+        await elapse(0.5)
+        assert recorder.seen == [(1, 1)]
+        assert not task.done()
+        nsqd.publish(b"x")
+        assert (await task).totals.finished == 1
+    assert sum(text.startswith("FIN") for text in nsqd.commands) == 1
