@@ -149,7 +149,7 @@ class Link(Listener):
     def forget(self, messages: Sequence[Message]) -> None:
         """Send nothing, but count the messages as no longer in flight."""
         if not self.connection.is_lost:
-            self.connection.in_flight -= len(messages)
+            self.connection.forget(len(messages))
             self._settled()
 
     def _settled(self) -> None:

@@ -223,6 +223,10 @@ class Connection(asyncio.BufferedProtocol):
         self.in_flight -= len(finish) + len(requeue)
         self._send(commands.finish(finish) + commands.requeue(requeue) + commands.touch(touch))
 
+    def forget(self, count: int) -> None:
+        """Count messages as no longer in flight, of which nsqd has taken back so many."""
+        self.in_flight -= count
+
     def request(self, command: bytes, *, replies: int = 1) -> asyncio.Future[bytes]:
         """Send a command that nsqd answers, or several joined; the future is the last answer.
 
