@@ -234,7 +234,8 @@ class Runner:
             failed.result()
         if self._errors:
             for error in self._errors[1:]:
-                log.error("%s", error)
+                is_ours = isinstance(error, NSQError)
+                log.error("%s", error, exc_info=None if is_ours else error)
             raise self._errors[0]
         if (
             self._stop_options.until_empty

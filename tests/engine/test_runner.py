@@ -123,6 +123,28 @@ async def test_what_fails_to_open_is_closed_and_its_error_raised() -> None:
     assert sink.said == ["open", "close"]
 
 
+@virtual
+async def test_a_second_error_is_logged_and_of_a_bug_its_kind_and_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = Gathering()
+    sink.stuck = {"a": OutputError("first"), "b": OutputError("second")}
+    bug = KeyError("third")
+    nsqd = Network().nsqd()
+    runner = make_runner(sink, nsqd, topics=["a", "b", "c"])
+    run = asyncio.create_task(runner.run())
+    await elapse(1)
+    sink.stuck["c"] = bug  # type: ignore[assignment]
+    runner.stop()
+    with pytest.raises(OutputError, match="first"):
+        await run
+    logged = {record.message: record.exc_info for record in caplog.records if record.levelno >= 40}
+    assert {text: info and info[1] for text, info in logged.items()} == {
+        "second": None,
+        "'third'": bug,
+    }
+
+
 @pytest.mark.parametrize("step", ["open", "join"])
 @virtual
 async def test_a_handler_that_awaits_something_cancelled_fails_and_was_not_stopped(
