@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.flow import Flow, Link
 from nsqtools.engine.handler import Batch, Handler
-from nsqtools.engine.membership import Membership, Subscription
+from nsqtools.engine.membership import Membership, Silence, Subscription
 from nsqtools.errors import NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
@@ -113,6 +113,7 @@ class Consumer:
         rng: Random | None = None,
         dial: Dial = Connection.open,
         find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+        silence: Silence | None = None,
         on_reached: Callable[[], object] = lambda: None,
     ) -> None:
         config = ConsumerConfig() if config is None else config
@@ -124,6 +125,7 @@ class Consumer:
         self._config = config
         self._dial = dial
         self._on_reached = on_reached
+        self._silence = silence or Silence()
         self._stats = ConsumerStats()
         rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
         self._flow = Flow(
@@ -140,7 +142,8 @@ class Consumer:
             self._connect,
             self._flow.links,
             rng=rng,
-            find=find,
+            find=find or self._find,
+            silence=self._silence,
             on_nobody=on_reached,
             broken=self._break,
         )
@@ -221,6 +224,11 @@ class Consumer:
         self._flow.add(link, connection)
         self._on_reached()
         return None
+
+    async def _find(self) -> Iterable[Address]:
+        from nsqtools.engine.lookup import find_producers  # loads net.http
+
+        return await find_producers(self._subscription, self._config, self._silence)
 
     def _break(self, error: BaseException) -> None:
         """Drain, and let ``run`` raise the error of a bug."""

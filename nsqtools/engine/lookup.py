@@ -65,28 +65,21 @@ def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
 
 
-class Lookups:
-    """Looks up a subscription's nsqds; ``silence`` may be shared to log each nsqlookupd once."""
+async def find_producers(
+    subscription: Subscription, config: ConsumerConfig, silence: Silence
+) -> dict[Address, Registration]:
+    """Return the topic's nsqds by broadcast_address:tcp_port.
 
-    def __init__(
-        self, subscription: Subscription, config: ConsumerConfig, silence: Silence | None = None
-    ) -> None:
-        timeout = config.lookupd_poll_timeout
-        self._subscription = subscription
-        self._limits = _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
-        self._silence = silence or Silence()
-
-    async def producers(self) -> dict[Address, Registration]:
-        """Return the topic's nsqds by broadcast_address:tcp_port.
-
-        Raises UnreachableError if no nsqlookupd answered (building_client_libraries, Discovery).
-        """
-        topic = self._subscription.topic
-        answers = await ask_lookupds(
-            self._subscription.lookupds, lambda client: client.lookup(topic), **self._limits
-        )
-        self._silence.heard(answers)
-        return union_producers(answer.producers for answer in answers.values)
+    ``silence`` may be shared to log each nsqlookupd once. Raises UnreachableError if no nsqlookupd
+    answered (building_client_libraries, Discovery).
+    """
+    timeout = config.lookupd_poll_timeout
+    limits = _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
+    answers = await ask_lookupds(
+        subscription.lookupds, lambda client: client.lookup(subscription.topic), **limits
+    )
+    silence.heard(answers)
+    return union_producers(answer.producers for answer in answers.values)
 
 
 class TopicFinder:
@@ -162,22 +155,24 @@ class Backlog:
         silence: Silence | None = None,
     ) -> None:
         self._subscription = subscription
-        self._lookups = Lookups(subscription, config, silence) if subscription.lookupds else None
+        self._config = config
+        self._silence = silence or Silence()
         self._tls = http_context(config)
         self._urls = urls
 
     async def count(self) -> int:
         """Return depth + in flight + deferred over all nsqds; raises UnreachableError."""
-        return sum(self._count(url, topics) for url, topics in (await self.stats()).items())
+        return sum(self._count(url, topics) for url, topics in (await self._stats()).items())
 
-    async def stats(self) -> dict[str, list[TopicStats]]:
+    async def _stats(self) -> dict[str, list[TopicStats]]:
         """Return the topic's stats by the URL of each nsqd, empty if it has no such topic.
 
         Raises UnreachableError.
         """
         urls = self._urls
-        if not urls and self._lookups:
-            urls = [str(producer.http) for producer in (await self._lookups.producers()).values()]
+        if not urls and self._subscription.lookupds:
+            found = await find_producers(self._subscription, self._config, self._silence)
+            urls = [str(producer.http) for producer in found.values()]
         elif not urls:
             urls = [str(Address(host, port + 1)) for host, port in self._subscription.nsqds]
         elif len(self._urls) < (nsqds := len(set(self._subscription.nsqds))):

@@ -77,9 +77,9 @@ class Membership:
 
     ``connect`` opens a connection, and returns its error instead of raising it. ``connected`` has
     the addresses of open connections. ``find`` returns the addresses of all nsqds that have the
-    topic, and raises UnreachableError if no server answered; by default it asks the nsqlookupds.
-    ``on_nobody`` is called when ``find`` returns no address, ``broken`` with the error of a bug,
-    which would otherwise end reconnection silently.
+    topic, and raises UnreachableError if no server answered; after the start ``silence`` logs that
+    error. ``on_nobody`` is called when ``find`` returns no address, ``broken`` with the error of a
+    bug, which would otherwise end reconnection silently.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Membership:
         connected: Collection[Address],
         *,
         rng: Random,
-        find: Callable[[], Awaitable[Iterable[Address]]] | None,
+        find: Callable[[], Awaitable[Iterable[Address]]],
+        silence: Silence,
         on_nobody: Callable[[], object],
         broken: Callable[[BaseException], object],
     ) -> None:
@@ -100,6 +101,7 @@ class Membership:
         self._connected = connected
         self._rng = rng
         self._find = find
+        self._silence = silence
         self._on_nobody = on_nobody
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._lookup_again = asyncio.Event()
@@ -167,7 +169,10 @@ class Membership:
                 pass
             try:
                 found = await self._lookup()
-            except (UnreachableError, ConfigError) as error:
+            except UnreachableError as error:
+                self._silence.nobody(error)
+                continue
+            except ConfigError as error:
                 log.warning("%s", error)
                 continue
             missing = [address for address in found if address not in self._connected]
@@ -176,10 +181,6 @@ class Membership:
                     log.warning("cannot connect: %s", failure)
 
     async def _lookup(self) -> list[Address]:
-        if self._find is None:
-            from nsqtools.engine.lookup import Lookups  # loads net.http
-
-            self._find = Lookups(self._subscription, self._config).producers
         found = list(dict.fromkeys(await self._find()))
         if not found:
             self._on_nobody()

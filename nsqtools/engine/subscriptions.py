@@ -233,7 +233,8 @@ class _Topic(Handler):
             owner.config,
             rng=owner.rng,
             dial=owner.dial,
-            find=self._find if self.subscription.lookupds else None,
+            find=self._find,
+            silence=owner.silence,
             on_reached=self._was_reached,
         )
         if owner.count:
@@ -282,20 +283,13 @@ class _Topic(Handler):
         self.joined = await interruptible(joining, self.interrupted) or self.joined
 
     async def _find(self) -> Iterable[Address]:
-        """Return the listed nsqds; once a topic was reached, a failing nsqlookupd only warns."""
-        from nsqtools.engine.lookup import Lookups  # loads net.http
+        """Return the listed nsqds; raises ConfigError if there are too few descriptors for them."""
+        from nsqtools.engine.lookup import find_producers  # loads net.http
 
-        silence = self._owner.silence
-        lookups = Lookups(self.subscription, self._owner.config, silence)
-        try:
-            async with self._owner.descriptors.requests:
-                found = await lookups.producers()
-        except UnreachableError as error:
-            if not self._reached:
-                raise
-            silence.nobody(error)
-            return ()
-        self._owner.reserve(self._name, len(found))
+        owner = self._owner
+        async with owner.descriptors.requests:
+            found = await find_producers(self.subscription, owner.config, owner.silence)
+        owner.reserve(self._name, len(found))
         return found
 
     def _was_reached(self) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.lookup import Lookups
+from nsqtools.engine.lookup import find_producers
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.net.http.daemons import NsqdHTTP
@@ -17,6 +17,7 @@ from nsqtools.tasks import call_each
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from nsqtools.config import ConsumerConfig
     from nsqtools.net.http.replies import TopicStats
     from nsqtools.spark.sourceoptions import SourceSettings
 
@@ -37,9 +38,13 @@ class Depths:
         self._silence = Silence()
         self._silent: set[str] = set()
         self._heard = settings.wait_for_servers
+        self._subscriptions = [
+            Subscription(topic=topic, channel=settings.channel, lookupds=settings.lookupds)
+            for topic in (settings.topics if settings.lookupds else ())
+        ]
         try:
             self._tls = http_context(settings.config)
-            self._lookups = self._make_lookups()
+            self._lookup_config = self._with_secret()
         except ConfigError as error:
             raise respelled(error, flags=settings.flags) from None
 
@@ -60,7 +65,7 @@ class Depths:
                 failures[url] = answer
             else:
                 found |= answer
-        if failures and not (found or self._heard or self._lookups):
+        if failures and not (found or self._heard or self._subscriptions):
             way = "give --nsqd-http-address" if self._settings.flags else "write host:tcp/http"
             raise UnreachableError(
                 f"no nsqd answers: {next(iter(failures.values()))}: depths are queried over HTTP; "
@@ -82,7 +87,10 @@ class Depths:
             for nsqd in settings.nsqds:
                 places[nsqd.http].append((topic, str(nsqd.tcp)))
         try:
-            answers = await call_each(self._lookups, Lookups.producers)
+            answers = await call_each(
+                self._subscriptions,
+                lambda each: find_producers(each, self._lookup_config, self._silence),
+            )
         except UnreachableError as error:
             if not self._heard:
                 raise
@@ -117,24 +125,15 @@ class Depths:
             return error
         return found
 
-    def _make_lookups(self) -> list[Lookups]:
-        settings = self._settings
-        if not settings.lookupds:
-            return []
-        config = settings.config
-        if config.lookupd_authorization:
+    def _with_secret(self) -> ConsumerConfig:
+        """The configuration for requests to nsqlookupd."""
+        config = self._settings.config
+        if self._settings.lookupds and config.lookupd_authorization:
             try:
-                config = with_secret(settings)
+                config = with_secret(self._settings)
             except ConfigError as error:  # it may be there for executors only
                 log.info("nsqlookupd is queried without a secret: %s", error)
-        return [
-            Lookups(
-                Subscription(topic=topic, channel=settings.channel, lookupds=settings.lookupds),
-                config,
-                self._silence,
-            )
-            for topic in settings.topics
-        ]
+        return config
 
 
 def depth(topic: TopicStats | None, channel: str) -> int:
