@@ -269,7 +269,7 @@ def _status(runner: Runner) -> str:
         return "recovering files of an earlier run"
     totals = runner.stats()
     return (
-        f"{runner.topics} topics, {totals.connections} connections, "
+        f"{runner.topic_count} topics, {totals.connections} connections, "
         f"{totals.finished} messages finished, {totals.in_flight} in flight"
     )
 

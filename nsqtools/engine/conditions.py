@@ -13,11 +13,10 @@ from nsqtools.policy.stopping import StopRule
 from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from nsqtools.config import StopOptions
     from nsqtools.engine.handler import Batch
-    from nsqtools.engine.lookup import Backlog
     from nsqtools.engine.membership import Subscription
     from nsqtools.engine.subscriptions import Subscriptions
     from nsqtools.policy.stopping import Reason
@@ -76,21 +75,27 @@ class Count:
 class Conditions:
     """Decides when duration, idle time or empty channels end a run, and counts remaining messages.
 
-    ``complete()`` says whether all topics are known.
+    ``backlog_of`` asks nsqds how many messages they hold for a subscription, or raises
+    UnreachableError. ``complete()`` says whether all topics are known.
     """
 
     def __init__(
-        self, options: StopOptions, subscriptions: Subscriptions, *, complete: Callable[[], bool]
+        self,
+        options: StopOptions,
+        subscriptions: Subscriptions,
+        *,
+        backlog_of: Callable[[Subscription], Awaitable[int]],
+        complete: Callable[[], bool],
     ) -> None:
         self._options = options
         self._subscriptions = subscriptions
+        self._backlog_of = backlog_of
         self._complete = complete
         self._rule = StopRule(
             max_duration=options.max_duration or None,
             idle_timeout=options.idle_timeout or None,
             until_empty=options.until_empty,
         )
-        self._backlogs: dict[Subscription, Backlog] = {}
         self._empties = 0
 
     async def met(self) -> Reason | None:
@@ -125,19 +130,7 @@ class Conditions:
 
         A channel that nsqd has not created yet counts as one message.
         """
-        from nsqtools.engine.lookup import Backlog  # loads net.http
-
-        topics, urls = self._subscriptions, self._options.nsqd_http_address
-        self._backlogs = {
-            each: self._backlogs.get(each) or Backlog(each, topics.config, urls, topics.silence)
-            for each in topics.current()
-        }
-
-        async def count(backlog: Backlog) -> int:
-            async with topics.descriptors.requests:
-                return await backlog.count()
-
-        return sum(await call_each(self._backlogs.values(), count))
+        return sum(await call_each(self._subscriptions.current(), self._backlog_of))
 
     async def left(self) -> int | None:
         """Return the backlog after all topics were drained; None if it is unknown."""

@@ -7,10 +7,12 @@ import logging
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig, StopOptions
 from nsqtools.engine.conditions import Conditions, Count
+from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.handler import Handler
 from nsqtools.engine.membership import Silence, Subscription
@@ -21,7 +23,7 @@ from nsqtools.net.connection import Connection
 from nsqtools.tasks import Tasks, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from random import Random
 
     from nsqtools.engine.consumer import ConsumerStats
@@ -114,35 +116,35 @@ class Runner:
         check_type("timeouts", timeouts, tuple)
         check_seconds("timeouts", *timeouts)
         check_type("max_files", max_files, int)
-        config = _within(stop, config)
+        self._config = config = _within(stop, config)
         self._channel = channel
         self._nsqds, self._lookupds = tuple(nsqds), tuple(lookupds)
         self._handler = handler
-        self._stop_options = stop
-        self._refresh = refresh
-        self._on_reached = on_reached
-        self._on_stopping = on_stopping
+        self._make_consumer = partial(Consumer, config=config, rng=rng, dial=dial)
+        self._stop_options, self._refresh = stop, refresh
+        self._on_reached, self._on_stopping = on_reached, on_stopping
         self._silence = Silence()
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
         if isinstance(topics, re.Pattern):
-            self._finder = self._find_by(topics, config, timeouts)
+            self._finder = self._find_by(topics, timeouts)
         else:
             check_list("topics", topics, str)
             self._named = [self._subscription(name) for name in dict.fromkeys(topics)]
             if not topics:
                 raise ConfigError("topics: expected at least one")
-        self._topics = self._subscribe(config, max_files, rng, dial)
+        self._subscriptions = self._subscribe(max_files)
         self._conditions = Conditions(
-            stop, self._topics, complete=lambda: self._finder is None or self._finder.answered
+            stop,
+            self._subscriptions,
+            backlog_of=self._backlog_of,
+            complete=lambda: self._finder is None or self._finder.answered,
         )
         self._tasks = Tasks(self._fail)
         self._errors: list[BaseException] = []
         self._ending = asyncio.Event()
         self._reason: Reason = "stopped"
-        self._stop_asked = False
-        self._at_once = False
-        self._is_open = False
+        self._stop_asked = self._at_once = self._is_open = False
         self._left: int | None = 0
 
     async def run(self) -> RunOutcome:
@@ -167,13 +169,13 @@ class Runner:
         await self._handler.close(at_once=self._at_once)
         return RunOutcome(
             reason=self._reason,
-            totals=self._topics.stats(),
-            by_topic=self._topics.by_topic(),
+            totals=self._subscriptions.stats(),
+            by_topic=self._subscriptions.by_topic(),
             lost=self._handler.lost,
             left_behind=self._handler.left_behind,
             left=self._left,
-            unreached=self._topics.unreached(),
-            undrained=sorted(self._topics.undrained),
+            unreached=self._subscriptions.unreached(),
+            undrained=sorted(self._subscriptions.undrained),
         )
 
     def stop(self) -> None:
@@ -185,7 +187,7 @@ class Runner:
         """Let ``run`` return at once; nsqd redelivers the messages in flight."""
         self._at_once = True
         self.stop()
-        self._topics.leave()
+        self._subscriptions.leave()
 
     @property
     def is_open(self) -> bool:
@@ -193,17 +195,17 @@ class Runner:
         return self._is_open
 
     @property
-    def topics(self) -> int:
+    def topic_count(self) -> int:
         """The current number of topics."""
-        return len(self._topics)
+        return len(self._subscriptions)
 
     def stats(self) -> ConsumerStats:
         """Return the totals of all topics."""
-        return self._topics.stats()
+        return self._subscriptions.stats()
 
     def by_topic(self) -> dict[str, ConsumerStats]:
         """Return the totals by topic, dropped topics included."""
-        return self._topics.by_topic()
+        return self._subscriptions.by_topic()
 
     async def backlog(self) -> int:
         """Return the depth + in flight + deferred of the channel over all nsqds.
@@ -214,22 +216,22 @@ class Runner:
         return await self._conditions.backlog()
 
     async def _consume(self) -> None:
-        topics, failed = self._topics, self._handler.failed
+        subscriptions, failed = self._subscriptions, self._handler.failed
         if failed:
             failed.add_done_callback(lambda _: self._end("stopped"))
         try:
             for subscription in self._named:
-                topics.add(subscription)
+                subscriptions.add(subscription)
             self._tasks.begin(self._watch())
             if self._finder:
                 self._tasks.begin(self._discover(self._finder))
             await self._ending.wait()
             await self._tasks.close()
-            await topics.stop(out_of_time=self._reason not in ("stopped", "count"))
+            await subscriptions.stop(out_of_time=self._reason not in ("stopped", "count"))
         finally:
             await self._tasks.close()
-            topics.leave()
-            await topics.stop()
+            subscriptions.leave()
+            await subscriptions.stop()
         if failed and failed.done():
             failed.result()
         if self._errors:
@@ -256,11 +258,11 @@ class Runner:
             change = await finder.look()
             for topic in change.gone:
                 log.info("topic %s: no longer listed by nsqlookupd", topic)
-                self._topics.drop(topic)
+                self._subscriptions.drop(topic)
             for topic in change.appeared:
                 log.info("topic %s: listed by nsqlookupd", topic)
-                self._topics.add(self._subscription(topic))
-            if not self._topics:
+                self._subscriptions.add(self._subscription(topic))
+            if not self._subscriptions:
                 if not told:
                     log.warning("--topic-pattern: no topic matches")
                 told = True
@@ -272,9 +274,7 @@ class Runner:
             topic=topic, channel=self._channel, nsqds=self._nsqds, lookupds=self._lookupds
         )
 
-    def _find_by(
-        self, pattern: re.Pattern[str], config: ConsumerConfig, timeouts: tuple[float, float]
-    ) -> TopicFinder:
+    def _find_by(self, pattern: re.Pattern[str], timeouts: tuple[float, float]) -> TopicFinder:
         check_type("topics", pattern.pattern, str)
         if self._nsqds or not self._lookupds:
             raise ConfigError("a topic pattern needs nsqlookupd addresses, and no nsqd addresses")
@@ -283,39 +283,62 @@ class Runner:
         return TopicFinder(
             self._lookupds,
             pattern,
-            config,
+            self._config,
             refresh=self._refresh,
             timeouts=timeouts,
             silence=self._silence,
         )
 
-    def _subscribe(
-        self, config: ConsumerConfig, max_files: int, rng: Random | None, dial: Dial
-    ) -> Subscriptions:
+    def _subscribe(self, max_files: int) -> Subscriptions:
         count: Count | None = None
         if number := self._stop_options.count:
             count = Count(
                 number,
-                on_remaining=lambda left: self._topics.set_max_in_flight(left),
+                on_remaining=lambda _: self._subscriptions.limit(),
                 on_done=lambda: self._end("count"),
             )
-        descriptors = Descriptors(
+        self._descriptors = Descriptors(
             max_files, files=self._handler.files, servers=len(self._lookupds) or len(self._nsqds)
         )
-        descriptors.check([len(self._nsqds)] * len(self._named))
+        self._descriptors.check([len(self._nsqds)] * len(self._named))
         return Subscriptions(
-            handler=self._handler,
-            config=config,
-            count=count,
+            self._handler,
+            self._consumer_for,
+            max_in_flight=self._config.max_in_flight,
             retry=self._refresh,
             all_fail=self._finder is None,
-            descriptors=descriptors,
-            silence=self._silence,
-            rng=rng,
-            dial=dial,
+            descriptors=self._descriptors,
             on_reached=self._on_reached,
             on_error=self._fail,
+            count=count,
         )
+
+    def _consumer_for(
+        self, subscription: Subscription, handler: Handler, on_reached: Callable[[], object]
+    ) -> Consumer:
+        return self._make_consumer(
+            subscription,
+            handler,
+            find=partial(self._find, subscription),
+            silence=self._silence,
+            on_reached=on_reached,
+        )
+
+    async def _find(self, subscription: Subscription) -> Iterable[Address]:
+        """The nsqds that nsqlookupds name, if there are descriptors for them."""
+        from nsqtools.engine.lookup import find_producers  # loads net.http
+
+        async with self._descriptors.requests:
+            found = await find_producers(subscription, self._config, self._silence)
+        self._subscriptions.reserve(subscription.topic, len(found))
+        return found
+
+    async def _backlog_of(self, subscription: Subscription) -> int:
+        from nsqtools.engine.lookup import Backlog  # loads net.http
+
+        urls = self._stop_options.nsqd_http_address
+        async with self._descriptors.requests:
+            return await Backlog(subscription, self._config, urls, self._silence).count()
 
     def _end(self, reason: Reason) -> None:
         """Begin to stop; the first reason is reported."""

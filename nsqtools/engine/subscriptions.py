@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqtools.config.units import format_duration
-from nsqtools.engine.consumer import Consumer, ConsumerStats
+from nsqtools.engine.consumer import ConsumerStats
 from nsqtools.engine.handler import Handler
-from nsqtools.engine.membership import Silence
 from nsqtools.errors import (
     ConfigError,
     LockedError,
@@ -20,27 +19,25 @@ from nsqtools.errors import (
     PeerError,
     UnreachableError,
 )
-from nsqtools.net.connection import Connection
 from nsqtools.tasks import Tasks, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from random import Random
+    from collections.abc import Callable
 
-    from nsqtools.config import ConsumerConfig
     from nsqtools.engine.conditions import Count
+    from nsqtools.engine.consumer import Consumer
     from nsqtools.engine.descriptors import Descriptors
     from nsqtools.engine.handler import Batch
     from nsqtools.engine.membership import Subscription
-    from nsqtools.names import Address
-    from nsqtools.net.connection import Dial
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Subscriptions:
     """Consumes topics with one handler and a Consumer per topic.
+
+    ``consumer_for`` makes a Consumer from the subscription, the handler of its topic, and a
+    function to call when the topic was reached.
 
     A topic whose start fails is logged and retried every ``retry`` seconds. Once every topic has
     failed, the first error ends the run: with ``all_fail`` always, otherwise only if other
@@ -49,29 +46,37 @@ class Subscriptions:
     the run.
     """
 
-    handler: Handler
-    config: ConsumerConfig
-    retry: float
-    all_fail: bool
-    descriptors: Descriptors
-    on_reached: Callable[[], object]
-    on_error: Callable[[BaseException], object]
-    count: Count | None = None
-    silence: Silence = field(default_factory=Silence)
-    rng: Random | None = None
-    dial: Dial = Connection.open
-    out_of_time: bool = False
-    """Whether the run is over, so that a topic never reached counts as failed."""
-    undrained: set[str] = field(default_factory=set)
-    """Topics that were dropped before the handler could settle all their messages."""
-    _topics: dict[str, _Topic] = field(default_factory=dict)
-    _tasks: Tasks = field(init=False)
-    _past: dict[str, ConsumerStats] = field(default_factory=dict)
-    _any_reached: bool = False
-    _stopped: bool = False
-
-    def __post_init__(self) -> None:
-        self._tasks = Tasks(self.on_error)
+    def __init__(
+        self,
+        handler: Handler,
+        consumer_for: Callable[[Subscription, Handler, Callable[[], object]], Consumer],
+        *,
+        max_in_flight: int,
+        retry: float,
+        all_fail: bool,
+        descriptors: Descriptors,
+        on_reached: Callable[[], object],
+        on_error: Callable[[BaseException], object],
+        count: Count | None = None,
+    ) -> None:
+        self.handler = handler
+        self.consumer_for = consumer_for
+        self.count = count
+        self.out_of_time = False
+        """Whether the run is over, so that a topic never reached counts as failed."""
+        self.undrained: set[str] = set()
+        """Topics that were dropped before the handler could settle all their messages."""
+        self._max_in_flight = max_in_flight
+        self._retry = retry
+        self._all_fail = all_fail
+        self._descriptors = descriptors
+        self._on_reached = on_reached
+        self._on_error = on_error
+        self._topics: dict[str, _Topic] = {}
+        self._tasks = Tasks(on_error)
+        self._past: dict[str, ConsumerStats] = {}
+        self._any_reached = False
+        self._stopped = False
 
     def __len__(self) -> int:
         """The current number of topics."""
@@ -135,27 +140,32 @@ class Subscriptions:
         """Return the topics that could never be consumed."""
         return [name for name, topic in self._topics.items() if topic.error]
 
-    def set_max_in_flight(self, n: int) -> None:
-        """Limit each topic to ``n`` messages in flight, or to the configured number if lower."""
+    @property
+    def allowed(self) -> int:
+        """The maximum of messages in flight per topic: never more than the count still needs."""
+        return min(self._max_in_flight, self.count.remaining) if self.count else self._max_in_flight
+
+    def limit(self) -> None:
+        """Limit each topic to the messages in flight that are allowed now."""
         for topic in self._topics.values():
             if topic.consumer:
-                topic.consumer.set_max_in_flight(min(self.config.max_in_flight, n))
-
-    # Called by topics.
+                topic.consumer.set_max_in_flight(self.allowed)
 
     def reserve(self, name: str, nsqds: int) -> None:
         """Reserve file descriptors for a topic; raises ConfigError."""
-        self.descriptors.reserve(name, nsqds, topics=len(self._topics))
+        self._descriptors.reserve(name, nsqds, topics=len(self._topics))
+
+    # Called by topics.
 
     def reached(self) -> None:
         """Note that a topic was reached."""
         self._any_reached = True
-        self.on_reached()
+        self._on_reached()
 
     def not_drained(self, name: str, error: NSQError) -> None:
         """Note that the handler could not settle messages of a topic; nsqd redelivers them."""
         if self._stopped:
-            self.on_error(error)
+            self._on_error(error)
         else:
             log.error("topic %s: %s", name, error)
             self.undrained.add(name)
@@ -167,7 +177,7 @@ class Subscriptions:
                 if error := await topic.consume():
                     self._failed(topic, error)
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(self.retry):
+                        async with asyncio.timeout(self._retry):
                             await topic.interrupted.wait()
             elif topic.joined:  # it was never consumed
                 await topic.close()
@@ -175,7 +185,7 @@ class Subscriptions:
                 break
         name = topic.subscription.topic
         if not topic.wanted:
-            self.descriptors.release(name)
+            self._descriptors.release(name)
             del self._topics[name]
 
     def _failed(self, topic: _Topic, error: NSQError) -> None:
@@ -183,13 +193,13 @@ class Subscriptions:
         name, known = topic.subscription.topic, str(topic.error) == str(error)
         topic.error = error
         if not topic.joined:
-            self.descriptors.release(name)
+            self._descriptors.release(name)
         errors = [each.error for each in self._topics.values() if each.error]
         locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
-        if (self.all_fail or locked) and len(errors) == len(self._topics):
+        if (self._all_fail or locked) and len(errors) == len(self._topics):
             raise errors[0]
         log.log(logging.INFO if known else logging.ERROR, "topic %s: %s", name, error)
-        log.info("topic %s: next retry in %s", name, format_duration(self.retry))
+        log.info("topic %s: next retry in %s", name, format_duration(self._retry))
 
 
 class _Topic(Handler):
@@ -227,18 +237,9 @@ class _Topic(Handler):
             return error
         if self.interrupted.is_set():
             return None
-        consumer = self.consumer = Consumer(
-            self.subscription,
-            self,
-            owner.config,
-            rng=owner.rng,
-            dial=owner.dial,
-            find=self._find,
-            silence=owner.silence,
-            on_reached=self._was_reached,
-        )
+        consumer = self.consumer = owner.consumer_for(self.subscription, self, self._was_reached)
         if owner.count:
-            consumer.set_max_in_flight(min(owner.config.max_in_flight, owner.count.remaining))
+            consumer.set_max_in_flight(owner.allowed)
         try:
             await consumer.run()
         except (PeerError, ConfigError) as error:
@@ -261,8 +262,7 @@ class _Topic(Handler):
             await handler.handle(batch)
             # RDY is now at most the remaining count: messages that the handler holds may block the
             # rest.
-            allowed = min(self._owner.config.max_in_flight, count.remaining)
-            if self._owner.in_flight >= allowed:
+            if self._owner.in_flight >= self._owner.allowed:
                 handler.flush()
 
     async def gave_up(self, batch: Batch) -> None:
@@ -281,16 +281,6 @@ class _Topic(Handler):
         """Let the handler join the topic; an interrupt ends the wait for a lock."""
         joining = self._owner.handler.join(self._name)
         self.joined = await interruptible(joining, self.interrupted) or self.joined
-
-    async def _find(self) -> Iterable[Address]:
-        """Return the listed nsqds; raises ConfigError if there are too few descriptors for them."""
-        from nsqtools.engine.lookup import find_producers  # loads net.http
-
-        owner = self._owner
-        async with owner.descriptors.requests:
-            found = await find_producers(self.subscription, owner.config, owner.silence)
-        owner.reserve(self._name, len(found))
-        return found
 
     def _was_reached(self) -> None:
         if self.error:

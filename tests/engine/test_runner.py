@@ -72,7 +72,7 @@ async def test_stopping_drains_and_leaving_does_not() -> None:
     assert reached
     nsqd.publish(b"1")
     await elapse(1)
-    assert (runner.is_open, runner.topics, runner.stats().in_flight) == (True, 1, 1)
+    assert (runner.is_open, runner.topic_count, runner.stats().in_flight) == (True, 1, 1)
     sink.draining = asyncio.Event().wait
     runner.stop()
     await elapse(1)

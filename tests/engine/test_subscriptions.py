@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.config import ConsumerConfig
+from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.subscriptions import Subscriptions
@@ -32,9 +33,11 @@ async def subscribed(
     usual = ConsumerConfig(max_in_flight=10, reconnect_delay=1.0)
     async with undisturbed():
         await sink.open()
+        chosen = usual.with_values(**config)
         topics = Subscriptions(
-            handler=sink,
-            config=usual.with_values(**config),
+            sink,
+            lambda topic, handler, reached: Consumer(topic, handler, chosen, on_reached=reached),
+            max_in_flight=chosen.max_in_flight,
             retry=60.0,
             all_fail=False,
             descriptors=Descriptors(max_files, files=files, servers=1),
