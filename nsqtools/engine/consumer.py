@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -98,10 +99,11 @@ class Consumer:
         consumer = Consumer(Subscription(topic="events", channel="print", nsqds=nsqds), Once())
         asyncio.run(consumer.run())
 
-    It calls the handler's ``handle``, ``gave_up`` and ``close``; a Runner calls the other methods.
-    ``find`` returns the addresses of all nsqds that have the topic, and raises UnreachableError if
-    no server answered; by default it asks the subscription's nsqlookupds. ``on_reached`` is called
-    for every new connection, and when ``find`` returns no nsqd.
+    It calls the handler's ``handle`` and ``gave_up``, and at the end ``drain`` and ``close``; a
+    Runner calls the other methods, too. ``find`` returns the addresses of all nsqds that have the
+    topic, and raises UnreachableError if no server answered; by default it asks the subscription's
+    nsqlookupds. ``on_reached`` is called for every new connection, and when ``find`` returns no
+    nsqd.
     """
 
     def __init__(
@@ -355,7 +357,10 @@ class Consumer:
             )
             self._given_up_waiting = True
             await end([worker], within=_CANCEL_TIMEOUT)
-        error = await self._close_handler(max(_CANCEL_TIMEOUT, deadline - self._loop.time()))
+        error = await self._end_handler(
+            partial(self._handler.drain, self._subscription.topic), deadline
+        )
+        error = await self._end_handler(self._handler.close, deadline) or error
         for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
             batch.requeue(delay=0, backoff=False)
         self._queue.clear()
@@ -367,10 +372,14 @@ class Consumer:
         if worker.done() and not worker.cancelled():
             worker.result()
 
-    async def _close_handler(self, limit: float) -> Exception | None:
+    async def _end_handler(
+        self, step: Callable[[], Awaitable[None]], deadline: float
+    ) -> Exception | None:
+        """Let the handler drain or close; returns its error instead of raising it."""
+        limit = max(_CANCEL_TIMEOUT, deadline - self._loop.time())
         try:
             async with asyncio.timeout(limit) as timeout:
-                await self._handler.close()
+                await step()
         except Exception as error:
             if not (isinstance(error, TimeoutError) and timeout.expired()):
                 return error

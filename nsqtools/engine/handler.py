@@ -202,8 +202,8 @@ class Batch(Sequence[Message]):
 class Handler(ABC):
     """The destination of messages. Subclasses must implement ``handle``; the rest is optional.
 
-    A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``close`` at the end. A
-    Runner calls all methods, and ``handle`` of several topics at the same time.
+    A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``drain`` and ``close`` at
+    the end. A Runner calls all methods, and ``handle`` of several topics at the same time.
 
     Count messages::
 
@@ -262,8 +262,7 @@ class Handler(ABC):
     async def close(self, *, at_once: bool = False) -> None:
         """Release everything. ``at_once`` drops held messages instead of settling them.
 
-        A Consumer calls it after the last batch, while the connections are open, so that held
-        messages can be settled. A Runner calls it once at the very end, even if ``open`` failed.
+        Called once at the very end; a Runner calls it even if ``open`` failed.
         """
 
 

@@ -180,7 +180,7 @@ class Subscriptions:
                         async with asyncio.timeout(self._retry):
                             await topic.interrupted.wait()
             elif topic.joined:  # it was never consumed
-                await topic.close()
+                await topic.drain(topic.subscription.topic)
             else:
                 break
         name = topic.subscription.topic
@@ -269,13 +269,13 @@ class _Topic(Handler):
         """Pass on the batch; messages that are given up do not count."""
         await self._owner.handler.gave_up(batch)
 
-    async def close(self, *, at_once: bool = False) -> None:
+    async def drain(self, topic: str) -> None:
         """Let the handler settle the topic's messages."""
         self.joined = False
         try:
-            await self._owner.handler.drain(self._name)
+            await self._owner.handler.drain(topic)
         except NSQError as error:
-            self._owner.not_drained(self._name, error)
+            self._owner.not_drained(topic, error)
 
     async def _join(self) -> None:
         """Let the handler join the topic; an interrupt ends the wait for a lock."""
