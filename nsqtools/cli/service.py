@@ -6,26 +6,25 @@ import asyncio
 import gc
 import logging
 import os
-import re
 import resource
 import signal
 import sys
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import addresses, with_secret
-from nsqtools.config import ArchiveSourceOptions
-from nsqtools.errors import ConfigError, NSQError
+from nsqtools.errors import NSQError
 from nsqtools.metrics import Measured
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
-from nsqtools.policy.topics import matching
 from nsqtools.tasks import end
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    import re
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from nsqtools.cli.prometheus import Collect
     from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions
@@ -84,7 +83,9 @@ class Signals:
         return len(self._seen) > 1
 
     def exit_code(self, drained: int) -> int:
-        """The exit code after a signal. ``drained`` is the code for SIGTERM if all was done."""
+        """The exit code; ``drained`` is the code if all was done, and no SIGINT came."""
+        if not self._seen:
+            return drained
         if self._seen[0] is signal.SIGINT:
             return Exit.INTERRUPTED
         return Exit.FAILURE if self.urgent else drained
@@ -178,15 +179,17 @@ async def consume(
     stop: StopOptions,
     handler: Handler,
     *,
+    topics: Sequence[str] | re.Pattern[str] | None = None,
     metrics: MetricsOptions | None = None,
     hangup: Callable[[], object] | None = None,
+    **finding: Any,
 ) -> None:
     """Consume topics into one handler until a stop condition or a signal.
 
-    The topics are those named, or the current ones that match the pattern of ArchiveSourceOptions.
-    Metrics are served as ``metrics`` says, from before the handler is opened until it is closed.
-    ``hangup`` is called for SIGHUP, which otherwise stops. Raises Runner's errors, and Ended for
-    every exit code but 0.
+    The topics are those of the source, unless ``topics`` names others or a pattern; ``finding`` are
+    Runner's ``refresh`` and ``timeouts``. Metrics are served as ``metrics`` says, from before the
+    handler is opened until it is closed. ``hangup`` is called for SIGHUP, which otherwise stops.
+    Raises Runner's errors, and Ended for every exit code but 0.
     """
 
     def interrupted() -> None:
@@ -207,60 +210,34 @@ async def consume(
     )
     _spare_the_collector()
     _keep_freed_memory()
-    notifier = Notifier()
-    runner = _make_runner(source, channel, config, stop, handler, notifier)
-
-    def collect() -> Iterator[Metric]:
-        yield from of_consumers(runner.by_topic(), channel)
-        if isinstance(handler, Measured):
-            yield from handler.metrics()
-
-    address = listening_address(metrics.metrics_address) if metrics else None
-    async with supervised(notifier, lambda: _status(runner), address, collect):
-        outcome = await runner.run()
-    code: int = _exit_code(outcome)
-    if signals.seen:
-        code = signals.exit_code(code)
-    if code:
-        raise Ended(code)
-
-
-def _make_runner(
-    source: SourceOptions,
-    channel: str,
-    config: ConsumerConfig,
-    stop: StopOptions,
-    handler: Handler,
-    notifier: Notifier,
-) -> Runner:
-    """Raises ConfigError, also if no named topic matches the pattern."""
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
-    topics: Any = source.topic
-    options: dict[str, Any] = {}
-    if isinstance(source, ArchiveSourceOptions):
-        timeouts = source.http_client_connect_timeout, source.http_client_request_timeout
-        options = {"refresh": source.topic_refresh, "timeouts": timeouts}
-        if source.topic_pattern:
-            topics = re.compile(source.topic_pattern)
-            if source.topic and not (topics := matching(topics, source.topic)):
-                raise ConfigError(
-                    f"--topic-pattern {source.topic_pattern!r}: no --topic matches it"
-                )
-    lookupds = source.lookupd_http_address
-    return Runner(
-        topics,
+    notifier = Notifier()
+    runner = Runner(
+        source.topic if topics is None else topics,
         channel,
         handler,
         with_secret(config),
-        nsqds=() if lookupds else addresses(source.nsqd_tcp_address),
-        lookupds=lookupds,
+        nsqds=() if source.lookupd_http_address else addresses(source.nsqd_tcp_address),
+        lookupds=source.lookupd_http_address,
         stop=stop,
         max_files=_allow_many_files(),
         on_reached=notifier.ready,
         on_stopping=notifier.stopping,
-        **options,
+        **finding,
     )
+    collect = partial(_metrics, runner, channel, handler)
+    address = listening_address(metrics.metrics_address) if metrics else None
+    async with supervised(notifier, lambda: _status(runner), address, collect):
+        outcome = await runner.run()
+    if code := signals.exit_code(_exit_code(outcome)):
+        raise Ended(code)
+
+
+def _metrics(runner: Runner, channel: str, handler: Handler) -> Iterator[Metric]:
+    yield from of_consumers(runner.by_topic(), channel)
+    if isinstance(handler, Measured):
+        yield from handler.metrics()
 
 
 def _status(runner: Runner) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, SourceOptions, StopOptions
 from nsqtools.errors import ConfigError, OutputError
@@ -249,7 +250,8 @@ async def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:
             nsqd_tcp_address=(str(nsqd.address),),
         )
 
-    await consume(source("order"), "c", ConsumerConfig(), stop, sink)
+    topics = choose_topics(source("order"))
+    await consume(source("order"), "c", ConsumerConfig(), stop, sink, topics=topics)
     assert sorted(sink.said) == ["close", "drain orders", "drain reorder", "open"]
     with pytest.raises(ConfigError, match="--topic-pattern"):
-        await consume(source("^x"), "c", ConsumerConfig(), stop, sink)
+        choose_topics(source("^x"))

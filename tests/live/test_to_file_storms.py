@@ -7,10 +7,11 @@ import os
 import shutil
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig, StopOptions
 from nsqtools.policy import topics as policy
@@ -165,7 +166,9 @@ async def test_many_topics_at_once_of_which_2_vanish_and_3_appear(
     config = ConsumerConfig(max_in_flight=2500)
     await asyncio.to_thread(publish, topics[:count], range(20))
     sink = file_sink(source, files, config)
-    run = asyncio.create_task(consume(source, "c", config, StopOptions(), sink, hangup=sink.reopen))
+    found_by: dict[str, Any] = {"topics": choose_topics(source), "refresh": source.topic_refresh}
+    consuming = consume(source, "c", config, StopOptions(), sink, hangup=sink.reopen, **found_by)
+    run = asyncio.create_task(consuming)
     await asyncio.to_thread(eventually, lambda: empty_now(topics[:count]))
     for name in topics[:2]:
         nsqd.delete(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.cli.service import consume
-from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
+from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions
 from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy import topics as policy
@@ -50,11 +51,10 @@ class Sink(Handler):
 
 
 def archive(sink: Sink, pattern: str, lookupd: Nsqlookupd) -> asyncio.Task[int]:
-    source = ArchiveSourceOptions(
-        topic_pattern=pattern, topic_refresh=0.1, lookupd_http_address=(str(lookupd.http),)
-    )
+    source = SourceOptions(topic=("unused",), lookupd_http_address=(str(lookupd.http),))
     config = ConsumerConfig(max_in_flight=100)
-    run = consume(source, "archive", config, StopOptions(), sink)
+    topics = re.compile(pattern)
+    run = consume(source, "archive", config, StopOptions(), sink, topics=topics, refresh=0.1)
     return asyncio.create_task(exit_code(run))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from nsqtools.cli.options import Command, options
@@ -12,6 +14,11 @@ from nsqtools.config import (
     MetricsOptions,
     StopOptions,
 )
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Sequence
 
 
 @click.command(
@@ -51,6 +58,32 @@ def to_file(
     adjust(files.log_level, files.log_prefix)
     sink = file_sink(source, files, config)
     consuming = consume(
-        source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen
+        source,
+        source.channel,
+        config,
+        stop,
+        sink,
+        topics=choose_topics(source),
+        refresh=source.topic_refresh,
+        timeouts=(source.http_client_connect_timeout, source.http_client_request_timeout),
+        metrics=metrics,
+        hangup=sink.reopen,
     )
     asyncio.run(consuming)
+
+
+def choose_topics(source: ArchiveSourceOptions) -> Sequence[str] | re.Pattern[str]:
+    """The topics that are named, those of them that match the pattern, or the pattern alone.
+
+    Raises ConfigError if the pattern matches no topic that is named.
+    """
+    import re
+
+    from nsqtools.policy.topics import matching
+
+    if not source.topic_pattern:
+        return source.topic
+    pattern = re.compile(source.topic_pattern)
+    if source.topic and not (topics := matching(pattern, source.topic)):
+        raise ConfigError(f"--topic-pattern {source.topic_pattern!r}: no --topic matches it")
+    return topics if source.topic else pattern
