@@ -204,8 +204,9 @@ class Journal:
                 new = self._path(self._owner, _NEW)
                 _write(new, recent)
                 os.rename(new, self._used)
+                renamed = os.open(self._used, os.O_WRONLY | os.O_APPEND)
                 os.close(fd)
-                fd = os.open(self._used, os.O_WRONLY | os.O_APPEND)
+                fd = renamed
             write_all(fd, b"\n%b\n" % json.dumps([base, revision]).encode())
             os.fsync(fd)
         finally:

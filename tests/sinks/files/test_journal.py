@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -235,6 +236,27 @@ class TestUsedNames:
         assert revisions == list(range(30))[-len(revisions) :]
         assert len(revisions) > 5
         assert names.stat().st_size < 2000
+
+    def test_no_descriptor_is_closed_twice_when_the_names_cannot_be_opened_again(
+        self, rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        journal = journal_of(rules)
+        entry = entry_of(rules, NAME)
+        entry.inode = 1
+        journal.write(entry)
+        names = Path(rules.output_dir, FOLDER, "names")
+        names.write_bytes(b"x" * 2000)
+        really_open = os.open
+
+        def fail(path: str, flags: int, *more: int) -> int:
+            if path == str(names) and not flags & os.O_CREAT:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+            return really_open(path, flags, *more)
+
+        monkeypatch.setattr(journal_module, "_RECENT", 500)
+        monkeypatch.setattr(os, "open", fail)
+        journal.remove(entry)
+        assert os.strerror(errno.EMFILE) in caplog.text  # and not EBADF
 
 
 class TestWhatFilesOwe:
