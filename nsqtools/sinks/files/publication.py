@@ -64,6 +64,9 @@ class Publication:
         self.rules.retire(work)
         if not entry.owes:
             self.journal.remove(entry)
+
+    def follow(self, entry: Entry) -> None:
+        """Count the file and do what the options ask for, once, after ``complete``."""
         self._care.follow(entry)
 
     def discard(self, entry: Entry, work: str) -> None:
@@ -121,6 +124,7 @@ class Publication:
             name = entry.published.name
             log.warning("published %s, which a crash left behind: %d records", name, found.records)
         self.complete(entry, work)
+        self.follow(entry)
 
     def _without_work_file(self, entry: Entry, work: str) -> None:
         path = entry.published.path

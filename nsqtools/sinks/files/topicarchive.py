@@ -351,8 +351,12 @@ class Archive:
 
     def _publish_finished(self) -> None:
         while self._finished:
-            self._publish(self._finished[0])
-            self._finished.pop(0).close()
+            file = self._finished[0]
+            self._publish(file)
+            del self._finished[0]
+            file.close()
+            if file.is_published:
+                self._publication.follow(file.entry)
 
     def _publish(self, file: WorkFile) -> None:
         facts, entry = file.facts, file.entry

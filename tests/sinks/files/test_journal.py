@@ -319,3 +319,26 @@ class TestWhatFilesOwe:
                 archives.close()
             archives.unlock()
         assert not owing_file.exists()
+
+    def test_what_cannot_be_read_stops_no_start_but_the_deletion_of_files(
+        self, rules: Rules, owing_file: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        folder = Path(rules.output_dir, FOLDER)
+        unreadable = folder / "0123abcd.7.json"
+        unreadable.mkdir()
+        (folder / "0123abce.lock").mkdir()  # of an owner who has an entry
+        (folder / "0123abce.1.json").write_bytes(b"{")
+        for number in (1, 2):
+            owing_file.with_name(f"events.host-00000{number}.2026-11-20_19.log").write_bytes(b"x\n")
+        archives = make_archives(rules, keep=1, on_rotate="true")
+        archives.open()
+        for _ in range(3):
+            archives.care.prune()
+        assert len(below(rules.output_dir)) == 3
+        told = [r.getMessage() for r in caplog.records if "no file is deleted" in r.getMessage()]
+        assert [str(unreadable) in text for text in told] == [True]
+        unreadable.rmdir()
+        with pytest.raises(OutputError, match="published: 1"):
+            archives.close()
+        archives.unlock()
+        assert len(below(rules.output_dir)) == 1
