@@ -198,6 +198,8 @@ class Archiving:
         self._topic = topic
         self.journal = Journal(self.rules.output_dir, self.rules.host)
         publication = publication_of(self.rules, self.journal, self.notes)
+        for base, revision in self.journal.revisions():
+            publication.revisions.skip(base, revision)
         self.archive = Archive(topic, publication, self._synced, now=self.now)
 
     def step(self, *batches: Batch, fate: Fate = "") -> None:

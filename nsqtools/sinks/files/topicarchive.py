@@ -266,7 +266,7 @@ class Archive:
             return self._continue(name, anew=anew)
         rules = self._rules
         while True:
-            entry = self._entry(name, rules.revisions.take(name))
+            entry = self._entry(name, self._publication.revisions.take(name))
             work = entry.work_path(rules.output_dir)
             if os.path.lexists(entry.published.path) or os.path.lexists(work):
                 continue
