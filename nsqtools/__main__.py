@@ -7,7 +7,7 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 # SIGHUP has to-file publish its files: while it has none there is nothing to do.
-if "to-file" in sys.argv and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+if sys.argv[1:2] == ["to-file"] and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 from nsqtools.cli import main as run

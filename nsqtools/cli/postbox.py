@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.remotes import addresses, with_secret
+from nsqtools.cli.remotes import addresses
 from nsqtools.config import ClientConfig, ProducerConfig
 from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
@@ -31,7 +31,8 @@ class Postbox:
     """A producer for the cluster that is consumed from; it connects at the first message.
 
     Its nsqds are those that are consumed from or, with nsqlookupd, all that it lists. Bodies may be
-    as large as the consumer accepts, because these nsqds delivered them.
+    as large as the consumer accepts, because these nsqds delivered them. The
+    ``config`` holds the secret of --auth-secret-file.
     """
 
     def __init__(self, source: SourceOptions, config: ConsumerConfig) -> None:
@@ -53,7 +54,7 @@ class Postbox:
             await self._producer.close()
 
     async def _open(self) -> Producer:
-        config = with_secret(self._config)
+        config = self._config
         names = set(ClientConfig.declared()) - {"heartbeat_interval", "read_timeout"}
         shared = {name: getattr(config, name) for name in names}
         most = max(config.max_msg_size, ProducerConfig().max_body_size)
@@ -67,7 +68,7 @@ class Postbox:
         if not urls:
             return addresses(self._source.nsqd_tcp_address)
         timeout = self._config.lookupd_poll_timeout
-        found = await nodes(urls, with_secret(self._config), (timeout, timeout))
+        found = await nodes(urls, self._config, (timeout, timeout))
         if not found:
             raise UnreachableError("nsqlookupd lists no nsqd")
         return [node.tcp for node in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import OutputError
@@ -30,7 +31,9 @@ class Threads:
         try:
             await asyncio.wait([call])
         except asyncio.CancelledError:
-            await asyncio.wait([call])
+            while not call.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([call])
             call.exception()  # marks the error as retrieved
             raise
         return call.result()

@@ -140,12 +140,13 @@ _OPTIONS = {
 
 @dataclass
 class Notes:
-    """A Care that notes what it is told; ``record`` raises ``error`` once."""
+    """A Care that notes what it is told; ``record`` and ``follow`` raise their errors once."""
 
     recorded: list[Published] = field(default_factory=list)
     followed: list[Published] = field(default_factory=list)
     settled: list[Published] = field(default_factory=list)
     error: BaseException | None = None
+    follow_error: BaseException | None = None
     owes: bool = False
 
     def record(self, published: Published) -> None:
@@ -155,6 +156,9 @@ class Notes:
         self.recorded.append(published)
 
     def follow(self, entry: Entry) -> None:
+        if self.follow_error:
+            error, self.follow_error = self.follow_error, None
+            raise error
         self.followed.append(entry.published)
 
     def settle(self, entry: Entry) -> None:
@@ -194,6 +198,8 @@ class Archiving:
         self._topic = topic
         self.journal = Journal(self.rules.output_dir, self.rules.host)
         publication = publication_of(self.rules, self.journal, self.notes)
+        for base, revision in self.journal.revisions():
+            publication.revisions.skip(base, revision)
         self.archive = Archive(topic, publication, self._synced, now=self.now)
 
     def step(self, *batches: Batch, fate: Fate = "") -> None:

@@ -148,7 +148,6 @@ class Delivering:
         hosts: Sequence[str] = ("a",),
         mode: str = "round-robin",
         workers: int = 10,
-        most: int = 0,
         size: int = 1,
         wait: float = 0.2,
         rate: float = 0.0,
@@ -178,10 +177,10 @@ class Delivering:
         rng = random.Random(1)
         self.courier: Courier
         if mode == "all":
-            self.courier = EachOf(self.post, most=most or workers, rng=rng)
+            self.courier = EachOf(self.post, rng=rng)
         else:
             choice = make_choice(mode, [endpoint.name for endpoint in endpoints])
-            self.courier = OneOf(self.post, choice, most=most or workers, rng=rng)
+            self.courier = OneOf(self.post, choice, rng=rng)
         self.sink = HttpSink(
             self.courier,
             self.letters,

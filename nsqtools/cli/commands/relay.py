@@ -61,10 +61,11 @@ def relay(
     import asyncio
 
     from nsqtools.cli.logs import show_status
-    from nsqtools.cli.remotes import beside_producer
+    from nsqtools.cli.remotes import beside_producer, with_secret
     from nsqtools.cli.service import consume
 
-    config = beside_producer(config)
+    config = with_secret(beside_producer(config))
+    target = target.with_values(auth_secret=config.auth_secret, auth_secret_file="")
     if relaying.status_every or stop.until_empty:
         show_status()
 
@@ -86,14 +87,13 @@ def _sink(
 ) -> RelaySink:
     """The sink that relays these topics, not connected yet. Raises ConfigError."""
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
-    from nsqtools.cli.remotes import addresses, with_secret
+    from nsqtools.cli.remotes import addresses
     from nsqtools.engine.producer import Producer
     from nsqtools.policy.pace import Pace
     from nsqtools.sinks.deadletters import make_dead_letters
     from nsqtools.sinks.relay.filter import destinations, make_filter
     from nsqtools.sinks.relay.relaysink import RelaySink
 
-    config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     check_dead_letter_topic(source, dead)
     return RelaySink(

@@ -54,8 +54,10 @@ def to_http(
     import asyncio
 
     from nsqtools.cli.logs import show_status
+    from nsqtools.cli.remotes import with_secret
     from nsqtools.cli.service import consume
 
+    config = with_secret(config)
     if http.batch > 1:
         config = config.with_values(max_in_flight=max(config.max_in_flight, 2 * http.batch))
     if http.status_every:

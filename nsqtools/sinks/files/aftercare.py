@@ -60,6 +60,8 @@ class Care:
             self._hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
+        self._warned = False
+        """Whether the reason why nothing is deleted was logged."""
         self._counts: Counter[tuple[str, str]] = Counter()
         self._counting = threading.Lock()
 
@@ -135,7 +137,20 @@ class Care:
 
     def _delete(self, files: dict[str, Kept]) -> None:
         surplus = self._retention.surplus(list(files.values()), time.time_ns())
-        waiting = owing(self._root) if surplus else ()
+        if not surplus:
+            return
+        try:
+            waiting = owing(self._root)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "%s: %s: no file is deleted while it cannot be read, because the file that it "
+                    "names may wait for --on-rotate",
+                    *(error.filename, error.strerror),
+                )
+            return
+        self._warned = False
         for kept in surplus:
             if kept.path in waiting:  # the --on-rotate command has not succeeded for it yet
                 continue
@@ -235,17 +250,21 @@ def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
         folders[:] = [name for name in folders if matcher.descend(prefix + name)]
         for name in names:
             topic = matcher.match(prefix + name)
-            if topic is not None and (found := _kept(os.path.join(folder, name))):
+            if topic is None:
+                continue
+            try:
+                found = _kept(os.path.join(folder, name))
+            except OSError as error:
+                unreadable(error)
+                continue
+            if found:
                 yield topic, found
 
 
 def _kept(path: str) -> Kept | None:
     if path.endswith(_UNPUBLISHED):
         return None
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return None
+    status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         return None
     return Kept(path, status.st_size, status.st_mtime_ns)

@@ -267,7 +267,10 @@ class _TopicQueue:
 
     async def _work_or_fail(self) -> None:
         try:
-            await self._work()
+            try:
+                await self._work()
+            finally:
+                self._archive.release()
         except Exception as error:
             self._error = error
             self._sink.fail(as_output_error(error))
@@ -286,7 +289,6 @@ class _TopicQueue:
             if not await self._step(fate) or fate == "close":
                 break
         self._give_back_waiting()  # arrived during the failed step
-        self._archive.release()
 
     async def _until_due(self) -> None:
         while not (self._urgent or self._fate):

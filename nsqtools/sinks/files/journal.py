@@ -170,7 +170,11 @@ class Journal:
         adopted: list[tuple[int, Entry]] = []
         for owner in sorted(owners):
             lock = Lock(self._path(owner, _LOCK))
-            if not lock.acquire():
+            try:
+                if not lock.acquire():
+                    continue
+            except OSError as error:
+                self._unreadable(error)
                 continue
             try:
                 left = [each for each in _names(self._folder) if each.startswith(f"{owner}.")]
@@ -184,8 +188,11 @@ class Journal:
         return [entry for _, entry in sorted(adopted, key=lambda each: (each[0], each[1].key))]
 
     def revisions(self) -> Iterator[tuple[str, int]]:
-        """Yield names with ``<REV>`` and their used revisions, including those of removed files."""
-        for entry in _entries(self._output_dir):
+        """Yield names with ``<REV>`` and their used revisions, including those of removed files.
+
+        An entry that cannot be read is logged and skipped.
+        """
+        for entry in _entries(self._output_dir, self._unreadable):
             yield entry.base, entry.revision
         with contextlib.suppress(FileNotFoundError), open(self._used, "rb") as file:
             for line in file:
@@ -204,8 +211,9 @@ class Journal:
                 new = self._path(self._owner, _NEW)
                 _write(new, recent)
                 os.rename(new, self._used)
+                renamed = os.open(self._used, os.O_WRONLY | os.O_APPEND)
                 os.close(fd)
-                fd = os.open(self._used, os.O_WRONLY | os.O_APPEND)
+                fd = renamed
             write_all(fd, b"\n%b\n" % json.dumps([base, revision]).encode())
             os.fsync(fd)
         finally:
@@ -237,11 +245,14 @@ class Journal:
             return None
         try:
             return _read(self._output_dir, path)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             if path not in self.damaged:
                 log.error("%s: damaged journal entry, its file is not recovered: %s", path, error)
             self.damaged.add(path)
             return None
+
+    def _unreadable(self, error: OSError) -> None:
+        log.warning("%s: left alone: %s", error.filename, error.strerror)
 
     def _take(self, entry: Entry) -> int:
         """Make an entry ours, remove an unfinished copy of its file; return the entry's mtime."""
@@ -276,17 +287,28 @@ def owing_near(path: str) -> set[str]:
 
 
 def owing(output_dir: str) -> set[str]:
-    """Return the paths of published files, of all processes, that wait for ``--on-rotate``."""
-    return {entry.published.path for entry in _entries(output_dir) if entry.owes}
+    """Return the paths of published files, of all processes, that wait for ``--on-rotate``.
+
+    Raises OSError for an entry that cannot be read: its file may wait, too.
+    """
+
+    def unreadable(error: OSError) -> None:
+        raise error
+
+    return {entry.published.path for entry in _entries(output_dir, unreadable) if entry.owes}
 
 
-def _entries(output_dir: str) -> Iterator[Entry]:
-    """Yield all entries that can be read."""
+def _entries(output_dir: str, unreadable: Callable[[OSError], object]) -> Iterator[Entry]:
+    """Yield all entries but damaged ones; ``unreadable`` is called for each that cannot be read."""
     folder = os.path.join(output_dir, FOLDER)
     for name in _names(folder):
         if name.endswith(_ENTRY):
-            with contextlib.suppress(FileNotFoundError, ValueError):
+            try:
                 yield _read(output_dir, os.path.join(folder, name))
+            except (FileNotFoundError, ValueError):
+                pass
+            except OSError as error:
+                unreadable(error)
 
 
 def _write(path: str, data: bytes) -> None:

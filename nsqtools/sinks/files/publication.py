@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import NSQError, OutputError
-from nsqtools.policy.filenames import REV
+from nsqtools.policy.filenames import REV, Revisions
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.workfile import digest_of, good_part
 
@@ -32,6 +32,7 @@ class Publication:
     def __init__(self, rules: Rules, journal: Journal, care: Care) -> None:
         self.rules = rules
         self.journal = journal
+        self.revisions = Revisions()
         self._care = care
 
     def give_name(self, entry: Entry, work: str) -> None:
@@ -61,21 +62,27 @@ class Publication:
         """Finish the publication of a file that has its final name; raises OSError."""
         disk.sync_directory(os.path.dirname(entry.published.path))
         self._care.record(entry.published)
-        self.rules.retire(work)
+        self._retire(work)
         if not entry.owes:
             self.journal.remove(entry)
+
+    def follow(self, entry: Entry) -> None:
+        """Count the file and do what the options ask for, once, after ``complete``."""
         self._care.follow(entry)
 
     def discard(self, entry: Entry, work: str) -> None:
         """Remove a work file without records."""
-        self.rules.retire(work)
+        self._retire(work)
         self.journal.remove(entry)
+
+    def _retire(self, work: str) -> None:
+        disk.retire(work, root=self.rules.own_work_dir)
 
     def _names(self, entry: Entry) -> Iterator[tuple[str, int]]:
         """Yield the intended name and revision, then further revisions while names are taken."""
         yield entry.published.name, entry.revision
         while REV in entry.base:
-            if (revision := self.rules.revisions.take(entry.base)) > entry.revision:
+            if (revision := self.revisions.take(entry.base)) > entry.revision:
                 yield posixpath.normpath(entry.base.replace(REV, f"-{revision:06d}")), revision
 
     # Recovery after a crash.
@@ -121,6 +128,7 @@ class Publication:
             name = entry.published.name
             log.warning("published %s, which a crash left behind: %d records", name, found.records)
         self.complete(entry, work)
+        self.follow(entry)
 
     def _without_work_file(self, entry: Entry, work: str) -> None:
         path = entry.published.path

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC
 from socket import gethostname
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
-from nsqtools.policy.filenames import NamePattern, Revisions
+from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.rotation import Rotation
 from nsqtools.records.compression import METHODS, Encoder, make_encoder
 from nsqtools.records.layout import Layout
-from nsqtools.sinks.files import disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +39,6 @@ class Rules:
     max_msg_size: int = 64 << 20
     max_open_files: int = 64
     """Maximum open files per topic with --name-by message, as old times may occur again."""
-    revisions: Revisions = field(default_factory=Revisions)
 
     @classmethod
     def of(cls, options: ArchiveOptions, max_msg_size: int) -> Rules:
@@ -108,10 +106,6 @@ class Rules:
     def own_work_dir(self) -> str:
         """The directory of work files; empty if it is the output directory."""
         return self.work_dir if self.work_dir != self.output_dir else ""
-
-    def retire(self, path: str) -> None:
-        """Remove the work name of a published file, and directories that become empty."""
-        disk.retire(path, root=self.own_work_dir)
 
     def target_path(self, relative: str) -> str:
         """Return the path of a published file."""

@@ -71,7 +71,7 @@ class Archives:
         for directory in (rules.output_dir, rules.work_dir):
             disk.make_writable_directory(directory)
         for name, revision in self._journal.revisions():
-            rules.revisions.skip(name, revision)
+            self._publication.revisions.skip(name, revision)
         self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))
         self.care.prune()
 

@@ -266,7 +266,7 @@ class Archive:
             return self._continue(name, anew=anew)
         rules = self._rules
         while True:
-            entry = self._entry(name, rules.revisions.take(name))
+            entry = self._entry(name, self._publication.revisions.take(name))
             work = entry.work_path(rules.output_dir)
             if os.path.lexists(entry.published.path) or os.path.lexists(work):
                 continue
@@ -351,8 +351,12 @@ class Archive:
 
     def _publish_finished(self) -> None:
         while self._finished:
-            self._publish(self._finished[0])
-            self._finished.pop(0).close()
+            file = self._finished[0]
+            self._publish(file)
+            del self._finished[0]
+            file.close()
+            if file.is_published:
+                self._publication.follow(file.entry)
 
     def _publish(self, file: WorkFile) -> None:
         facts, entry = file.facts, file.entry

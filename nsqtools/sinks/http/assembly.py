@@ -59,10 +59,10 @@ def make_sink(
     rng = Random()  # noqa: S311
     courier: Courier
     if options.mode == "all":
-        courier = EachOf(post, most=options.concurrency, rng=rng)
+        courier = EachOf(post, rng=rng)
     else:
         choice = make_choice(options.mode, list(post.endpoints))
-        courier = OneOf(post, choice, most=options.concurrency, rng=rng)
+        courier = OneOf(post, choice, rng=rng)
     return HttpSink(
         courier,
         dead_letters,

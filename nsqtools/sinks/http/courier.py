@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
-from itertools import islice
+from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
@@ -83,19 +83,14 @@ class _AllGoneError(OutputError):
 
 
 class OneOf(Courier):
-    """Delivers to the endpoint that the policy chooses, or to the next if it is unreachable.
+    """Delivers to the endpoint that the policy chooses, or to the next if it is unreachable."""
 
-    ``most`` is the maximum number of concurrent requests per endpoint.
-    """
-
-    def __init__(self, post: Post, choice: Endpoints, *, most: int, rng: Random) -> None:
+    def __init__(self, post: Post, choice: Endpoints, *, rng: Random) -> None:
         super().__init__(post)
         self._choice = choice
-        self._most = most
         self._rng = rng
-        self._busy: Counter[str] = Counter()
         self._failing: set[str] = set()
-        self._news = News()
+        self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
@@ -109,8 +104,7 @@ class OneOf(Courier):
                 states = self.states()
                 tried = {name for name in tried if states[name] != "down"}
             names = self._choice.choose(now=self._loop.time(), rng=self._rng)
-            fresh = [name for name in names if name not in tried]
-            if name := next((name for name in fresh if self._busy[name] < self._most), ""):
+            if name := next((name for name in names if name not in tried), ""):
                 result = await self._try(name, parcel)
                 if result.verdict is Verdict.GONE:
                     continue
@@ -118,48 +112,44 @@ class OneOf(Courier):
                 if outcome.arrived:
                     return outcome
                 tried.add(name)
-            elif fresh:
-                await self._news.wait(math.inf)
             elif outcome is not NOT_TRIED:
                 return outcome
             elif patient():
-                await self._news.wait(min(self._due(), self._loop.time() + _LOOK))
+                await self._wait(min(self._due(), self._loop.time() + _LOOK))
             else:
                 return NOT_TRIED
             if any(batch.is_lost() for batch, _ in parcel):
-                self._news.tell(1)  # pass on the wake-up, which may have been meant for another
                 return NOT_TRIED
 
     def look(self) -> None:
         """Wake all deliveries that wait for an endpoint."""
-        self._news.tell()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def states(self) -> Mapping[str, str]:
         """Return the state of each endpoint, as Endpoints.states does."""
         return self._choice.states(self._loop.time())
 
     async def _try(self, name: str, parcel: Parcel) -> Outcome:
-        self._busy[name] += 1
         ok, took = False, 0.0
         try:
             outcome, took = await self._post.send(name, parcel)
             ok = outcome.verdict in _AT_EASE or outcome.blames_messages
         finally:
-            self._busy[name] -= 1
             self._choice.report(name, ok=ok, took=took, now=self._loop.time())
-            self._tell(name, ok=ok)
+            if not ok or name in self._failing:  # it may be down now, or up again
+                self._failing.discard(name) if ok else self._failing.add(name)
+                self.look()
         if outcome.verdict is Verdict.GONE:
             self._choice.remove(name)
             log.error("%s: gone (status 410), no more messages are sent to it", name)
         return outcome
 
-    def _tell(self, name: str, *, ok: bool) -> None:
-        """Wake one waiting delivery, or all if the endpoint may be up again."""
-        if ok and name not in self._failing:
-            self._news.tell(1)
-            return
-        self._failing.discard(name) if ok else self._failing.add(name)
-        self._news.tell()
+    async def _wait(self, until: float) -> None:
+        """Wait until an endpoint may have changed, or until this time of the loop."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
 
     def _due(self) -> float:
         due = self._choice.due(self._loop.time())
@@ -175,11 +165,9 @@ class EachOf(Courier):
     endpoints.
     """
 
-    def __init__(self, post: Post, *, most: int, rng: Random) -> None:
+    def __init__(self, post: Post, *, rng: Random) -> None:
         super().__init__(post)
-        self._ways = {
-            name: OneOf(post, Endpoints([name]), most=most, rng=rng) for name in post.endpoints
-        }
+        self._ways = {name: OneOf(post, Endpoints([name]), rng=rng) for name in post.endpoints}
         self._said: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
@@ -250,30 +238,3 @@ def _worst(outcomes: Sequence[Outcome]) -> Outcome:
         return _BY_WEIGHT.index(outcome.verdict), outcome is NOT_TRIED
 
     return min(outcomes, key=lightness, default=DONE)
-
-
-class News:
-    """Lets tasks wait until something has changed."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[None], None] = {}  # first come, first served
-
-    def tell(self, count: int | None = None) -> None:
-        """Wake ``count`` tasks in the order of their arrival, or all."""
-        for waiter in list(islice(self._waiting, count)):
-            del self._waiting[waiter]
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self, until: float) -> None:
-        """Wait for the next change, or until this time of the loop."""
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        self._waiting[waiter] = None
-        try:
-            async with asyncio.timeout_at(None if until == math.inf else until):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            self._waiting.pop(waiter, None)

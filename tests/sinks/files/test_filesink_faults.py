@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.topicarchive import Archive
+from nsqtools.sinks.threads import Threads
 from tests.support.clock import elapse, virtual
 from tests.support.faults import broken, file_limit
 from tests.support.gathering import errors
@@ -247,3 +249,36 @@ class TestEnding:
             assert running.names() == [f"{FIRST}.part"]
             assert (out / f"{FIRST}.part").read_bytes() == b"one\n"
             assert running.locks() == []
+
+    @pytest.mark.parametrize("how", ["leaves", "fails"])
+    async def test_the_next_sink_of_the_process_publishes_what_was_left(
+        self, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            await write(running, b"one")
+            running.is_closed = True
+            if how == "leaves":
+                await running.sink.close(at_once=True)
+            else:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Archive, "next_due", dict.fromkeys)  # which raises TypeError
+                    await write(running, b"two")
+                with pytest.raises(TypeError):
+                    await running.close()
+        async with sinking(tmp_path) as running:
+            assert running.published()[FIRST].startswith(b"one\n")
+
+
+async def test_a_thread_is_waited_for_however_often_that_is_cancelled() -> None:
+    gate = threading.Event()
+    threads = Threads(1, "test")
+    waiting = asyncio.ensure_future(threads.run(gate.wait))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiting.cancel()
+    is_over = waiting.done()
+    gate.set()
+    assert not is_over
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    threads.close()

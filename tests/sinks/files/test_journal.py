@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -236,6 +237,27 @@ class TestUsedNames:
         assert len(revisions) > 5
         assert names.stat().st_size < 2000
 
+    def test_no_descriptor_is_closed_twice_when_the_names_cannot_be_opened_again(
+        self, rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        journal = journal_of(rules)
+        entry = entry_of(rules, NAME)
+        entry.inode = 1
+        journal.write(entry)
+        names = Path(rules.output_dir, FOLDER, "names")
+        names.write_bytes(b"x" * 2000)
+        really_open = os.open
+
+        def fail(path: str, flags: int, *more: int) -> int:
+            if path == str(names) and not flags & os.O_CREAT:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+            return really_open(path, flags, *more)
+
+        monkeypatch.setattr(journal_module, "_RECENT", 500)
+        monkeypatch.setattr(os, "open", fail)
+        journal.remove(entry)
+        assert os.strerror(errno.EMFILE) in caplog.text  # and not EBADF
+
 
 class TestWhatFilesOwe:
     @pytest.fixture
@@ -297,3 +319,26 @@ class TestWhatFilesOwe:
                 archives.close()
             archives.unlock()
         assert not owing_file.exists()
+
+    def test_what_cannot_be_read_stops_no_start_but_the_deletion_of_files(
+        self, rules: Rules, owing_file: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        folder = Path(rules.output_dir, FOLDER)
+        unreadable = folder / "0123abcd.7.json"
+        unreadable.mkdir()
+        (folder / "0123abce.lock").mkdir()  # of an owner who has an entry
+        (folder / "0123abce.1.json").write_bytes(b"{")
+        for number in (1, 2):
+            owing_file.with_name(f"events.host-00000{number}.2026-11-20_19.log").write_bytes(b"x\n")
+        archives = make_archives(rules, keep=1, on_rotate="true")
+        archives.open()
+        for _ in range(3):
+            archives.care.prune()
+        assert len(below(rules.output_dir)) == 3
+        told = [r.getMessage() for r in caplog.records if "no file is deleted" in r.getMessage()]
+        assert [str(unreadable) in text for text in told] == [True]
+        unreadable.rmdir()
+        with pytest.raises(OutputError, match="published: 1"):
+            archives.close()
+        archives.unlock()
+        assert len(below(rules.output_dir)) == 1

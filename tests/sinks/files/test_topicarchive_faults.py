@@ -17,6 +17,7 @@ from tests.support.archiving import (
     HOUR,
     START,
     Archiving,
+    Notes,
     batch,
     message,
 )
@@ -276,3 +277,13 @@ class TestOtherProgramsUnderneath:
         assert archiving.published() == {NEXT: b"two\n"}
         assert work.read_bytes() == b"one"
         assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_a_published_file_is_completed_once_whatever_follows_it(tmp_path: Path) -> None:
+    archiving = Archiving(tmp_path, notes=Notes(follow_error=OSError(5, EIO)))
+    archiving.write(b"one")
+    with pytest.raises(OSError, match=EIO):
+        archiving.step(fate="reopen")
+    archiving.write(b"two")
+    archiving.close()
+    assert [told.name for told in archiving.notes.recorded] == [NAME, NEXT]

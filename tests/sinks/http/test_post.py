@@ -86,7 +86,7 @@ class TestOutcomes:
         post = Post(endpoints, web, Statuses(), timeout=20.0, wall=lambda: WALL)
         assert post.fits(parcel(b"body"))
         assert not post.fits(parcel(b".."))
-        courier = OneOf(post, Endpoints(list(post.endpoints)), most=1, rng=random.Random(1))
+        courier = OneOf(post, Endpoints(list(post.endpoints)), rng=random.Random(1))
         outcome = await courier.deliver(parcel(b".."), lambda: True)
         assert (outcome.verdict, outcome.blames_messages) == (Verdict.RETRY, True)
         assert web.sent == []
