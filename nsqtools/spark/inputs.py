@@ -202,7 +202,7 @@ def _look(path: str, status: os.stat_result, layout: Layout | None) -> Input | N
         return None
     if layout is None:
         raise ConfigError(
-            f"{path}: is not a Parquet file: give --input-format raw, json or length-prefixed"
+            f"{path}: is not a Parquet file: give the --input-format that to-file wrote it in"
         )
     require(method_of(path))
     return found

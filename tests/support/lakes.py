@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
 from nsqtools.records.compression import make_encoder, method_of
+from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.records.writers import make_writer
 from nsqtools.spark.compact import Compacted, CompactSettings, compact
 from nsqtools.spark.ledger import ROW_SCHEMA
 
