@@ -1,7 +1,6 @@
-"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided.
+"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided."""
 
-A few lines over 400, of which the handshake's errors take many: each says what to do about it.
-"""
+# size: each error of the handshake says what to do about it
 
 from __future__ import annotations
 

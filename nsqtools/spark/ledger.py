@@ -36,9 +36,9 @@ rename alone. Whoever wants it, renames it, and of two who try from the same nam
 
 After a crash between counting a segment and its FINs nsqd delivers its messages again: they are
 known by what is here, and finished without being staged twice (again.py).
-
-More than 400 lines, because these steps have to be read together.
 """
+
+# size: the steps that keep a message safe are read together
 
 from __future__ import annotations
 
