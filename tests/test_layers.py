@@ -24,30 +24,15 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 MIN_FILE, MAX_FILE, MAX_FUNCTION, MAX_FOLDER = 40, 400, 60, 12
 
-BASE = ("errors", "names")
-ENGINE = (*BASE, "config", "proto", "policy", "net")
 LAYERS = {
-    "errors": ("names",),
-    "names": ("errors",),
-    "metrics": (),
-    "records": (*BASE, "proto"),
-    "config": BASE,
-    "proto": (*BASE, "config"),
-    "policy": BASE,
-    "net": (*BASE, "config", "proto"),
-    "engine": (*ENGINE, "metrics"),
-    "sinks": (
-        *(*BASE, "metrics", "config", "policy", "records"),
-        *("engine.handler", "engine.producer", "net.http", "proto.messages"),
-    ),
-    "sandbox": (*BASE, "config", "proto", "net.http", "net.tcp", "net.tls"),
-    "spark": (*ENGINE, "engine", "records", "sinks"),
-    "cli": (*ENGINE, "metrics", "engine", "records", "sinks", "sandbox", "spark"),
-    "__main__": ("cli",),
-    "library": ("errors", "names", "config", "engine", "proto.messages"),
-    "__init__": ("library",),
+    part: tuple(re.findall(r"`(.+?)`", row[3]))
+    for row in (
+        line.split("|") for line in (ROOT / ".github/CONTRIBUTING.md").read_text().splitlines()
+    )
+    if len(row) == 5
+    for part in re.findall(r"`(.+?)`", row[1])
 }
-"""What each part of the package may import, besides itself and what is known of the release."""
+"""What each part may import, besides itself and the release: the table of CONTRIBUTING."""
 
 RELEASE = ("__version__", "__date__")
 
@@ -413,6 +398,10 @@ def parsed(folder: str) -> dict[str, ast.Module]:
 
 def broken(rule: Rule, folder: str) -> list[str]:
     return [text for name, tree in parsed(folder).items() for text in rule(name, tree)]
+
+
+def test_the_table_of_contributing_lists_every_part() -> None:
+    assert LAYERS.keys() == {name.partition(".")[0] for name in parsed("nsqtools")}
 
 
 def test_imports_follow_the_layers() -> None:
