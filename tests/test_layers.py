@@ -317,22 +317,29 @@ def namesake_modules(module: str, tree: ast.Module) -> Iterator[str]:
             yield f"{module}: is called as {name} is"
 
 
-def classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
-    found: dict[str, list[ast.ClassDef]] = {}
+ALIAS = re.compile("_?[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
+
+
+def classes(tree: ast.Module) -> dict[str, list[list[str]]]:
+    """The bases of the classes and module-level aliases by name, without leading underscores."""
+    found: dict[str, list[list[str]]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            found.setdefault(node.name, []).append(node)
+            bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
+            names = [base.rpartition(".")[2].lstrip("_") for base in bases]
+            found.setdefault(node.name.lstrip("_"), []).append(names)
+    for node in (inner for outer in tree.body for inner in getattr(outer, "body", [outer])):
+        match node:
+            case ast.Assign(targets=[ast.Name(id)]) | ast.AnnAssign(target=ast.Name(id)) if (
+                ALIAS.fullmatch(id)
+            ):
+                found.setdefault(id.lstrip("_"), []).append([])
     return found
 
 
 @functools.cache
-def all_classes(folder: str) -> dict[str, dict[str, list[ast.ClassDef]]]:
+def all_classes(folder: str) -> dict[str, dict[str, list[list[str]]]]:
     return {name: classes(tree) for name, tree in parsed(folder).items()}
-
-
-def extends_namesake(each: ast.ClassDef) -> bool:
-    bases = [ast.unparse(base).partition("[")[0] for base in each.bases]
-    return each.name in [base.rpartition(".")[2] for base in bases]
 
 
 def namesake_classes(module: str, tree: ast.Module) -> Iterator[str]:
@@ -340,11 +347,12 @@ def namesake_classes(module: str, tree: ast.Module) -> Iterator[str]:
     for name, mine in classes(tree).items():
         if len(mine) > 1:
             yield f"{module}: {name} is there {len(mine)} times"
-        for home, theirs in all_classes("nsqtools").items():
-            if home == module or any(map(extends_namesake, (*mine, *theirs.get(name, ())))):
+        for other, found in all_classes("nsqtools").items():
+            theirs = found.get(name, [])
+            if other == module or any(name in bases for bases in (*mine, *theirs)):
                 continue
-            if name in theirs:
-                yield f"{module}: {name} is a class of {home}, too"
+            if theirs:
+                yield f"{module}: {name} is a class of {other}, too"
 
 
 SLEEPERS = ("support", "live.test_engine", "test_layers")
@@ -501,6 +509,8 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (broken_purity, "proto.session", "open('a')"),
         (namesake_modules, "net.lookup", "x = 1"),
         (namesake_classes, "net.tls", "class Consumer:\n    pass"),
+        (namesake_classes, "net.tls", "class _Consumer:\n    pass"),
+        (namesake_classes, "net.tls", "if TYPE_CHECKING:\n    Consumer = int"),
         (namesake_classes, "net.tls", "class A:\n    class A:\n        pass"),
         (real_sleeps, "live.test_tail", "time.sleep(pause)"),
         (borrowed, "cli.test_run", "from tests.cli.test_logs import log"),

@@ -64,7 +64,7 @@ class Subscriptions:
     """Whether the run is over, so that a topic never reached counts as failed."""
     undrained: set[str] = field(default_factory=set)
     """Topics that were dropped before the handler could settle all their messages."""
-    _topics: dict[str, _Topic] = field(default_factory=dict)
+    _topics: dict[str, _TopicHandler] = field(default_factory=dict)
     _tasks: Tasks = field(init=False)
     _past: dict[str, ConsumerStats] = field(default_factory=dict)
     _any_reached: bool = False
@@ -86,7 +86,7 @@ class Subscriptions:
             known.wanted = True
             return
         past = self._past.setdefault(name, ConsumerStats())
-        topic = self._topics[name] = _Topic(subscription, self, past)
+        topic = self._topics[name] = _TopicHandler(subscription, self, past)
         self._tasks.begin(self._keep(topic))
 
     def drop(self, name: str) -> None:
@@ -160,7 +160,7 @@ class Subscriptions:
             log.error("topic %s: %s", name, error)
             self.undrained.add(name)
 
-    async def _keep(self, topic: _Topic) -> None:
+    async def _keep(self, topic: _TopicHandler) -> None:
         while not self._stopped:
             if topic.wanted:
                 topic.interrupted.clear()
@@ -178,7 +178,7 @@ class Subscriptions:
             self.descriptors.release(name)
             del self._topics[name]
 
-    def _failed(self, topic: _Topic, error: NSQError) -> None:
+    def _failed(self, topic: _TopicHandler, error: NSQError) -> None:
         """Log why a topic cannot be consumed; raises the first error if that must end the run."""
         name, known = topic.subscription.topic, str(topic.error) == str(error)
         topic.error = error
@@ -192,7 +192,7 @@ class Subscriptions:
         log.info("topic %s: next retry in %s", name, format_duration(self.retry))
 
 
-class _Topic(Handler):
+class _TopicHandler(Handler):
     """One topic, and the handler of its consumer: closing it drains this topic only."""
 
     def __init__(

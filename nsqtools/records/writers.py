@@ -27,7 +27,7 @@ _PLAIN = re.compile(rb"[ -~\n\t]*")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-class Origin(Protocol):
+class MessageSource(Protocol):
     """Where messages come from; a batch is one."""
 
     topic: str
@@ -38,7 +38,7 @@ class Origin(Protocol):
 class Writer(Protocol):
     """Turns messages into the bytes to write."""
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """The records of the messages, in order, for one ``writev``; nothing for none.
 
         They are one piece, or, of large bodies, several, of which none is a copy of a body.
@@ -89,7 +89,7 @@ class DelimitedWriter:
     timestamps: bool
     escape: bool
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """Return the bodies, each with its delimiter."""
         records = _bodies(messages, self.escape)
         prefix = origin.topic.encode() + b" | " if self.print_topic else b""
@@ -112,7 +112,7 @@ class LengthPrefixedWriter:
 
     escape: bool
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """Return the bodies, each with its size."""
         sizes = [_pack_size(len(message.body)) for message in messages]
         if self.escape:  # a body of 27 bytes would be announced by an ESC
@@ -129,7 +129,7 @@ class JsonWriter:
 
     escape: bool
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """Return the lines of the messages."""
         quote = encode_basestring
         head = f'{{"topic":{quote(origin.topic)},"channel":{quote(origin.channel)},"id":'

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from nsqtools.records.layout import Layout
 
-    Report = Callable[[str, int, int], None]
+    ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
-__all__ = ["Input", "Report", "find", "parquet"]
+__all__ = ["Input", "ProgressReport", "find", "parquet"]
 
 _UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
 _NO_DATA = frozenset(

@@ -187,10 +187,10 @@ class ArchiveSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader for the files in the options."""
-        return _Reader(self.options["archives"], int(self.options["cores"]))
+        return _ArchiveReader(self.options["archives"], int(self.options["cores"]))
 
 
-class _Reader(DataSourceReader):
+class _ArchiveReader(DataSourceReader):
     def __init__(self, archives: str, cores: int) -> None:
         self._archives = archives
         self._cores = cores

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.inputs import Report
+    from nsqtools.spark.inputs import ProgressReport
 
 HOUR = 3600 * 10**9
 NINE = 1_795_251_600 * 10**9
@@ -138,7 +138,7 @@ class Compacting:
         *places: Path,
         layout: Layout | None = None,
         stop: threading.Event | None = None,
-        report: Report = lambda *_: None,
+        report: ProgressReport = lambda *_: None,
         **settings: Any,
     ) -> Compacted:
         chosen = CompactSettings(tuple(map(str, places)), self._output, layout=layout, **settings)
