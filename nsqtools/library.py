@@ -1,5 +1,7 @@
 """The public classes: ``nsqtools`` loads this module when the first of them is asked for."""
 
+# size: the list of the public classes, loaded on demand
+
 from nsqtools.config import ConsumerConfig as ConsumerConfig
 from nsqtools.config import ProducerConfig as ProducerConfig
 from nsqtools.config import StopOptions as StopOptions

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Kind", "Measured", "Metric", "Sample"]
+__all__ = ["Measured", "Metric", "MetricType", "Sample"]
 
-Kind = Literal["counter", "gauge", "summary"]
+MetricType = Literal["counter", "gauge", "summary"]
 """A counter only grows while the process lives, and its name ends in ``_total``.
 
 A summary has quantiles over a recent period; its label ``quantile`` says which.
@@ -31,7 +31,7 @@ class Metric(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     samples: Sequence[Sample]
 

@@ -1,5 +1,7 @@
 """The command line. This module loads only click, since each TAB press starts a process."""
 
+# size: the modules that all commands share; each loads on demand
+
 from __future__ import annotations
 
 import sys

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
     from nsqtools.engine.consumer import ConsumerStats
-    from nsqtools.metrics import Kind
+    from nsqtools.metrics import MetricType
     from nsqtools.names import Address
     from nsqtools.net.http.server import Request, Response
 
@@ -56,7 +56,7 @@ def of_fields(
     ``_total`` are counters.
     """
     for field, name, text in rows:
-        kind: Kind = "counter" if name.endswith("_total") else "gauge"
+        kind: MetricType = "counter" if name.endswith("_total") else "gauge"
         samples = [Sample(labels, float(getattr(each, field))) for labels, each in found]
         yield Metric(prefix + name, kind, text, samples)
 

@@ -6,6 +6,8 @@ mirror go-nsq's ``Config`` (``config.go``), the name for ``--consumer-opt`` and 
 Durations are in seconds, sizes in bytes.
 """
 
+# size: one module per concern; users import from the package
+
 from nsqtools.config.admin import ApiOptions as ApiOptions
 from nsqtools.config.admin import ChangeOptions as ChangeOptions
 from nsqtools.config.admin import ClusterOptions as ClusterOptions

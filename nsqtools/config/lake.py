@@ -25,7 +25,7 @@ from nsqtools.config.option import (
 )
 from nsqtools.config.program import LOCK
 from nsqtools.config.publishing import RATE
-from nsqtools.config.records import DELIMITER
+from nsqtools.config.records import DELIMITER, FORMATS
 from nsqtools.errors import ConfigError
 from nsqtools.names import is_ephemeral
 
@@ -219,7 +219,7 @@ class InputOptions(Options):
     )
     input_format: str = choice(
         "Format of records in files of to-file, as its --format.",
-        *("", "raw", "json", "length-prefixed"),
+        *("", *FORMATS),
         default_note="there are none",
     )
     delimiter: str = DELIMITER

@@ -11,6 +11,9 @@ def _not_empty(value: str) -> None:
         raise ConfigError("the delimiter is empty: records could not be separated")
 
 
+FORMATS = ("raw", "json", "length-prefixed")
+"""The names of ``records.forms.FORMS``."""
+
 DELIMITER = text(
     "Delimiter after each raw body: text with \\n, \\t, \\0 and \\xNN.",
     "\\n",
@@ -48,7 +51,7 @@ class ArchiveRecordOptions(Options):
     format: str = choice(
         "Format of records: raw bodies with a delimiter after each, JSON objects as of "
         "tail --json, or bodies with their length before them.",
-        *("raw", "json", "length-prefixed"),
+        *FORMATS,
     )
     delimiter: str = DELIMITER
 

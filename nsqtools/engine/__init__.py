@@ -1,1 +1,3 @@
 """Consumer and Producer: they own the connections and apply the plans of ``policy``."""
+
+# size: consumers, producers and administration share connections and look-ups

@@ -28,6 +28,9 @@ Verb = Literal["create", "delete", "empty", "pause", "unpause"]
 REGISTERED: tuple[Verb, ...] = ("create", "delete")
 """The changes that nsqlookupds must make as well, before the nsqds."""
 
+Discard = Literal["messages", "channels"]
+"""What a change discards: the messages of its target, or also those of a topic's channels."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -210,8 +213,8 @@ def plan_tombstone(
     return [hide, [step for step in drop if step]]
 
 
-def loss(verb: Verb, target: Target, holdings: Iterable[Holding]) -> Loss:
-    """Return what a change would discard; emptying a topic does not empty its channels."""
+def loss(discard: Discard, target: Target, holdings: Iterable[Holding]) -> Loss:
+    """Return what a change would discard on these nsqds."""
     depth = in_flight = deferred = clients = nsqds = 0
     names = set()
     for each in holdings:
@@ -220,7 +223,7 @@ def loss(verb: Verb, target: Target, holdings: Iterable[Holding]) -> Loss:
         nsqds += 1
         depth += each.topic.depth if not target.channel else 0
         for channel in each.topic.channels:
-            if channel.name == target.channel or (not target.channel and verb == "delete"):
+            if channel.name == target.channel or (not target.channel and discard == "channels"):
                 names.add(channel.name)
                 depth += channel.depth
                 in_flight += channel.in_flight

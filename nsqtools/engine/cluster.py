@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
-    from nsqtools.policy.rates import Key
+    from nsqtools.policy.rates import ChannelKey
 
 log = logging.getLogger(__name__)
 
@@ -301,7 +301,7 @@ def _listed_node(name: str, tcp: Address, producer: Registration) -> Node:
 
 
 def _sample(at: float, stats: NsqdStats) -> CounterSample:
-    counters: dict[Key, Counters] = {}
+    counters: dict[ChannelKey, Counters] = {}
     for topic in stats.topics:
         counters[topic.name, ""] = Counters(
             messages=topic.message_count,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
     from nsqtools.engine.membership import Subscription
     from nsqtools.engine.subscriptions import Subscriptions
-    from nsqtools.policy.stopping import Reason
+    from nsqtools.policy.stopping import StopReason
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Conditions:
         )
         self._empties = 0
 
-    async def met(self) -> Reason | None:
+    async def met(self) -> StopReason | None:
         """Wait for the first condition that is met; returns None at once if there is none."""
         loop = asyncio.get_running_loop()
         started = loop.time()

@@ -42,7 +42,7 @@ class _Self(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Nsqd:
+class _NsqdIdentity:
     """An nsqd: its given address, the IP addresses of that, and its description of itself.
 
     In ``places`` all addresses of this host have one name. ``started`` is the start time from
@@ -54,7 +54,7 @@ class _Nsqd:
     said: _Self | None
     started: int
 
-    def may_be(self, other: _Nsqd) -> bool:
+    def may_be(self, other: _NsqdIdentity) -> bool:
         """Whether the two may be the same nsqd."""
         if self.started and other.started:
             return (self.said, self.started) == (other.said, other.started)
@@ -114,7 +114,7 @@ class LoopGuard:
         )
 
 
-async def _known(side: Side) -> list[_Nsqd]:
+async def _known(side: Side) -> list[_NsqdIdentity]:
     """Return the current nsqds of one side; raises UnreachableError if no nsqlookupd answers."""
     found: list[tuple[Address | None, str, _Self | None]]
     if side.lookupds:
@@ -129,14 +129,14 @@ async def _known(side: Side) -> list[_Nsqd]:
 
 async def _nsqd(
     tcp: Address | None, http: str, listed: _Self | None, config: ClientConfig
-) -> _Nsqd:
+) -> _NsqdIdentity:
     """Describe the nsqd at a TCP address, if known, and at an HTTP address."""
     info = await _ask(http, config)
     if info and tcp and info.tcp_port != tcp.port:  # the HTTP address is another nsqd's
         info = None
     places = await _resolve(tcp) if tcp else frozenset()
     said = _said(info) if info else listed
-    return _Nsqd(str(tcp or http), places, said, info.start_time if info else 0)
+    return _NsqdIdentity(str(tcp or http), places, said, info.start_time if info else 0)
 
 
 def _said(by: NsqdInfo | Registration) -> _Self:

@@ -1,7 +1,6 @@
-"""The Producer: publishes batches to nsqds, and waits for nsqd's OK for each message.
+"""The Producer: publishes batches to nsqds, and waits for nsqd's OK for each message."""
 
-It has a few lines over 400, because publishing and reconnecting share the state of connections.
-"""
+# size: publishing and reconnecting share the state of the connections
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ _Refusal: TypeAlias = tuple[Sequence[int], NSQError]
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _Bodies:
     """The bodies of one command, for ``target`` or for any nsqd, and their ``positions``."""
 
     topic: str
@@ -75,7 +74,7 @@ class _Batch:
     def replies(self) -> int:
         return 1 if self.defer_ms is None else len(self.bodies)
 
-    def part(self, start: int, stop: int | None = None) -> _Batch:
+    def part(self, start: int, stop: int | None = None) -> _Bodies:
         chosen = slice(start, stop)
         return replace(self, positions=self.positions[chosen], bodies=self.bodies[chosen])
 
@@ -194,7 +193,7 @@ class Producer(Listener):
         refusals: list[_Refusal] = []
         parts = list(self._split(bodies, refusals))
         targets = self._nsqds if self._config.mode == "all" else (None,)
-        batches = [_Batch(topic, *part, defer_ms, target) for target in targets for part in parts]
+        batches = [_Bodies(topic, *part, defer_ms, target) for target in targets for part in parts]
         for more in await call_each(batches, lambda batch: self._publish(batch, deadline)):
             refusals += more
         if refusals:
@@ -235,7 +234,7 @@ class Producer(Listener):
         if positions:
             yield positions, [bodies[p] for p in positions]
 
-    async def _publish(self, batch: _Batch, deadline: float) -> list[_Refusal]:
+    async def _publish(self, batch: _Bodies, deadline: float) -> list[_Refusal]:
         """Publish a batch; returns the bodies that were not accepted."""
         refusals: list[_Refusal] = []
         todo = [batch]
@@ -254,7 +253,7 @@ class Producer(Listener):
                 todo += [rest.part(count // 2), rest.part(0, count // 2)]
         return refusals
 
-    async def _try(self, batch: _Batch, deadline: float) -> tuple[_Batch, NSQError] | None:
+    async def _try(self, batch: _Bodies, deadline: float) -> tuple[_Bodies, NSQError] | None:
         """Send a batch to its target, or to one nsqd after another until one accepts it.
 
         Returns None, or the bodies that were not accepted and the error.
@@ -281,7 +280,7 @@ class Producer(Listener):
             return batch, NSQError(f"not published within {limit}: {reason}")
         return batch, NSQError("the producer is not connected: call connect first")
 
-    async def _send(self, connection: Connection, batch: _Batch) -> None:
+    async def _send(self, connection: Connection, batch: _Bodies) -> None:
         """Send one request and report the result to the mode; raises PeerError."""
         loop = asyncio.get_running_loop()
         began, well = loop.time(), False

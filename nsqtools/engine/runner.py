@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.consumer import ConsumerStats
     from nsqtools.engine.lookup import TopicFinder
     from nsqtools.net.connection import Dial
-    from nsqtools.policy.stopping import Reason
+    from nsqtools.policy.stopping import StopReason
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RunOutcome:
             sys.exit(f"lost {outcome.lost}, not reached: {outcome.unreached}")
     """
 
-    reason: Reason
+    reason: StopReason
     """The stop condition that was met, or "stopped"."""
     totals: ConsumerStats
     by_topic: Mapping[str, ConsumerStats]
@@ -143,7 +143,7 @@ class Runner:
         self._tasks = Tasks(self._fail)
         self._errors: list[BaseException] = []
         self._ending = asyncio.Event()
-        self._reason: Reason = "stopped"
+        self._reason: StopReason = "stopped"
         self._stop_asked = self._at_once = self._is_open = False
         self._left: int | None = 0
 
@@ -340,7 +340,7 @@ class Runner:
         async with self._descriptors.requests:
             return await Backlog(subscription, self._config, urls, self._silence).count()
 
-    def _end(self, reason: Reason) -> None:
+    def _end(self, reason: StopReason) -> None:
         """Begin to stop; the first reason is reported."""
         if not self._ending.is_set():
             self._reason = reason

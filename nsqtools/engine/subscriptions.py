@@ -72,7 +72,7 @@ class Subscriptions:
         self._descriptors = descriptors
         self._on_reached = on_reached
         self._on_error = on_error
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _TopicHandler] = {}
         self._tasks = Tasks(on_error)
         self._past: dict[str, ConsumerStats] = {}
         self._any_reached = False
@@ -91,7 +91,7 @@ class Subscriptions:
             known.wanted = True
             return
         past = self._past.setdefault(name, ConsumerStats())
-        topic = self._topics[name] = _Topic(subscription, self, past)
+        topic = self._topics[name] = _TopicHandler(subscription, self, past)
         self._tasks.begin(self._keep(topic))
 
     def drop(self, name: str) -> None:
@@ -170,7 +170,7 @@ class Subscriptions:
             log.error("topic %s: %s", name, error)
             self.undrained.add(name)
 
-    async def _keep(self, topic: _Topic) -> None:
+    async def _keep(self, topic: _TopicHandler) -> None:
         while not self._stopped:
             if topic.wanted:
                 topic.interrupted.clear()
@@ -188,7 +188,7 @@ class Subscriptions:
             self._descriptors.release(name)
             del self._topics[name]
 
-    def _failed(self, topic: _Topic, error: NSQError) -> None:
+    def _failed(self, topic: _TopicHandler, error: NSQError) -> None:
         """Log why a topic cannot be consumed; raises the first error if that must end the run."""
         name, known = topic.subscription.topic, str(topic.error) == str(error)
         topic.error = error
@@ -202,7 +202,7 @@ class Subscriptions:
         log.info("topic %s: next retry in %s", name, format_duration(self._retry))
 
 
-class _Topic(Handler):
+class _TopicHandler(Handler):
     """One topic, and the handler of its consumer: closing it drains this topic only."""
 
     def __init__(

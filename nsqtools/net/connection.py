@@ -1,7 +1,6 @@
-"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided.
+"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided."""
 
-A few lines over 400, of which the handshake's errors take many: each says what to do about it.
-"""
+# size: each error of the handshake says what to do about it
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ class Dial(Protocol):
 
 
 @dataclass(slots=True)
-class _Request:
+class _PendingCommand:
     """Who waits for how many replies."""
 
     future: asyncio.Future[bytes]
@@ -123,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[_PendingCommand] = deque()
         self._handshake: asyncio.Future[Event] = self._loop.create_future()
         self._close_wait = asyncio.Event()
         self._lost = self._loop.create_future()
@@ -237,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self.closing:
             raise ConnectionLostError("connection is closed", self.address)
         future: asyncio.Future[bytes] = self._loop.create_future()
-        self._requests.append(_Request(future, replies))
+        self._requests.append(_PendingCommand(future, replies))
         self._send(command)
         return future
 

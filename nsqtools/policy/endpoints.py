@@ -36,7 +36,7 @@ _SHORTEST = 1e-6
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _HostState:
     """An endpoint. ``pause`` is 0 while its breaker is closed, ``delay`` is 0 unless its pool
     considers it dead. Each is above 0 only after a failure that no success has followed."""
 
@@ -72,13 +72,13 @@ class Endpoints:
     """
 
     def __init__(self, endpoints: Sequence[str]) -> None:
-        self._entries = {name: _Entry(name) for name in endpoints}
+        self._entries = {name: _HostState(name) for name in endpoints}
         if not self._entries:
             raise ConfigError("expected at least one endpoint")
         self._used: list[str] = []
         self._turn = -1
         self._any_up = True
-        self._suspect: _Entry | None = None
+        self._suspect: _HostState | None = None
         self._alarm = math.inf  # when the suspect is to be probed
         self._arrange()
 
@@ -116,7 +116,7 @@ class Endpoints:
         """Return the state of each endpoint: up, down, trying (down, but being probed) or gone."""
         return {name: self._state(entry, now) for name, entry in self._entries.items()}
 
-    def _state(self, entry: _Entry, now: float) -> str:
+    def _state(self, entry: _HostState, now: float) -> str:
         if entry.gone:
             return "gone"
         if not entry.down:
@@ -131,7 +131,7 @@ class Endpoints:
             return (*self._used[self._turn :], *self._used[: self._turn])
         return tuple(self._used)
 
-    def _succeeded(self, entry: _Entry, began: float, now: float) -> None:
+    def _succeeded(self, entry: _HostState, began: float, now: float) -> None:
         if entry.pause and began < entry.since:
             return
         if entry.pause:
@@ -144,7 +144,7 @@ class Endpoints:
         if was_down:
             self._arrange()
 
-    def _failed(self, entry: _Entry, began: float, now: float) -> None:
+    def _failed(self, entry: _HostState, began: float, now: float) -> None:
         probed = entry.probe is not None
         if began < entry.since or (entry.pause and not probed):
             return
@@ -160,7 +160,7 @@ class Endpoints:
         if entry.down:
             self._arrange()
 
-    def _leave_alone(self, entry: _Entry, probed: bool, now: float) -> None:
+    def _leave_alone(self, entry: _HostState, probed: bool, now: float) -> None:
         """Apply the mode's own rule for an endpoint that failed."""
 
     def _arrange(self) -> None:
@@ -175,7 +175,7 @@ class Endpoints:
         self._suspect = min(waiting, key=self._ready, default=None)
         self._alarm = self._ready(self._suspect) if self._suspect else math.inf
 
-    def _ready(self, entry: _Entry) -> float:
+    def _ready(self, entry: _HostState) -> float:
         if entry.probe is not None:
             return entry.probe + PROBE_LIMIT
         return max(entry.until, entry.retry) if self._any_up else entry.until
@@ -189,7 +189,7 @@ class HostPool(Endpoints):
     used.
     """
 
-    def _leave_alone(self, entry: _Entry, probed: bool, now: float) -> None:
+    def _leave_alone(self, entry: _HostState, probed: bool, now: float) -> None:
         if not entry.delay:
             entry.delay = FIRST_DELAY
         elif probed and self._any_up:

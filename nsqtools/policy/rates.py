@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Key: TypeAlias = tuple[str, str]
+ChannelKey: TypeAlias = tuple[str, str]
 """Topic and channel; for the topic itself the channel is empty."""
 
 
@@ -58,7 +58,7 @@ class CounterSample(NamedTuple):
 
     at: float
     start_time: int
-    counters: Mapping[Key, Counters]
+    counters: Mapping[ChannelKey, Counters]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _Sum:
         self.requeues += (now.requeues - before.requeues) / elapsed
         self.timeouts += (now.timeouts - before.timeouts) / elapsed
 
-    def row(self, key: Key) -> Row:
+    def row(self, key: ChannelKey) -> Row:
         row = Row(*key, self.totals, self.nodes, self.missing)
         if not self.measured:
             return row
@@ -135,7 +135,7 @@ class Rates:
 
     def __init__(self) -> None:
         self._before: dict[str, CounterSample] = {}
-        self._had: dict[str, frozenset[Key]] = {}
+        self._had: dict[str, frozenset[ChannelKey]] = {}
 
     def record(
         self,
@@ -148,7 +148,7 @@ class Rates:
         no longer in ``samples``. An nsqd that never answered is missing from the topics ``listed``
         for it.
         """
-        sums: dict[Key, _Sum] = {}
+        sums: dict[ChannelKey, _Sum] = {}
         unseen: Counter[str] = Counter()
         for node, sample in samples.items():
             if sample is None:

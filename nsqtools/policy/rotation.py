@@ -13,7 +13,7 @@ from nsqtools.policy.filenames import SECOND, local_time
 if TYPE_CHECKING:
     from datetime import datetime, tzinfo
 
-Reason = Literal["name", "interval", "boundary", "size"]
+RotationReason = Literal["name", "interval", "boundary", "size"]
 
 _DAY = 86_400
 _MARGIN = 1_000
@@ -41,7 +41,7 @@ class OpenFile:
 class Rotate:
     """Close the file; the next record opens another one."""
 
-    reason: Reason
+    reason: RotationReason
 
 
 class Rotation:
@@ -83,7 +83,7 @@ class Rotation:
         clock in ns since the epoch, which may go back: a file holds records of one name and of one
         piece of the day.
         """
-        reason: Reason
+        reason: RotationReason
         if name != file.name:
             reason = "name"
         elif now > file.opened + self._interval:

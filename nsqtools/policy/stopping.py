@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["empty", "max-duration", "idle-timeout", "count", "stopped"]
+StopReason = Literal["empty", "max-duration", "idle-timeout", "count", "stopped"]
 """Why a run ends; a StopRule decides the first three."""
 
 
@@ -20,7 +20,7 @@ class StopRule:
 
     def decide(
         self, *, started: float, last_message: float, empties: int, now: float
-    ) -> Reason | None:
+    ) -> StopReason | None:
         """Return the reason to stop now, or None.
 
         ``last_message`` is the time of the last message; before the first it is ``started`` or

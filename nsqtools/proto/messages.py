@@ -1,5 +1,7 @@
 """A message as nsqd delivers it (tcp_protocol_spec, Data Format)."""
 
+# size: every part of the package uses this class
+
 from __future__ import annotations
 
 from dataclasses import dataclass

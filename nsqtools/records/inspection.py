@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import RecordError
 from nsqtools.records.compression import CutShortError, plain_chunks, unpacked
+from nsqtools.records.forms import make_counter
 from nsqtools.records.layout import Layout
-from nsqtools.records.readers import ENVELOPE, Delimited, JsonLines, LengthPrefixed, TooBigError
+from nsqtools.records.readers import TooBigError
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -60,7 +61,7 @@ def inspect(
     empty. Raises OSError if the file cannot be read or has a line that is too long for a body of
     ``max_msg_size``: the rest of the file is then unknown.
     """
-    reader = _counter(layout, max_msg_size, is_plain=compression == "none")
+    reader = make_counter(layout, max_msg_size, is_plain=compression == "none")
     if compression != "none":
         return _inspect_members(file, compression, reader)
     for data in plain_chunks(file, compression):
@@ -86,16 +87,6 @@ def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspec
         cut_short = isinstance(error, CutShortError)
     problem = f"{fault}, uncompressed" if fault else damage
     return Inspection(good, records, plain, problem, cut_short)
-
-
-def _counter(layout: Layout, max_msg_size: int, *, is_plain: bool) -> Reader:
-    match layout.format:
-        case "json":
-            # Base64 turns 3 bytes into 4. Text with many escapes may need a higher --max-msg-size.
-            return JsonLines(max_line=max_msg_size * 4 // 3 + ENVELOPE, complete=True)
-        case "length-prefixed":
-            return LengthPrefixed(complete=True, counting=True)
-    return Delimited(layout.delimiter, complete=True, counting=True, fillers=is_plain)
 
 
 def _count(reader: Reader, data: bytes | None) -> str:

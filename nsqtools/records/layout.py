@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from nsqtools.errors import ConfigError
 
-FORMATS = ("raw", "json", "length-prefixed")
-
 ESCAPE = r"\\x[0-9a-fA-F]{2}|\\.?"
 """A regular expression for one escape, valid or not."""
 _ESCAPES = {r"\n": b"\n", r"\t": b"\t", r"\r": b"\r", r"\0": b"\0", "\\\\": b"\\"}
@@ -17,7 +15,8 @@ _TOKENS = re.compile(rf"{ESCAPE}|[^\\]+", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The format of records in a file: ``format`` is in FORMATS, ``delimiter`` is for ``raw``."""
+    """The format of records in a file: ``format`` is in ``forms.FORMS``, ``delimiter`` is
+    for ``raw``."""
 
     format: str = "raw"
     delimiter: bytes = b"\n"

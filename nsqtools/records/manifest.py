@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import METHODS
-from nsqtools.records.layout import FORMATS, Layout
+from nsqtools.records.forms import FORMS
+from nsqtools.records.layout import Layout
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -100,7 +101,7 @@ class Published:
 def _check(published: Published) -> None:
     """Raise RecordError for values that to-file never writes."""
     for key, value, known in (
-        ("format", published.format, FORMATS),
+        ("format", published.format, FORMS),
         ("compression", published.compression, METHODS),
     ):
         if value not in known:

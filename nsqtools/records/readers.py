@@ -13,8 +13,6 @@ from nsqtools.records.envelope import CONTROLS, NEVER_IN_JSON, body_of, envelope
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.records.layout import Layout
-
 ENVELOPE = 65536
 """Maximum bytes of a line of JSON in addition to its body."""
 _ESCAPED = 6
@@ -307,25 +305,6 @@ class Whole(Reader):
 
 def _over(max_size: int) -> str:
     return f"is over {max_size} bytes (see --max-msg-size)"
-
-
-def make_reader(
-    layout: Layout,
-    *,
-    max_size: int = 0,
-    complete: bool = False,
-    observe: Callable[[dict[str, Any]], object] | None = None,
-) -> Reader:
-    """Return a reader for records that ``writers.make_writer`` writes.
-
-    ``observe`` is used by ``JsonLines`` only. Raises ConfigError.
-    """
-    match layout.format:
-        case "json":
-            return JsonLines(max_size=max_size, complete=complete, observe=observe)
-        case "length-prefixed":
-            return LengthPrefixed(max_size=max_size, complete=complete)
-    return Delimited(layout.delimiter, max_size=max_size, complete=complete)
 
 
 def drop_empty(records: Sequence[bytes]) -> Sequence[bytes]:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nsqtools.proto.messages import Message
-    from nsqtools.records.writers import Origin
+    from nsqtools.records.writers import MessageSource
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _pack_size = struct.Struct(">I").pack
 
-_PER_ORIGIN: dict[str, Callable[[Origin], str]] = {
+_PER_ORIGIN: dict[str, Callable[[MessageSource], str]] = {
     "%t": attrgetter("topic"),
     "%c": attrgetter("channel"),
     "%h": lambda origin: str(origin.source),
@@ -46,14 +46,14 @@ class Template:
 
     %s body, %S its size, %R its size as 4 bytes big-endian, %t topic, %c channel, %i id,
     %a attempts, %T time in ns since the epoch, %d{strftime} time in UTC (%f: microseconds),
-    %h nsqd's address, %% a percent sign. ``escape`` is that of ``writers.make_writer``.
+    %h nsqd's address, %% a percent sign. ``escape`` is that of ``forms.make_writer``.
 
     Raises ConfigError for a faulty template.
     """
 
     def __init__(self, text: str, *, escape: bool = False) -> None:
         self._escape = escape
-        self._parts: list[bytes | Callable[[Origin], str]] = []
+        self._parts: list[bytes | Callable[[MessageSource], str]] = []
         self._columns: list[Callable[[Message], object]] = []
         try:
             if not text:
@@ -81,7 +81,7 @@ class Template:
         else:
             self._parts.append(b"%%" if verb == "%%" else _quoted(literal(token)))
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """Return the messages in the format of the template."""
         pattern = b"".join(
             part if isinstance(part, bytes) else self._constant(part(origin))

@@ -62,7 +62,7 @@ def check(
     try:
         with open(path, "rb") as file:
             if method_of(path) == "none" and is_manifest(file):
-                yield from _Manifest(
+                yield from _ManifestCheck(
                     file, os.path.dirname(path), max_msg_size, waiting_near
                 ).check()
                 return
@@ -100,7 +100,7 @@ class _TopicFiles:
 
 
 @dataclass(slots=True)
-class _Manifest:
+class _ManifestCheck:
     """A manifest under inspection, and the totals of its lines so far."""
 
     file: BinaryIO

@@ -12,11 +12,10 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from nsqtools.names import Address
     from nsqtools.proto.messages import Message
-    from nsqtools.records.layout import Layout
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGE = 8 << 10
@@ -28,7 +27,7 @@ _PLAIN = re.compile(rb"[ -~\n\t]*")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-class Origin(Protocol):
+class MessageSource(Protocol):
     """Where messages come from; a batch is one."""
 
     topic: str
@@ -39,29 +38,11 @@ class Origin(Protocol):
 class Writer(Protocol):
     """Turns messages into the bytes to write."""
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """The records of the messages, in order, for one ``writev``; nothing for none.
 
         They are one piece, or, of large bodies, several, of which none is a copy of a body.
         """
-
-
-def make_writer(
-    layout: Layout, *, print_topic: bool = False, timestamps: bool = False, escape: bool = False
-) -> Writer:
-    """What writes the records that ``readers.make_reader`` reads.
-
-    ``print_topic`` puts ``topic | `` before a raw body as nsq_tail does, ``timestamps`` the time in
-    RFC 3339 before both. ``escape`` is for terminals: of what came from nsqd only printable text,
-    newline and tab get through raw.
-    """
-    safe = escape_controls if escape else None
-    match layout.format:
-        case "json":
-            return _JSONLines(escape)
-        case "length-prefixed":
-            return _LengthPrefixed(safe)
-    return _Delimited(layout.delimiter, print_topic, timestamps, safe)
 
 
 def escape_controls(data: bytes) -> bytes:
@@ -79,9 +60,9 @@ def _hex_bytes(match: re.Match[str]) -> str:
     return "".join(f"\\x{byte:02x}" for byte in match[0].encode())
 
 
-def _bodies(messages: Sequence[Message], safe: Callable[[bytes], bytes] | None) -> list[bytes]:
+def _bodies(messages: Sequence[Message], escape: bool) -> list[bytes]:
     bodies = [message.body for message in messages]
-    return list(map(safe, bodies)) if safe else bodies
+    return list(map(escape_controls, bodies)) if escape else bodies
 
 
 def _are_large(bodies: Sequence[bytes]) -> bool:
@@ -100,16 +81,17 @@ def _rfc3339(ns: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Delimited:
+class DelimitedWriter:
     """Bodies, each followed by the delimiter, perhaps with time and topic before."""
 
     delimiter: bytes
     print_topic: bool
     timestamps: bool
-    safe: Callable[[bytes], bytes] | None
+    escape: bool
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
-        records = _bodies(messages, self.safe)
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
+        """Return the bodies, each with its delimiter."""
+        records = _bodies(messages, self.escape)
         prefix = origin.topic.encode() + b" | " if self.print_topic else b""
         if self.timestamps:
             records = [
@@ -125,28 +107,30 @@ class _Delimited:
 
 
 @dataclass(frozen=True, slots=True)
-class _LengthPrefixed:
+class LengthPrefixedWriter:
     """The size of the body as 4 bytes, big-endian, then the body."""
 
-    safe: Callable[[bytes], bytes] | None
+    escape: bool
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
+        """Return the bodies, each with its size."""
         sizes = [_pack_size(len(message.body)) for message in messages]
-        if self.safe:  # a body of 27 bytes would be announced by an ESC
-            sizes = list(map(self.safe, sizes))
+        if self.escape:  # a body of 27 bytes would be announced by an ESC
+            sizes = list(map(escape_controls, sizes))
         parts = [b""] * (2 * len(sizes))
         parts[::2] = sizes
-        parts[1::2] = bodies = _bodies(messages, self.safe)
+        parts[1::2] = bodies = _bodies(messages, self.escape)
         return parts if _are_large(bodies) else [b"".join(parts)]
 
 
 @dataclass(frozen=True, slots=True)
-class _JSONLines:
+class JsonWriter:
     """One object a line; ``body_b64`` in place of ``body`` where the body is not UTF-8."""
 
     escape: bool
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+    def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
+        """Return the lines of the messages."""
         quote = encode_basestring
         head = f'{{"topic":{quote(origin.topic)},"channel":{quote(origin.channel)},"id":'
         nsqd = f',"nsqd":{quote(str(origin.source))},"body'

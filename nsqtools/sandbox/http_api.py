@@ -18,10 +18,10 @@ from nsqtools.net.http.server import TEXT, Response
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from nsqtools.net.http.server import Handler, Request
+    from nsqtools.net.http.server import Request, RequestHandler
 
-    Reply = Response | dict[str, Any] | None
-    Endpoint = Callable[[Request], Reply | Awaitable[Reply]]
+    ApiReply = Response | dict[str, Any] | None
+    ApiEndpoint = Callable[[Request], ApiReply | Awaitable[ApiReply]]
 
 VERSION = "1.3.0"
 """The version of nsqd and nsqlookupd that the sandbox imitates."""
@@ -39,7 +39,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
         self.response = Response(status, to_json({"message": message}), _JSON, (*_V1, *headers))
 
 
-def router(routes: Mapping[tuple[str, str], Endpoint]) -> Handler:
+def router(routes: Mapping[tuple[str, str], ApiEndpoint]) -> RequestHandler:
     """Return a handler for a table of (method, path); errors are those of Go's httprouter.
 
     An endpoint returns a Response, an object to send as JSON, or None for an empty response.
@@ -113,7 +113,7 @@ def json_reply(value: Any) -> Response:
     return Response(200, to_json(value), _JSON, _V1)
 
 
-def _reply(said: Reply) -> Response:
+def _reply(said: ApiReply) -> Response:
     if isinstance(said, Response):
         return said
     return Response(headers=_V1) if said is None else json_reply(said)

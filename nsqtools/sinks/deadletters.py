@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.engine.handler import loss_of
 from nsqtools.errors import NSQError, OutputError
+from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import object_of
-from nsqtools.records.writers import make_writer
 from nsqtools.sinks.files.disk import append_lines, make_writable_directory
 from nsqtools.sinks.threads import Threads, as_output_error
 

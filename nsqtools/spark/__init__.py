@@ -3,6 +3,8 @@
 Importing this package loads neither pyspark nor pyarrow.
 """
 
+# size: the public name of the package, without its imports
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.stores import Store
 
-    Key = tuple[str, str, str, str, int]
+    MessageKey = tuple[str, str, str, str, int]
     """Topic, channel, nsqd, message id and timestamp in ns."""
 
 WINDOW = 20_000
@@ -82,7 +82,7 @@ class Staged:
         self._used: dict[str, pa.Table] = {}
         self._manifests: dict[str, PartitionManifest] = {}
 
-    def find(self, keys: Set[Key]) -> set[Key]:
+    def find(self, keys: Set[MessageKey]) -> set[MessageKey]:
         """Return the keys that are staged durably, so that their messages may be finished.
 
         Raises OutputError.
@@ -96,7 +96,7 @@ class Staged:
                     return found
         raise OutputError(f"{self._folder}: damaged: files that it lists are missing")
 
-    def _find(self, keys: Set[Key]) -> set[Key]:
+    def _find(self, keys: Set[MessageKey]) -> set[MessageKey]:
         store, folder = self._store, self._folder
         names = store.list(folder)
         ids = pa.array([message_id for *_, message_id, _ in keys], pa.string())
@@ -228,6 +228,6 @@ def _keys(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     return table.take(pa.array(range(table.num_rows), pa.int64()))
 
 
-def _among(table: pa.Table, keys: Set[Key], ids: pa.Array) -> set[Key]:
+def _among(table: pa.Table, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:
     hits = table.filter(pc.is_in(table["message_id"], ids))
     return set(zip(*(hits[name].to_pylist() for name in _KEY), strict=True)) & keys

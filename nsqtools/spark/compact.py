@@ -22,7 +22,7 @@ from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, OutputError, RecordError
-from nsqtools.spark.compacted import Known, OutputDirectory, Part
+from nsqtools.spark.compacted import HourFile, Known, OutputDirectory
 from nsqtools.spark.dataframe import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.folders import sync
 from nsqtools.spark.inputs import find, parquet
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from nsqtools.records.layout import Layout
-    from nsqtools.spark.inputs import Input, Report
+    from nsqtools.spark.inputs import Input, ProgressReport
 
 __all__ = ["LOCK", "CompactSettings", "Compacted", "check_apart", "compact"]
 
@@ -119,7 +119,7 @@ def check_apart(settings: CompactSettings) -> None:
 
 
 def compact(
-    spark: SparkSession, settings: CompactSettings, stop: threading.Event, report: Report
+    spark: SparkSession, settings: CompactSettings, stop: threading.Event, report: ProgressReport
 ) -> Compacted:
     """Merge new inputs into the output.
 
@@ -147,7 +147,7 @@ class _Compaction:
         spark: SparkSession,
         settings: CompactSettings,
         stop: threading.Event,
-        report: Report,
+        report: ProgressReport,
         output: OutputDirectory,
     ) -> None:
         self._spark = spark
@@ -174,7 +174,7 @@ class _Compaction:
         before = self._output.hours.copy()
         try:
             with interruptible(self._spark, self._stop):
-                facts = _Facts(new)
+                facts = _InputTotals(new)
                 hours = self._make(new, facts, made)
             inputs = facts.known()
             if self._stop.is_set():
@@ -194,7 +194,9 @@ class _Compaction:
             duplicates=facts.rows + there - rows,
         )
 
-    def _make(self, new: Sequence[Input], facts: _Facts, made: str) -> dict[str, dict[str, Part]]:
+    def _make(
+        self, new: Sequence[Input], facts: _InputTotals, made: str
+    ) -> dict[str, dict[str, HourFile]]:
         """Write all hours of new inputs below ``made``, with what these have; their files."""
         self._report("reading", 0, len(new))
         data = dated(frame(self._spark, new)).persist(StorageLevel.MEMORY_AND_DISK)
@@ -235,7 +237,7 @@ class _Compaction:
         return self._spark.createDataFrame(rows, schema), count
 
 
-class _Facts:
+class _InputTotals:
     """What was read of each input."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
@@ -362,9 +364,9 @@ def _content(data: DataFrame) -> list[Column]:
     return [F.count(F.lit(1)).alias("rows"), F.sum(hashed).alias("checksum")]
 
 
-def _finished(made: Path) -> dict[str, dict[str, Part]]:
+def _finished(made: Path) -> dict[str, dict[str, HourFile]]:
     """The files that Spark has written, which last from now on; what else it left is removed."""
-    hours: dict[str, dict[str, Part]] = {}
+    hours: dict[str, dict[str, HourFile]] = {}
     for path in sorted(made.rglob("*")):
         if path.is_dir():
             continue
@@ -372,6 +374,8 @@ def _finished(made: Path) -> dict[str, dict[str, Part]]:
             path.unlink()
             continue
         hour = path.parent.relative_to(made).as_posix()
-        hours.setdefault(hour, {})[path.name] = Part(path.stat().st_size, parquet(str(path)).rows)
+        hours.setdefault(hour, {})[path.name] = HourFile(
+            path.stat().st_size, parquet(str(path)).rows
+        )
     sync(made.parent, [made / hour for hour in hours])
     return hours

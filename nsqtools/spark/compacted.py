@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.inputs import Input
 
-__all__ = ["Known", "OutputDirectory", "Part"]
+__all__ = ["HourFile", "Known", "OutputDirectory"]
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _FORMAT = "nsqtools compact 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HourFile:
     """A file of an hour."""
 
     size: int
@@ -78,7 +78,7 @@ class OutputDirectory:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.hours: dict[str, dict[str, Part]] = {}
+        self.hours: dict[str, dict[str, HourFile]] = {}
         """Files by name, of hours by directory, such as ``date=2026-11-21/hour=07``."""
         self.inputs: dict[str, Known] = {}
         self._ours = os.path.join(root, OURS)
@@ -130,7 +130,7 @@ class OutputDirectory:
     def commit(
         self,
         made: str,
-        hours: Mapping[str, Mapping[str, Part]],
+        hours: Mapping[str, Mapping[str, HourFile]],
         inputs: Mapping[str, Known],
     ) -> None:
         """Replace hours of the output by those below ``made``, which are durable.
@@ -224,7 +224,7 @@ class OutputDirectory:
             if state["format"] != _FORMAT:
                 raise ValueError
             self.hours = {
-                hour: {name: Part(**part) for name, part in parts.items()}
+                hour: {name: HourFile(**part) for name, part in parts.items()}
                 for hour, parts in state["hours"].items()
             }
             self.inputs = {

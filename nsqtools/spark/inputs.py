@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from nsqtools.records.layout import Layout
 
-    Report = Callable[[str, int, int], None]
+    ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
-__all__ = ["Input", "Report", "find", "parquet"]
+__all__ = ["Input", "ProgressReport", "find", "parquet"]
 
 _UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
 _NO_DATA = frozenset(
@@ -202,7 +202,7 @@ def _look(path: str, status: os.stat_result, layout: Layout | None) -> Input | N
         return None
     if layout is None:
         raise ConfigError(
-            f"{path}: is not a Parquet file: give --input-format raw, json or length-prefixed"
+            f"{path}: is not a Parquet file: give the --input-format that to-file wrote it in"
         )
     require(method_of(path))
     return found

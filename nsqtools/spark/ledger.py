@@ -36,9 +36,9 @@ rename alone. Whoever wants it, renames it, and of two who try from the same nam
 
 After a crash between counting a segment and its FINs nsqd delivers its messages again: they are
 known by what is here, and finished without being staged twice (again.py).
-
-More than 400 lines, because these steps have to be read together.
 """
+
+# size: the steps that keep a message safe are read together
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from nsqtools.spark.stores import aside_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
 
-    from nsqtools.spark.again import Key
+    from nsqtools.spark.again import MessageKey
     from nsqtools.spark.segments import Ending
     from nsqtools.spark.stores import Store
 
@@ -374,7 +374,7 @@ class Claim:
         """The number of rows that count, including those of earlier attempts."""
         return sum(segment.rows for segment in self._segments)
 
-    def staged(self, keys: Set[Key]) -> set[Key]:
+    def staged(self, keys: Set[MessageKey]) -> set[MessageKey]:
         """Return which redelivered messages are staged; they must be finished, but not added.
 
         Raises OutputError.

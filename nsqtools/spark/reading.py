@@ -18,8 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from nsqtools.errors import RecordError
 from nsqtools.records.compression import METHODS, method_of, plain_chunks
+from nsqtools.records.forms import make_reader
 from nsqtools.records.layout import Layout
-from nsqtools.records.readers import make_reader
 from nsqtools.spark.ledger import ROW_SCHEMA
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _ATTEMPTS = range(1 << 31)
 class ArchiveFile:
     """A file of records as the driver found it.
 
-    ``format`` is in ``layout.FORMATS``; the suffix of the path gives the compression. ``skip`` is
+    ``format`` is in ``forms.FORMS``; the suffix of the path gives the compression. ``skip`` is
     the number of records to skip at the beginning.
     """
 
@@ -187,10 +187,10 @@ class ArchiveSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader for the files in the options."""
-        return _Reader(self.options["archives"], int(self.options["cores"]))
+        return _ArchiveReader(self.options["archives"], int(self.options["cores"]))
 
 
-class _Reader(DataSourceReader):
+class _ArchiveReader(DataSourceReader):
     def __init__(self, archives: str, cores: int) -> None:
         self._archives = archives
         self._cores = cores

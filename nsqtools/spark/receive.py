@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nsqtools.config import ConsumerConfig
     from nsqtools.errors import ServerError
     from nsqtools.proto.messages import Message
-    from nsqtools.spark.again import Key
+    from nsqtools.spark.again import MessageKey
     from nsqtools.spark.ledger import Claim
     from nsqtools.spark.plans import Quota
     from nsqtools.spark.sourceoptions import SourceSettings
@@ -361,7 +361,7 @@ class _Pull:
         staged = self._claim.staged({self._key(message) for message in again})
         return [message for key, message in once.items() if key not in staged]
 
-    def _key(self, message: Message) -> Key:
+    def _key(self, message: Message) -> MessageKey:
         quota = self._quota
         message_id = message.id.decode("latin-1")
         return quota.topic, self._settings.channel, quota.nsqd, message_id, message.timestamp

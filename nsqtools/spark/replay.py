@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from nsqtools.config import ProducerConfig
     from nsqtools.names import Address
     from nsqtools.records.layout import Layout
-    from nsqtools.spark.inputs import Input, Report
+    from nsqtools.spark.inputs import Input, ProgressReport
 
 __all__ = ["LOCK", "ReplaySettings", "Replayed", "is_staged", "publish", "reach", "stage"]
 
@@ -118,7 +118,7 @@ async def reach(settings: ReplaySettings) -> None:
 
 
 def stage(
-    spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: Report
+    spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: ProgressReport
 ) -> None:
     """Write the selected rows to the staging directory, unless they are there.
 
@@ -146,7 +146,7 @@ def stage(
         save(root, state)
 
 
-def publish(settings: ReplaySettings, stop: threading.Event, report: Report) -> Replayed:
+def publish(settings: ReplaySettings, stop: threading.Event, report: ProgressReport) -> Replayed:
     """Publish the staged rows from the position of the last run, then remove them.
 
     A message that nsqd permanently rejects is counted and skipped. Raises PublishError if no nsqd
@@ -235,7 +235,7 @@ async def _publish(
     settings: ReplaySettings,
     state: ReplayState,
     stop: threading.Event,
-    report: Report,
+    report: ProgressReport,
 ) -> bool:
     """Publish part by part; whether all is done. ``state`` is as on disk at any time."""
     loop = asyncio.get_running_loop()

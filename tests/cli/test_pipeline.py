@@ -1,4 +1,6 @@
-"""The commands of ``pipeline`` up to where Spark begins: its lines are those of seven commands."""
+"""The commands of ``pipeline``, up to the start of Spark."""
+
+# size: it has the cases of seven commands
 
 from __future__ import annotations
 

@@ -127,11 +127,11 @@ def test_the_loss_of_a_topic_is_that_of_all_its_channels() -> None:
         holding("b", events(channel(depth=1, deferred=3), channel("other", depth=10))),
         holding("c"),
     ]
-    lost = loss("delete", EVENTS, nsqds)
+    lost = loss("channels", EVENTS, nsqds)
     assert lost == Loss(depth=23, in_flight=2, deferred=3, channels=2, clients=1, nsqds=2)
     assert lost.messages == 28
-    assert loss("empty", EVENTS, nsqds) == Loss(depth=7, nsqds=2)
-    assert loss("empty", ARCHIVE, nsqds) == Loss(6, 2, 3, channels=1, clients=1, nsqds=2)
+    assert loss("messages", EVENTS, nsqds) == Loss(depth=7, nsqds=2)
+    assert loss("messages", ARCHIVE, nsqds) == Loss(6, 2, 3, channels=1, clients=1, nsqds=2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""A connection over real sockets, with everything that goes wrong on them.
+"""A connection over real sockets, with everything that goes wrong on them."""
 
-Many faults make many lines; they share their servers.
-"""
+# size: the faults of a connection share their servers
 
 import asyncio
 import contextlib

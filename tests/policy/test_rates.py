@@ -15,7 +15,7 @@ from nsqtools.policy.rates import Rates as RatesOfSamples
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.policy.rates import Key
+    from nsqtools.policy.rates import ChannelKey
 
 KEY = ("t", "c")
 Said = tuple[int, dict[tuple[str, str], Counters]]
@@ -32,7 +32,7 @@ class Rates:
         self.rates = RatesOfSamples()
 
     def record(
-        self, said: Mapping[str, tuple[int, Mapping[Key, Counters]] | None], *, now: float
+        self, said: Mapping[str, tuple[int, Mapping[ChannelKey, Counters]] | None], *, now: float
     ) -> list[Row]:
         return self.rates.record(
             {name: CounterSample(now, *each) if each else None for name, each in said.items()}

@@ -1,7 +1,6 @@
-"""Session against a scripted nsqd: each path, each state with every input, any sequence.
+"""Session against a scripted nsqd: each path, each state with every input, any sequence."""
 
-It is one state machine, so its tests are over 400 lines.
-"""
+# size: the states of one machine share their transcripts
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
+from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
 from nsqtools.records.readers import JsonLines, LengthPrefixed
 from nsqtools.records.template import Template
-from nsqtools.records.writers import Writer, escape_controls, make_writer
+from nsqtools.records.writers import Writer, escape_controls
 from tests.support.archiving import Settled
 
 NOON = 1_700_000_000_123_456_789  # 2023-11-14T22:13:20.123456789Z

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputClosedError, OutputError
+from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.records.writers import make_writer
 from nsqtools.sinks.stdout import StreamSink
 from tests.support.archiving import Settled, batch
 from tests.support.clock import turns

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from nsqtools.spark.again import Key
+    from nsqtools.spark.again import MessageKey
 
 UNSETTLED = Ending(settled=False)
 
@@ -51,7 +51,7 @@ def ledger(tmp_path: Path, request: pytest.FixtureRequest) -> Ledger:
     return made
 
 
-def keys(numbers: Iterable[int]) -> set[Key]:
+def keys(numbers: Iterable[int]) -> set[MessageKey]:
     return {key(each) for each in numbers}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark import compacted
-from nsqtools.spark.compacted import Known, OutputDirectory, Part
+from nsqtools.spark.compacted import HourFile, Known, OutputDirectory
 from nsqtools.spark.inputs import find
 from tests.support.lakes import NINE, RAW, at, sent, to_file
 
@@ -70,7 +70,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Mortal:
     return Mortal(monkeypatch)
 
 
-Made = tuple[str, dict[str, dict[str, Part]]]
+Made = tuple[str, dict[str, dict[str, HourFile]]]
 
 
 def make(output: OutputDirectory, hours: Mapping[str, str]) -> Made:
@@ -81,7 +81,7 @@ def make(output: OutputDirectory, hours: Mapping[str, str]) -> Made:
         os.makedirs(f"{made}/{hour}")
         with open(f"{made}/{hour}/part-{text}.parquet", "w") as file:
             file.write(text)
-        parts[hour] = {f"part-{text}.parquet": Part(len(text), 1)}
+        parts[hour] = {f"part-{text}.parquet": HourFile(len(text), 1)}
     return made, parts
 
 

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
 from nsqtools.records.compression import make_encoder, method_of
+from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.records.writers import make_writer
 from nsqtools.spark.compact import Compacted, CompactSettings, compact
 from nsqtools.spark.ledger import ROW_SCHEMA
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.inputs import Report
+    from nsqtools.spark.inputs import ProgressReport
 
 HOUR = 3600 * 10**9
 NINE = 1_795_251_600 * 10**9
@@ -138,7 +138,7 @@ class Compacting:
         *places: Path,
         layout: Layout | None = None,
         stop: threading.Event | None = None,
-        report: Report = lambda *_: None,
+        report: ProgressReport = lambda *_: None,
         **settings: Any,
     ) -> Compacted:
         chosen = CompactSettings(tuple(map(str, places)), self._output, layout=layout, **settings)

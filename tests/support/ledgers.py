@@ -20,7 +20,7 @@ from nsqtools.spark.stores import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from nsqtools.spark.again import Key
+    from nsqtools.spark.again import MessageKey
     from nsqtools.spark.ledger import Sealed
 
 STREAM = "0123456789abcdef" * 2
@@ -51,7 +51,7 @@ def _rows(ids: tuple[int, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
-def key(number: int) -> Key:
+def key(number: int) -> MessageKey:
     """That of its row."""
     return "t", "c", "a:4150", f"{number:016x}", number * 1_000_000
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.inputs import Report
+    from nsqtools.spark.inputs import ProgressReport
     from nsqtools.spark.replay import Replayed, ReplaySettings
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
@@ -26,7 +26,7 @@ def nothing(*_: object) -> None:
 
 
 def replay(
-    spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: Report
+    spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: ProgressReport
 ) -> Replayed:
     """All of it, with the Spark there is."""
     stage(spark, settings, stop, report)

@@ -3,8 +3,9 @@
 A ``Network`` answers the running loop's ``create_connection``, so everything from Connection up is
 the real thing. Its nsqds keep to the rules of ``nsqd/protocol_v2.go`` and ``channel.go``: they
 deliver within RDY, time messages out, close clients that fall silent, and record what they read.
-Being one server in one place it has a few lines over 400.
 """
+
+# size: one server, with the rules of nsqd
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ async def disturb(random: Random, nsqd: ScriptedNsqd) -> None:
 
 
 async def live_through(seed: int, *, discovered: bool) -> None:
-    """One random life of a consumer; its lines share too much to be parted."""
+    """One random life of a consumer."""
+    # size: the events of a life share its state
     random = Random(seed)
     network = Network()
     nsqds = [network.nsqd(name, msg_timeout=60_000) for name in "abc"[: random.randint(1, 3)]]

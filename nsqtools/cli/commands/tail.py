@@ -56,9 +56,9 @@ def tail(
 
 
 def _writer(form: TailOptions) -> Writer:
+    from nsqtools.records.forms import make_writer
     from nsqtools.records.layout import Layout
     from nsqtools.records.template import Template
-    from nsqtools.records.writers import make_writer
 
     escape = os.isatty(_STDOUT)
     layout = Layout.choose(

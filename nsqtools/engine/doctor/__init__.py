@@ -1,5 +1,7 @@
 """Finds out why a consumer receives nothing: it gathers facts, and pure functions judge them."""
 
+# size: the list of judges, which grows with them
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

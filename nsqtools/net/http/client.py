@@ -42,8 +42,8 @@ class Connections:
         self._context = context
         self._connect_timeout = connect_timeout
         self._max_body = max_body
-        self._idle: defaultdict[Origin, list[_Link]] = defaultdict(list)
-        self._links: set[_Link] = set()
+        self._idle: defaultdict[Origin, list[_ClientProtocol]] = defaultdict(list)
+        self._links: set[_ClientProtocol] = set()
         self._buffer = memoryview(bytearray(_BUFFER_SIZE))
 
     async def exchange(self, origin: Origin, method: str, data: bytes) -> Reply:
@@ -70,7 +70,7 @@ class Connections:
         for link in list(self._links):
             link.abort()
 
-    def _take(self, origin: Origin) -> _Link | None:
+    def _take(self, origin: Origin) -> _ClientProtocol | None:
         """Return the connection that was used last, if it is still usable."""
         idle = self._idle[origin]
         while idle:
@@ -80,19 +80,19 @@ class Connections:
             link.abort()
         return None
 
-    def _keep(self, origin: Origin, link: _Link) -> None:
+    def _keep(self, origin: Origin, link: _ClientProtocol) -> None:
         idle = self._idle[origin]
         idle.append(link)
         if not idle[0].is_usable():
             idle.pop(0).abort()
 
-    async def _connect(self, origin: Origin) -> _Link:
+    async def _connect(self, origin: Origin) -> _ClientProtocol:
         scheme, host, port = origin
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, link = await loop.create_connection(
-                    lambda: _Link(self._links, self._buffer, self._max_body),
+                    lambda: _ClientProtocol(self._links, self._buffer, self._max_body),
                     host,
                     port,
                     ssl=(self._context or True) if scheme == "https" else None,
@@ -103,10 +103,10 @@ class Connections:
         return link
 
 
-class _Link(asyncio.BufferedProtocol):
+class _ClientProtocol(asyncio.BufferedProtocol):
     """One connection. All share one buffer: data is copied from it before the next read."""
 
-    def __init__(self, links: set[_Link], buffer: memoryview, max_body: int) -> None:
+    def __init__(self, links: set[_ClientProtocol], buffer: memoryview, max_body: int) -> None:
         self._buffer = buffer
         self._links = links
         self._max_body = max_body

@@ -24,7 +24,7 @@ from nsqtools.net.tcp import StreamServer, peer_address
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    Handler = Callable[["Request"], Awaitable["Response"]]
+    RequestHandler = Callable[["Request"], Awaitable["Response"]]
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,9 @@ class Response:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-async def serve(handler: Handler, host: str, port: int, *, max_body: int = 1 << 20) -> StreamServer:
+async def serve(
+    handler: RequestHandler, host: str, port: int, *, max_body: int = 1 << 20
+) -> StreamServer:
     """Start a server; a request body far over ``max_body`` bytes is not read.
 
     Port 0 means any free port. Raises OSError whose ``filename`` is the address.
@@ -75,7 +77,10 @@ async def serve(handler: Handler, host: str, port: int, *, max_body: int = 1 << 
 
 
 async def _converse(
-    handler: Handler, max_body: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    handler: RequestHandler,
+    max_body: int,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Answer requests until either side closes; raises OSError if a connection breaks."""
     conversation = _Conversation(handler, max_body, reader, writer)
@@ -99,7 +104,7 @@ class _Conversation:
 
     def __init__(
         self,
-        handler: Handler,
+        handler: RequestHandler,
         max_body: int,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,

@@ -8,11 +8,11 @@ from nsqtools.names import is_valid_name
 from nsqtools.sandbox.http_api import VERSION, Refused, argument, names_of, ping, router
 
 if TYPE_CHECKING:
-    from nsqtools.net.http.server import Handler, Request
+    from nsqtools.net.http.server import Request, RequestHandler
     from nsqtools.sandbox.lookupd import Nsqlookupd
 
 
-def lookupd_api(lookupd: Nsqlookupd) -> Handler:
+def lookupd_api(lookupd: Nsqlookupd) -> RequestHandler:
     """Return the handler for requests to an nsqlookupd."""
     registry = lookupd.registry
 

@@ -31,7 +31,7 @@ SIZE = Struct(">i")
 _MAX_BODY = 1 << 20
 
 
-class _RefusedError(Exception):
+class _CommandError(Exception):
     """The text is the final response on the connection."""
 
 
@@ -46,12 +46,12 @@ async def converse(
     client = _NsqdConversation(str(address), lookupd)
     try:
         if await reader.readexactly(len(MAGIC)) != MAGIC:
-            raise _RefusedError("E_BAD_PROTOCOL")
+            raise _CommandError("E_BAD_PROTOCOL")
         while True:
             reply = await client.execute(reader)
             writer.write(SIZE.pack(len(reply)) + reply)
             await writer.drain()
-    except _RefusedError as refused:
+    except _CommandError as refused:
         log.info("%s: %s", address, refused)
         reply = str(refused).encode("utf-8", "replace")
         writer.write(SIZE.pack(len(reply)) + reply)
@@ -73,7 +73,7 @@ class _NsqdConversation:
         try:
             line = await reader.readuntil(b"\n")
         except asyncio.LimitOverrunError:
-            raise _RefusedError("E_INVALID command too long") from None
+            raise _CommandError("E_INVALID command too long") from None
         command, *names = line.decode("utf-8", "replace").strip().split(" ")
         match command:
             case "PING":
@@ -86,7 +86,7 @@ class _NsqdConversation:
             case "UNREGISTER":
                 self._registry.unregister(self._identified(), *_names(command, names))
             case _:
-                raise _RefusedError(f"E_INVALID invalid command {command}")
+                raise _CommandError(f"E_INVALID invalid command {command}")
         return b"OK"
 
     def close(self) -> None:
@@ -96,15 +96,15 @@ class _NsqdConversation:
 
     def _identified(self) -> Registrant:
         if not self._peer:
-            raise _RefusedError("E_INVALID client must IDENTIFY")
+            raise _CommandError("E_INVALID client must IDENTIFY")
         return self._peer
 
     async def _identify(self, reader: asyncio.StreamReader) -> bytes:
         if self._peer:
-            raise _RefusedError("E_INVALID cannot IDENTIFY again")
+            raise _CommandError("E_INVALID cannot IDENTIFY again")
         (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
         if not 0 <= size <= _MAX_BODY:
-            raise _RefusedError("E_BAD_BODY IDENTIFY failed to read body size")
+            raise _CommandError("E_BAD_BODY IDENTIFY failed to read body size")
         body = await reader.readexactly(size)
         self._peer = _read_peer(body, self._name, self._lookupd.now)
         self._registry.peers[self._peer] = None
@@ -121,20 +121,20 @@ def _read_peer(body: bytes, name: str, now: int) -> Registrant:
         if not (all(type(text) is str for text in texts) and all(type(p) is int for p in ports)):
             raise ValueError(facts)
     except (ValueError, RecursionError):
-        raise _RefusedError("E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+        raise _CommandError("E_BAD_BODY IDENTIFY failed to decode JSON body") from None
     hostname, broadcast_address, version = texts
     if not (broadcast_address and version and all(ports)):
-        raise _RefusedError("E_BAD_BODY IDENTIFY missing fields")
+        raise _CommandError("E_BAD_BODY IDENTIFY missing fields")
     return Registrant(name, hostname, broadcast_address, ports[0], ports[1], version, now)
 
 
 def _names(command: str, names: Sequence[str]) -> tuple[str, str]:
     """Return topic and channel, "" for none; further words are ignored, as nsqlookupd does."""
     if not names:
-        raise _RefusedError(f"E_INVALID {command} insufficient number of params")
+        raise _CommandError(f"E_INVALID {command} insufficient number of params")
     topic, channel = (*names, "")[:2]
     if not is_valid_name(topic):
-        raise _RefusedError(f"E_BAD_TOPIC {command} topic name '{topic}' is not valid")
+        raise _CommandError(f"E_BAD_TOPIC {command} topic name '{topic}' is not valid")
     if channel and not is_valid_name(channel):
-        raise _RefusedError(f"E_BAD_CHANNEL {command} channel name '{channel}' is not valid")
+        raise _CommandError(f"E_BAD_CHANNEL {command} channel name '{channel}' is not valid")
     return topic, channel

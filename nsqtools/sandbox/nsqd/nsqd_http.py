@@ -21,7 +21,7 @@ from nsqtools.sandbox.nsqd.parser import split_bodies, to_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.net.http.server import Handler, Request, Response
+    from nsqtools.net.http.server import Request, RequestHandler, Response
     from nsqtools.sandbox.nsqd import Nsqd
     from nsqtools.sandbox.nsqd.broker import Topic
     from nsqtools.sandbox.nsqd.channel import Channel
@@ -36,7 +36,7 @@ class NsqdApi:
         self._nsqd = nsqd
         self._broker = nsqd.broker
 
-    def handler(self) -> Handler:
+    def handler(self) -> RequestHandler:
         """Return the handler for requests."""
         topic, channel = self._topic, self._channel
         return router(

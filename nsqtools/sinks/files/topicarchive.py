@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
+from nsqtools.records.forms import make_writer
 from nsqtools.records.manifest import Published
-from nsqtools.records.writers import make_writer
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import Entry
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from nsqtools.names import Address
-    from nsqtools.net.http.server import Handler
+    from nsqtools.net.http.server import RequestHandler
     from nsqtools.net.tcp import StreamServer
 
 MAX_BODY = 1000
@@ -31,7 +31,7 @@ async def echo(request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[StreamServer]:
+async def serving(handler: RequestHandler) -> AsyncIterator[StreamServer]:
     server = await serve(handler, "127.0.0.1", 0, max_body=MAX_BODY)
     try:
         yield server

@@ -13,26 +13,22 @@ from nsqtools.config.option import Option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.engine.changes import Verb
+    from nsqtools.engine.changes import Discard, Verb
 
 
 class CommandRow(NamedTuple):
-    """A command of a group.
-
-    ``options`` is LossOptions if it loses messages and asks for confirmation.
-    """
+    """A command of a group. It asks for confirmation if it ``loses`` messages."""
 
     verb: Verb
-    options: type[ChangeOptions]
     help: str
     example: str
     line: str
+    loses: Discard | None = None
 
 
 TOPIC = (
     CommandRow(
         "create",
-        ChangeOptions,
         """Create a topic.
 
         It is created on the nsqlookupds and on the nsqds that are given; other nsqds create it when
@@ -42,27 +38,26 @@ TOPIC = (
     ),
     CommandRow(
         "delete",
-        LossOptions,
         """Delete a topic, with its channels and messages.
 
         nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
         that comes back, or a message that is published, creates it again.""",
         "Show which servers would be changed",
         "nsqtools topic delete events --dry-run",
+        loses="channels",
     ),
     CommandRow(
         "empty",
-        LossOptions,
         """Discard the messages that no channel has taken yet.
 
         A topic has such messages while it is paused or has no channel. nsqtools channel empty
         empties a channel.""",
         "Discard the messages of a paused topic",
         "nsqtools topic empty events --yes",
+        loses="messages",
     ),
     CommandRow(
         "pause",
-        ChangeOptions,
         """Pause a topic: its channels get no more messages.
 
         Publishing goes on; messages stay in the topic until it is unpaused.""",
@@ -71,7 +66,6 @@ TOPIC = (
     ),
     CommandRow(
         "unpause",
-        ChangeOptions,
         """Resume a paused topic: its channels get messages again.""",
         "Send messages to the channels again",
         "nsqtools topic unpause events",
@@ -80,7 +74,6 @@ TOPIC = (
 CHANNEL = (
     CommandRow(
         "create",
-        ChangeOptions,
         """Create a channel of an existing topic.
 
         It is created on the nsqlookupds that are given, and on all nsqds that have the topic; an
@@ -91,33 +84,31 @@ CHANNEL = (
     ),
     CommandRow(
         "delete",
-        LossOptions,
         """Delete a channel, with its messages.
 
         nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
         that comes back creates it again, empty.""",
         "Delete a channel that nobody reads",
         "nsqtools channel delete events archive --yes",
+        loses="channels",
     ),
     CommandRow(
         "empty",
-        LossOptions,
         """Discard the messages of a channel, also those in flight and deferred.
 
         Its consumers stay connected.""",
         "Discard the messages of a channel, and print the servers as JSON",
         "nsqtools channel empty events archive --yes --json",
+        loses="messages",
     ),
     CommandRow(
         "pause",
-        ChangeOptions,
         """Pause a channel: its consumers get no more messages, and it fills.""",
         "Let a channel fill up",
         "nsqtools channel pause events archive",
     ),
     CommandRow(
         "unpause",
-        ChangeOptions,
         """Resume a paused channel: its consumers get messages again.""",
         "Deliver again",
         "nsqtools channel unpause events archive",
@@ -146,23 +137,21 @@ def _group(kind: str, rows: Sequence[CommandRow], about: str) -> click.Group:
 
 
 def _command(kind: str, row: CommandRow) -> click.Command:
-    verb = row.verb
-
-    @options(where=row.options)
+    @options(where=LossOptions if row.loses else ChangeOptions)
     def run(*, topic: str, where: ChangeOptions, channel: str = "") -> None:
         from nsqtools.cli.commands.admin.change import change
 
-        change(verb, topic, channel, where)
+        change(row.verb, topic, channel, where, loses=row.loses)
 
     if kind == "channel":
         run = _channel(run)
     decorate = click.command(
-        verb,
+        row.verb,
         cls=Command,
         help=row.help,
-        guide="loss" if row.options is LossOptions else "change",
+        guide="loss" if row.loses else "change",
         examples=((row.example, row.line),),
-        essential=f"{_ESSENTIAL} yes" if row.options is LossOptions else _ESSENTIAL,
+        essential=f"{_ESSENTIAL} yes" if row.loses else _ESSENTIAL,
     )
     return decorate(_topic(run))
 

@@ -31,14 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.config import ChangeOptions, TombstoneOptions
-    from nsqtools.engine.changes import Loss, Stages, Step, Survey, Verb
+    from nsqtools.engine.changes import Discard, Loss, Stages, Step, Survey, Verb
     from nsqtools.errors import HTTPError
     from nsqtools.net.http.replies import Registration
 
 log = logging.getLogger(__name__)
 
 
-def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
+def change(
+    verb: Verb, topic: str, channel: str, where: ChangeOptions, *, loses: Discard | None
+) -> None:
     """Change a topic or channel on all servers that have it, and print each server's outcome.
 
     Raises Ended with PARTIAL if some servers failed, or if nsqlookupds are given and none answers,
@@ -47,7 +49,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
     the topic or channel.
     """
     target = Target(topic, channel)
-    request = ChangeRequest(target.kind, verb, target, where, isinstance(where, LossOptions))
+    request = ChangeRequest(target.kind, verb, target, where, verb if loses else "")
     found = request.survey()
     stages = plan(verb, target, found)
     if channel or verb != "create":
@@ -56,8 +58,8 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
         if not any(stages):
             raise NSQError(f"no nsqd has {target}; only nsqlookupd lists it")
         _warn_of_lookupds(found)
-    if request.loses:
-        _confirm(request, _what_is_lost(verb, target, found))
+    if loses:
+        _confirm(request, _what_is_lost(loses, target, found))
     _do(request, stages)
     if found.blind and not where.dry_run:
         raise Ended(Exit.PARTIAL)
@@ -65,13 +67,15 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
     """Tombstone an nsqd for a topic. Raises the errors of ``change``."""
-    request = ChangeRequest("node", "tombstone", Target(topic), where, where.delete)
+    request = ChangeRequest(
+        "node", "tombstone", Target(topic), where, "delete" if where.delete else ""
+    )
     found = request.survey()
     producer = _find_node(found, topic, node)
     stages = plan_tombstone(topic, producer, found, delete=where.delete)
     if where.delete:
         mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
-        lost = _describe(loss("delete", request.target, mine))
+        lost = _describe(loss("channels", request.target, mine))
         _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}")
     _do(request, stages)
 
@@ -80,14 +84,15 @@ def hide(topic: str, node: str, where: TombstoneOptions) -> None:
 class ChangeRequest:
     """What the user asked for: ``kind`` and ``action`` are the command, such as ``topic delete``.
 
-    Raises ConfigError if it ``loses`` messages and there is no terminal to ask on.
+    ``loses`` is the verb for the loss of messages in the question, empty if none are lost. Raises
+    ConfigError if messages are lost and there is no terminal to ask on.
     """
 
     kind: str
     action: str
     target: Target
     where: ChangeOptions
-    loses: bool
+    loses: str
 
     def __post_init__(self) -> None:
         if self.must_ask and not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -104,7 +109,7 @@ class ChangeRequest:
     def must_ask(self) -> bool:
         """Whether the command must ask for confirmation."""
         consents = isinstance(self.where, LossOptions) and self.where.yes
-        return self.loses and not (self.where.dry_run or consents)
+        return bool(self.loses) and not (self.where.dry_run or consents)
 
     def survey(self) -> Survey:
         """Find out which servers have the topic; raises UnreachableError if none answers."""
@@ -169,17 +174,16 @@ def _confirm(request: ChangeRequest, about: str) -> None:
     if not request.must_ask:
         return
     name = request.target.channel or request.target.topic
-    verb = "empty" if request.action == "empty" else "delete"
     click.echo(one_line(about), err=True)
-    click.echo(f"Type yes or {name} to {verb} it: ", err=True, nl=False)
+    click.echo(f"Type yes or {name} to {request.loses} it: ", err=True, nl=False)
     if sys.stdin.readline().strip() not in ("yes", name):
         click.echo("nothing was done", err=True)
         raise Ended(Exit.FAILURE)
 
 
-def _what_is_lost(verb: Verb, target: Target, found: Survey) -> str:
-    text = f"{target}: {_describe(loss(verb, target, found.holdings))}"
-    if verb == "empty" and not target.channel:
+def _what_is_lost(loses: Discard, target: Target, found: Survey) -> str:
+    text = f"{target}: {_describe(loss(loses, target, found.holdings))}"
+    if loses == "messages" and not target.channel:
         text += "; its channels keep theirs"
     silent = [each.node.name for each in found.holdings if each.may_have(target)]
     return f"{text}; no answer from {', '.join(silent)}" if silent else text

@@ -14,7 +14,7 @@ from nsqtools.metrics import Metric, Sample
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nsqtools.metrics import Kind
+    from nsqtools.metrics import MetricType
     from nsqtools.spark.progress import Progress, Totals
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _details(last: Progress) -> str:
     return ", ".join(parts) or "idle"
 
 
-def _metric(name: str, kind: Kind, text: str, value: float) -> Metric:
+def _metric(name: str, kind: MetricType, text: str, value: float) -> Metric:
     return Metric(name, kind, text, [Sample({}, value)])
 
 

@@ -19,8 +19,9 @@ from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
 from nsqtools.records.compression import METHODS, method_of, plain_chunks, require, unpacked
 from nsqtools.records.envelope import timestamp_of
+from nsqtools.records.forms import make_reader
 from nsqtools.records.layout import Layout
-from nsqtools.records.readers import Reader, Whole, drop_empty, make_reader
+from nsqtools.records.readers import Reader, Whole, drop_empty
 from nsqtools.tasks import end
 
 if TYPE_CHECKING:

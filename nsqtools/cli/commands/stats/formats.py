@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
     from nsqtools.policy.rates import Row
 
-    Columns = Mapping[str, Callable[[Any], Any]]
+    Accessors = Mapping[str, Callable[[Any], Any]]
     """The names that CSV and JSON have for values, and how each value is read."""
 
 HEADER_EVERY = 25
@@ -195,7 +195,7 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-def _columns(*paths: str, **others: Callable[[Any], Any]) -> Columns:
+def _columns(*paths: str, **others: Callable[[Any], Any]) -> Accessors:
     """Columns named after the last attribute of each path, then others."""
     return {path.rpartition(".")[2]: attrgetter(path) for path in paths} | others
 
@@ -234,7 +234,7 @@ _CHANNEL_PART = _columns(
 )
 
 
-def _values(columns: Columns, each: object) -> dict[str, Any]:
+def _values(columns: Accessors, each: object) -> dict[str, Any]:
     return {name: value(each) for name, value in columns.items()}
 
 
@@ -330,7 +330,7 @@ def _nsqd(name: str, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _part(nsqd: str, columns: Columns, each: TopicStats | ChannelStats) -> dict[str, Any]:
+def _part(nsqd: str, columns: Accessors, each: TopicStats | ChannelStats) -> dict[str, Any]:
     return {"nsqd": nsqd, **_values(columns, each), "latency": _percentiles(measured(each))}
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsqtools.config import StatsOptions
     from nsqtools.engine.cluster import Cluster, Snapshot
     from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
-    from nsqtools.policy.rates import Key, Row
+    from nsqtools.policy.rates import ChannelKey, Row
 
 Percentiles = tuple[tuple[float, float], ...]
 """Pairs of a quantile and seconds."""
@@ -45,7 +45,7 @@ class Report:
     elapsed: float | None
     rows: Sequence[Row]
     consumers: Sequence[ConsumerRow] | None
-    latencies: Mapping[Key, Percentiles]
+    latencies: Mapping[ChannelKey, Percentiles]
     snapshot: Snapshot
 
     @property
@@ -132,9 +132,9 @@ def measured(each: TopicStats | ChannelStats) -> Percentiles:
     return each.latency.percentiles if each.latency and each.latency.count else ()
 
 
-def latencies(snapshot: Snapshot) -> dict[Key, Percentiles]:
+def latencies(snapshot: Snapshot) -> dict[ChannelKey, Percentiles]:
     """The highest value of each percentile over all nsqds, because percentiles cannot be added."""
-    worst: dict[Key, dict[float, float]] = {}
+    worst: dict[ChannelKey, dict[float, float]] = {}
     for _, topic in topics_of(snapshot):
         parts: list[tuple[str, TopicStats | ChannelStats]] = [("", topic)]
         parts += [(channel.name, channel) for channel in topic.channels]

@@ -240,7 +240,7 @@ def _logs_held() -> Iterator[None]:
         yield
         return
     root = logging.getLogger()
-    before, held = root.handlers[:], _Held()
+    before, held = root.handlers[:], _LogBuffer()
     root.handlers[:] = [held]
     try:
         yield
@@ -250,7 +250,7 @@ def _logs_held() -> Iterator[None]:
             root.handle(record)
 
 
-class _Held(logging.Handler):
+class _LogBuffer(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_LOGS)
