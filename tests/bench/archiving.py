@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 _SIZE = 200
-_NAMES = ["--filename-format", "<TOPIC><REV>.<DATETIME>.log"]  # nsq_to_file wants <REV> for gzip
+NAMES = ["--filename-format", "<TOPIC><REV>.<DATETIME>.log"]  # nsq_to_file wants <REV> for gzip
 
 
 def events(number: int) -> list[bytes]:
@@ -42,22 +42,31 @@ def events(number: int) -> list[bytes]:
     ]
 
 
-def archive(nsqd: Nsqd, messages: int, argv: Sequence[str], folder: Path) -> Run:
-    """Archive a topic's messages in an empty folder, until none waits in nsqd."""
+def archive(
+    nsqd: Nsqd,
+    messages: int,
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    bodies: Sequence[bytes],
+    settled: bool = False,
+) -> Run:
+    """Archive a topic's messages in an empty folder, until ``drain`` sees its end."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return drain(nsqd, messages, [*argv, "--output-dir", str(folder)], bodies=events(10_000))
+    argv = [*argv, "--output-dir", str(folder)]
+    return drain(nsqd, messages, argv, bodies=bodies, settled=settled)
 
 
 def archiving(nsqd: Nsqd, nsq: Nsq, n: int, scratch: str) -> list[Pair]:
     """What is compared, in order."""
-    folder = Path(scratch, "archive")
+    run = partial(archive, nsqd, n, folder=Path(scratch, "archive"), bodies=events(10_000))
 
     def side(name: str, argv: Sequence[str]) -> Side:
-        return Side(name, partial(archive, nsqd, n, argv, folder))
+        return Side(name, partial(run, argv))
 
-    ours = [sys.executable, "-m", "nsqtools", "to-file", *_NAMES]
-    theirs = [nsq.path("nsq_to_file"), *_NAMES]
+    ours = [sys.executable, "-m", "nsqtools", "to-file", *NAMES]
+    theirs = [nsq.path("nsq_to_file"), *NAMES]
     wide = ["--max-in-flight", "2500"]
     go_gzip = side("nsq_to_file --gzip", [*theirs, "--gzip"])
     return [

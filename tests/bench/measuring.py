@@ -110,15 +110,16 @@ def filled(nsqd: Nsqd, messages: int, bodies: Sequence[bytes] = (BODY,)) -> Iter
     """A topic whose channel ``bench`` holds this many messages, these bodies over and over."""
     topic = f"bench{next(_numbers)}"
     nsqd.create(topic, "bench")
-    for _ in range(messages // 10_000):
-        nsqd.publish(topic, list(islice(cycle(bodies), 10_000)))
+    nsqd.publish(topic, islice(cycle(bodies), messages))
     yield topic
     nsqd.delete(topic)
 
 
-def consume(nsqd: Nsqd, messages: int, argv: Sequence[str]) -> Run:
+def consume(
+    nsqd: Nsqd, messages: int, argv: Sequence[str], *, bodies: Sequence[bytes] = (BODY,)
+) -> Run:
     """Fill a topic and run a consumer of it into a pipe; TOPIC in argv stands for its name."""
-    with filled(nsqd, messages) as topic:
+    with filled(nsqd, messages, bodies) as topic:
         words = [topic if word == "TOPIC" else word for word in argv]
         return measure(words, messages, to_pipe=True)
 
