@@ -2,7 +2,7 @@
 
 A frame is a 4-byte size, a 4-byte type and data; the size counts type and data
 (tcp_protocol_spec, Data Format). The parser keeps at most one incomplete frame, as the list of
-reads it came in, so a frame of any size costs one join.
+reads it came in. So a body of any size is copied once, out of its reads.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class FrameParser:
     ``address`` is for error texts.
     """
 
-    __slots__ = ("_address", "_need", "_reads", "_size", "max_msg_size")
+    __slots__ = ("_address", "_has_header", "_need", "_reads", "_size", "max_msg_size")
 
     def __init__(self, max_msg_size: int = _NO_LIMIT, address: Address | None = None) -> None:
         self.max_msg_size = max_msg_size
         self._address = address
-        self._reads: list[bytes] = []
+        self._reads: list[bytes | memoryview] = []
+        self._has_header = False  # the first of the reads is the whole header of a message
         self._size = 0
         self._need = 0
 
@@ -64,14 +65,19 @@ class FrameParser:
 
         Raises ProtocolError at the first malformed frame; what stood before it has been appended.
         """
+        start = 0
         if self._reads:
-            self._reads.append(data)
-            self._size += len(data)
-            if self._size < self._need:
+            missing = self._need - self._size
+            if len(data) < missing:
+                self._reads.append(data)
+                self._size += len(data)
                 return
-            data = b"".join(self._reads)
-            self._reads.clear()
-        start, end = 0, len(data)
+            if self._has_header:
+                messages.append(self._complete(memoryview(data)[:missing]))
+                start = missing
+            else:
+                data = self.take_rest() + data
+        end = len(data)
         unpack, append = _MESSAGE_HEADER.unpack_from, messages.append
         limit = self.max_msg_size and self.max_msg_size + _MESSAGE_MIN
         message = FrameType.MESSAGE
@@ -89,8 +95,7 @@ class FrameParser:
             while (after := self._reply(data, start, end, replies)) > start:
                 start = after
         if start < end:
-            self._reads.append(data[start:] if start else data)
-            self._size = end - start
+            self._keep(data, start)
 
     def parse_reply(self, data: bytes) -> tuple[FrameType, bytes] | None:
         """Take one reply and keep the bytes behind it, which may be in another encoding.
@@ -116,8 +121,28 @@ class FrameParser:
         """Remove and return the bytes of the incomplete frame."""
         rest = b"".join(self._reads)
         self._reads.clear()
+        self._has_header = False
         self._size = 0
         return rest
+
+    def _keep(self, data: bytes, start: int) -> None:
+        """Keep the beginning of a frame, of a message with its header apart."""
+        self._size = len(data) - start
+        body = start + _HEADER_LENGTH
+        if len(data) >= body and data[start + _SIZE.size + 3] == FrameType.MESSAGE:
+            self._has_header = True
+            self._reads += data[start:body], memoryview(data)[body:]
+        else:
+            self._reads.append(data[start:])
+
+    def _complete(self, last: memoryview) -> Message:
+        """The message that was kept, with the last part of its body."""
+        header, *body = self._reads
+        _, _, timestamp, attempts, id_ = _MESSAGE_HEADER.unpack(header)
+        message = Message(id_, b"".join([*body, last]), timestamp, attempts)
+        self._reads.clear()
+        self._has_header = False
+        return message
 
     def _reply(
         self, data: bytes, start: int, end: int, replies: list[tuple[FrameType, bytes]]
