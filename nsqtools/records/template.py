@@ -81,16 +81,16 @@ class Template:
         else:
             self._parts.append(b"%%" if verb == "%%" else _quoted(literal(token)))
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> bytes:
+    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
         """As Writer."""
         pattern = b"".join(
             part if isinstance(part, bytes) else self._constant(part(origin))
             for part in self._parts
         )
         if not self._columns:
-            return (pattern % ()) * len(messages)
+            return [(pattern % ()) * len(messages)]
         rows = zip(*(map(column, messages) for column in self._columns), strict=True)
-        return b"".join([pattern % row for row in rows])
+        return [b"".join([pattern % row for row in rows])]
 
     def _constant(self, text: str) -> bytes:
         data = text.encode()

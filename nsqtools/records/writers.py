@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from nsqtools.records.layout import Layout
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LARGE = 8 << 10
+_MOST_LARGE = 500
+"""How many records may be two pieces each, for ``writev`` takes 1024."""
 _pack_size = struct.Struct(">I").pack
 
 _PLAIN = re.compile(rb"[ -~\n\t]*")
@@ -36,8 +39,11 @@ class Origin(Protocol):
 class Writer(Protocol):
     """Turns messages into the bytes to write."""
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> bytes:
-        """The records of the messages, in order; nothing for none."""
+    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
+        """The records of the messages, in order, for one ``writev``; nothing for none.
+
+        They are one piece, or, of large bodies, several, of which none is a copy of a body.
+        """
 
 
 def make_writer(
@@ -78,6 +84,11 @@ def _bodies(messages: Sequence[Message], safe: Callable[[bytes], bytes] | None) 
     return list(map(safe, bodies)) if safe else bodies
 
 
+def _are_large(bodies: Sequence[bytes]) -> bool:
+    """Whether to join them costs more than a ``writev`` of many."""
+    return len(bodies) <= _MOST_LARGE and sum(map(len, bodies)) >= _LARGE * len(bodies)
+
+
 @lru_cache(maxsize=64)
 def _second(seconds: int) -> bytes:
     return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19].encode()
@@ -97,7 +108,7 @@ class _Delimited:
     timestamps: bool
     safe: Callable[[bytes], bytes] | None
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> bytes:
+    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
         records = _bodies(messages, self.safe)
         prefix = origin.topic.encode() + b" | " if self.print_topic else b""
         if self.timestamps:
@@ -107,8 +118,10 @@ class _Delimited:
             ]
         elif prefix:
             records = [prefix + body for body in records]
+        if _are_large(records):
+            return [piece for record in records for piece in (record, self.delimiter)]
         records.append(b"")  # makes the join end in a delimiter
-        return self.delimiter.join(records)
+        return [self.delimiter.join(records)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +130,14 @@ class _LengthPrefixed:
 
     safe: Callable[[bytes], bytes] | None
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> bytes:
+    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
         sizes = [_pack_size(len(message.body)) for message in messages]
         if self.safe:  # a body of 27 bytes would be announced by an ESC
             sizes = list(map(self.safe, sizes))
         parts = [b""] * (2 * len(sizes))
         parts[::2] = sizes
-        parts[1::2] = _bodies(messages, self.safe)
-        return b"".join(parts)
+        parts[1::2] = bodies = _bodies(messages, self.safe)
+        return parts if _are_large(bodies) else [b"".join(parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,7 @@ class _JSONLines:
 
     escape: bool
 
-    def render(self, origin: Origin, messages: Sequence[Message]) -> bytes:
+    def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
         quote = encode_basestring
         head = f'{{"topic":{quote(origin.topic)},"channel":{quote(origin.channel)},"id":'
         nsqd = f',"nsqd":{quote(str(origin.source))},"body'
@@ -150,4 +163,4 @@ class _JSONLines:
         text = "".join(lines)
         if self.escape:  # JSON has no raw C0 but the newlines, which stay
             text = _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-        return text.encode()
+        return [text.encode()]

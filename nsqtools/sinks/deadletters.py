@@ -150,7 +150,7 @@ def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[b
     """One JSON object per message, without a newline, in which there is none either."""
     # Half of a surrogate pair, of a byte that was not UTF-8, becomes an escape that JSON has too.
     text = f"{encode_basestring(reason)},".encode(errors="backslashreplace")
-    lines = _WRITER.render(batch, messages).split(b"\n")[:-1]
+    lines = b"".join(_WRITER.render(batch, messages)).split(b"\n")[:-1]
     return [_START + text + line.removeprefix(b"{") for line in lines]
 
 

@@ -16,6 +16,8 @@ from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputClosedError, OutputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nsqtools.engine.handler import Batch
     from nsqtools.records.writers import Writer
 
@@ -57,19 +59,20 @@ class Output:
             _enlarge(self._fd)
             loop.add_reader(self._fd, self._on_event)
 
-    async def write(self, data: bytes) -> None:
-        """Write all of it; raises OutputError, and ``failed`` ends with that too."""
-        rest = memoryview(data)
+    async def write(self, pieces: Sequence[bytes]) -> None:
+        """Write all of them; raises OutputError, and ``failed`` ends with that too."""
+        rest: Sequence[bytes | memoryview] = pieces
         try:
             while rest:
                 if self._may_block:
                     await self._writable()
+                some = [memoryview(rest[0])[:_NEVER_BLOCKS]] if self._may_block else rest
                 try:
-                    written = os.write(self._fd, rest[:_NEVER_BLOCKS] if self._may_block else rest)
+                    written = os.writev(self._fd, some)
                 except BlockingIOError:
                     await self._writable()
                 else:
-                    rest = rest[written:]
+                    rest = _behind(rest, written)
         except OSError as error:
             self._fail(failure := self._error(error))
             raise failure from error
@@ -139,11 +142,11 @@ class StreamSink(Handler):
         """Write the batch, then finish it; give it back when that fails."""
         async with self._lock:
             if not self._output.failed.done():
-                data = self._writer.render(batch, batch)
+                records = self._writer.render(batch, batch)
                 with contextlib.suppress(OutputError):  # ``failed`` tells
-                    await self._output.write(data)
+                    await self._output.write(records)
                     self.messages += len(batch)
-                    self.bytes += len(data)
+                    self.bytes += sum(map(len, records))
                     batch.finish()
                     return
         batch.requeue(delay=0, backoff=False)
@@ -151,6 +154,15 @@ class StreamSink(Handler):
     async def close(self, *, at_once: bool = False) -> None:
         """As Output's."""
         self._output.close()
+
+
+def _behind(pieces: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
+    """What is left of the pieces when this many bytes are written."""
+    for number, piece in enumerate(pieces):
+        if count < len(piece):
+            return [memoryview(piece)[count:], *pieces[number + 1 :]]
+        count -= len(piece)
+    return []
 
 
 def _open_again(fd: int, mode: int) -> int:

@@ -32,7 +32,7 @@ def batch(*bodies: bytes, host: str = "db1") -> Batch:
 
 def rendered(writer: Writer, *bodies: bytes) -> bytes:
     messages = batch(*bodies)
-    return writer.render(messages, messages)
+    return b"".join(writer.render(messages, messages))
 
 
 def render(*bodies: bytes, layout: Layout = RAW, **options: Any) -> bytes:
@@ -90,7 +90,7 @@ class TestTemplate:
         assert rendered(Template(r"100%% %t\n"), b"one", b"two") == b"100% events\n" * 2
 
     def test_percent_signs_in_data_are_data(self) -> None:
-        assert Template("%h %s").render(batch(host="%s"), batch(b"%s%d%")) == b"%s:4150 %s%d%"
+        assert Template("%h %s").render(batch(host="%s"), batch(b"%s%d%")) == [b"%s:4150 %s%d%"]
 
     @pytest.mark.parametrize(
         ("template", "fault", "place"),
@@ -194,7 +194,8 @@ class TestEscape:
     def test_no_layout_lets_a_body_drive_the_terminal(
         self, writer: Writer, allowed: bytes, body: bytes
     ) -> None:
-        data = writer.render(batch(host="\x1bhost"), batch(body)).replace(allowed, b"")
+        (data,) = writer.render(batch(host="\x1bhost"), batch(body))
+        data = data.replace(allowed, b"")
         assert escape_controls(data) == data
 
     @pytest.mark.parametrize(

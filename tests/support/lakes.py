@@ -86,7 +86,7 @@ def to_file(path: Path, messages: Sequence[Sent], layout: Layout, *, members: in
     with path.open("wb") as file:
         for start in range(0, max(len(messages), 1), share):
             for batch in map(_batch, messages[start : start + share]):
-                file.write(encoder.write(writer.render(batch, batch)))
+                file.write(encoder.write(b"".join(writer.render(batch, batch))))
             file.write(encoder.finish() or (encoder.empty() if not messages else b""))
     return path
 

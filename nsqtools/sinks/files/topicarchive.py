@@ -143,18 +143,18 @@ class Archive:
     def _write(self, name: str, arrival: Arrival, messages: Sequence[Message], now: float) -> None:
         """Gather messages in the file of this name, and in those after it as it gets full."""
         batch = arrival.batch
-        data = self._writer.render(batch, messages)
+        records = self._writer.render(batch, messages)
         if self._may_tear:
-            self._look_for_delimiters(data, len(messages))
+            self._look_for_delimiters(records, len(messages))
         while messages:
             file = self._file_for(name, arrival.wall, now)
             room = self._rotation.room(file.facts)
-            if len(data) <= room:
-                file.add(data, batch, messages, now)
+            if sum(map(len, records)) <= room:
+                file.add(records, batch, messages, now)
                 return
             chunk, taken = self._fill(batch, messages, room)
-            file.add(chunk, batch, messages[:taken], now)
-            messages, data = messages[taken:], data[len(chunk) :]
+            file.add([chunk], batch, messages[:taken], now)
+            messages, records = messages[taken:], [b"".join(records)[len(chunk) :]]
 
     def _fill(self, batch: Batch, messages: Sequence[Message], room: float) -> tuple[bytes, int]:
         """The records that fit, of which the last may reach over, and how many they are."""
@@ -163,12 +163,13 @@ class Archive:
         for message in messages:
             if size > room:
                 break
-            records.append(self._writer.render(batch, [message]))
+            records.append(b"".join(self._writer.render(batch, [message])))
             size += len(records[-1])
         return b"".join(records), len(records)
 
-    def _look_for_delimiters(self, data: bytes, records: int) -> None:
-        if data.count(self._rules.layout.delimiter) > records:
+    def _look_for_delimiters(self, records: Sequence[bytes], number: int) -> None:
+        delimiter = self._rules.layout.delimiter
+        if sum([each.count(delimiter) for each in records]) > number:
             self._may_tear = False
             log.warning(
                 "topic %s: a body contains the delimiter, so its record cannot be told from "

@@ -80,11 +80,13 @@ class WorkFile:
         """Whether something waits for a sync."""
         return bool(self._data)
 
-    def add(self, data: bytes, batch: Batch, messages: Sequence[Message], now: float) -> None:
+    def add(
+        self, records: Sequence[bytes], batch: Batch, messages: Sequence[Message], now: float
+    ) -> None:
         """Gather the rendered messages."""
-        self._data.append(data)
+        self._data += records
         self._parts.append((batch, messages))
-        self.facts.size += len(data)
+        self.facts.size += sum(map(len, records))
         self.facts.records += len(messages)
         self.used = now
         if self.first is None:
@@ -97,9 +99,8 @@ class WorkFile:
         Raises MovedError or CutError, or OSError, and nothing of it is safe then: call
         ``cut_back``, or ``move_to`` and sync again.
         """
-        plain = b"".join(self._data)
-        self._write(self._encoder.write(plain) + self._encoder.finish())
-        self._plain += len(plain)
+        self._write([*map(self._encoder.write, self._data), self._encoder.finish()])
+        self._plain = self.facts.size
         self._records = self.facts.records
         self._edges = (self.first, self.last)
         safe, self._parts = self._parts, []
@@ -109,7 +110,7 @@ class WorkFile:
     def seal(self) -> None:
         """Make an empty file one that its reader accepts; others are complete already."""
         if not self._synced:
-            self._write(self._encoder.empty())
+            self._write([self._encoder.empty()])
 
     def cut_back(self) -> None:
         """Forget what is not safe. If the torn end cannot be cut off now, the next sync does."""
@@ -133,14 +134,15 @@ class WorkFile:
         """Let go of the file, and with it of its lock."""
         os.close(self._fd)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, pieces: Sequence[bytes]) -> None:
+        size = sum(map(len, pieces))
         try:
             if self._truncate() < self._synced:
                 raise CutError(f"{self.path}: another program has cut it")
-            if data:
+            if size:
                 self._unsynced = True
                 os.lseek(self._fd, self._synced, os.SEEK_SET)
-                disk.write_all(self._fd, data)
+                disk.write_pieces(self._fd, pieces)
             if self._unsynced:
                 os.fsync(self._fd)
                 self._unsynced = False
@@ -149,8 +151,9 @@ class WorkFile:
         if not disk.is_at(self._fd, self.path):
             raise MovedError(f"{self.path}: removed or replaced by another program")
         if self.digest:
-            self.digest.update(data)
-        self._synced += len(data)
+            for piece in pieces:
+                self.digest.update(piece)
+        self._synced += size
         self.facts.compressed = self._synced
 
     def _truncate(self) -> int:
