@@ -169,7 +169,8 @@ class Archive:
 
     def _look_for_delimiters(self, records: Sequence[bytes], number: int) -> None:
         delimiter = self._rules.layout.delimiter
-        if sum([each.count(delimiter) for each in records]) > number:
+        # To look is many times as fast as to count, and a large body is a piece of its own.
+        if sum([each.count(delimiter) for each in records if delimiter in each]) > number:
             self._may_tear = False
             log.warning(
                 "topic %s: a body contains the delimiter, so its record cannot be told from "
