@@ -53,6 +53,10 @@ _HANDSHAKE_TIMEOUT = 20.0
 # For an nsqd whose own interval of heartbeats, by default 30 s, is not known.
 _UNKNOWN_HEARTBEAT_TIMEOUT = 120.0
 
+# Bytes of a read: at first, and at most where bodies are large or many messages come.
+_FIRST_READ = 16 << 10
+_LARGEST_READ = 1 << 20
+
 # How long a clean close waits for nsqd to read the last commands and hang up.
 _CLOSE_TIMEOUT = 2.0
 
@@ -96,7 +100,7 @@ class _Request:
     answered: int = 0
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One connection, made by ``open``.
 
     ``ready`` is the RDY last sent, ``in_flight`` the messages delivered and not settled,
@@ -116,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._config = config
         self._read_timeout = read_timeout
         self._session = session
+        self._buffer = memoryview(b"")
         self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -278,13 +283,20 @@ class Connection(asyncio.Protocol):
         """asyncio: dialled."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(high=1 << 20)
+        self._buffer = memoryview(bytearray(_FIRST_READ))
         self._flush()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """asyncio: where to read to; what the last read brought is parsed already."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """asyncio: the hot path."""
         self._last_read = self._loop.time()
         session = self._session
-        session.receive_data(data)
+        session.receive_data(self._buffer[:nbytes])
+        if nbytes == len(self._buffer) < _LARGEST_READ:
+            self._buffer = memoryview(bytearray(4 * nbytes))
         self._dispatch_messages()
         if events := session.take_events():
             for event in events:

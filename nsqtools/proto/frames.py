@@ -40,6 +40,9 @@ _HTTP = int.from_bytes(b"HTTP", "big")
 _REPLY_LIMIT = 1 << 20
 _NO_LIMIT = 2**31 - 1
 
+# To copy many small frames at once is faster than one by one; of this size it no longer is.
+_LARGE = 16 << 10
+
 
 class FrameParser:
     """Splits a stream into messages and replies.
@@ -59,17 +62,21 @@ class FrameParser:
         self._need = 0
 
     def parse(
-        self, data: bytes, messages: list[Message], replies: list[tuple[FrameType, bytes]]
+        self,
+        data: bytes | memoryview,
+        messages: list[Message],
+        replies: list[tuple[FrameType, bytes]],
     ) -> None:
         """Append every message and reply that is complete now, in order of arrival each.
 
+        Nothing of a view is kept: its memory may be read into again.
         Raises ProtocolError at the first malformed frame; what stood before it has been appended.
         """
         start = 0
         if self._reads:
             missing = self._need - self._size
             if len(data) < missing:
-                self._reads.append(data)
+                self._reads.append(bytes(data))
                 self._size += len(data)
                 return
             if self._has_header:
@@ -77,6 +84,9 @@ class FrameParser:
                 start = missing
             else:
                 data = self.take_rest() + data
+        if isinstance(data, memoryview):
+            start = self._take_large(data, start, messages)
+            data, start = bytes(data[start:]), 0
         end = len(data)
         unpack, append = _MESSAGE_HEADER.unpack_from, messages.append
         limit = self.max_msg_size and self.max_msg_size + _MESSAGE_MIN
@@ -124,6 +134,19 @@ class FrameParser:
         self._has_header = False
         self._size = 0
         return rest
+
+    def _take_large(self, data: memoryview, start: int, messages: list[Message]) -> int:
+        """Append the complete large messages that come first; where the next frame begins."""
+        limit = self.max_msg_size + _MESSAGE_MIN
+        while len(data) - start >= _HEADER_LENGTH:
+            size, kind, timestamp, attempts, id_ = _MESSAGE_HEADER.unpack_from(data, start)
+            after = start + _SIZE.size + size
+            if kind != FrameType.MESSAGE or not _LARGE <= size <= limit or after > len(data):
+                break
+            body = bytes(data[start + _HEADER_LENGTH : after])
+            messages.append(Message(id_, body, timestamp, attempts))
+            start = after
+        return start
 
     def _keep(self, data: bytes, start: int) -> None:
         """Keep the beginning of a frame, of a message with its header apart."""

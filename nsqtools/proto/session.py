@@ -159,15 +159,15 @@ class Session:
         self._replies: list[tuple[FrameType, bytes]] = []
         self._output = [commands.MAGIC, commands.identify(identify)]
 
-    def receive_data(self, data: bytes) -> None:
-        """Take in what the transport read; it never raises."""
+    def receive_data(self, data: bytes | memoryview) -> None:
+        """Take in what the transport read; it never raises. Nothing of a view is kept."""
         if self.state is State.CLOSED:
             return
         try:
             if self._codec is None:
                 self._parse(data)
             else:
-                for piece in self._codec.decode(data):
+                for piece in self._codec.decode(bytes(data)):
                     self._parse(piece)
         except PeerError as error:
             error.address = self._address
@@ -220,9 +220,9 @@ class Session:
         data = b"".join(output)
         return self._codec.encode(data) if self._codec else data
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         if self.state not in _STREAMING:
-            self._parse_handshake(data)
+            self._parse_handshake(bytes(data))
             return
         replies = self._replies
         try:

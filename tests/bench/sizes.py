@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.binaries import Nsq
     from tests.support.servers import Nsqd
 
-_VOLUME = 1 << 30
+_VOLUME = 2 << 30
 """Bytes of all bodies of a run at most, which make it fewer messages."""
 _DIFFERENT = 64
 """Bodies, so that a codec finds nothing of one in the next."""

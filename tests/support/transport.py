@@ -17,13 +17,13 @@ class FakeTransport(asyncio.Transport):
     holds, the peer takes nothing and the write buffer fills.
     """
 
-    def __init__(self, protocol: asyncio.Protocol) -> None:
+    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
         super().__init__({"peername": ("127.0.0.1", 4150)})
         self.writes: list[bytes] = []
         self.on_write: Callable[[bytes], object] | None = None
         self.aborted = False
         self.eof_written = False
-        self._protocol: asyncio.BaseProtocol = protocol
+        self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._reading = True
         self._undelivered: list[bytes | None] = []  # None is the end of the stream
@@ -134,11 +134,25 @@ class FakeTransport(asyncio.Transport):
     def _pass_on(self) -> None:
         while self._undelivered and self.is_reading():
             data = self._undelivered.pop(0)
-            assert isinstance(self._protocol, asyncio.Protocol)
             if data is not None:
-                self._protocol.data_received(data)
-            elif not self._protocol.eof_received():
-                self.close()
+                self._receive(data)
+            else:
+                assert isinstance(self._protocol, asyncio.Protocol | asyncio.BufferedProtocol)
+                if not self._protocol.eof_received():
+                    self.close()
+
+    def _receive(self, data: bytes) -> None:
+        protocol = self._protocol
+        if isinstance(protocol, asyncio.Protocol):
+            protocol.data_received(data)
+            return
+        assert isinstance(protocol, asyncio.BufferedProtocol)
+        while data:
+            buffer = memoryview(protocol.get_buffer(len(data)))
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            protocol.buffer_updated(size)
+            data = data[size:]
 
     def _flow(self) -> None:
         if self._buffered > self._high and not self._writing_paused:
