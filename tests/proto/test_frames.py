@@ -86,6 +86,27 @@ def test_a_dialogue_cut_in_any_way_gives_the_same_frames() -> None:
         assert parse(FrameParser(), cut(STREAM, range(0, len(STREAM), width))) == WHOLE
 
 
+def test_reads_into_memory_that_is_used_again_give_the_same_frames() -> None:
+    """Large bodies come straight out of it; none is of it."""
+    large = bytes(range(256)) * 80
+    frames = [*FRAMES, (wire.message(5, large), (wire.message_id(5), large, 1, 1))]
+    frames += [*frames, frames[-1], *FRAMES[:1]]
+    stream = b"".join(data for data, _ in frames)
+    memory = memoryview(bytearray(len(stream)))
+    for width in (*range(1, 40), 1000, 20_000, 20_479, 20_514, 20_515, 40_000, len(stream)):
+        parser = FrameParser(address=ADDRESS)
+        messages: list[Message] = []
+        replies: list[tuple[FrameType, bytes]] = []
+        for piece in cut(stream, range(0, len(stream), width)):
+            memory[: len(piece)] = piece
+            parser.parse(memory[: len(piece)], messages, replies)
+            memory[: len(piece)] = bytes(len(piece))
+        found = plain(messages), [(int(kind), data) for kind, data in replies]
+        assert found == expected(frame for _, frame in frames)
+        assert {type(message.body) for message in messages} == {bytes}
+        assert parser.take_rest() == b""
+
+
 def header(size: int, kind: int | None = None) -> bytes:
     return struct.pack(">I", size) + (b"" if kind is None else struct.pack(">I", kind))
 

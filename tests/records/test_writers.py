@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -47,6 +48,18 @@ class TestLines:
         every = bytes(range(256))
         data = render(b"one", b"", every, layout=Layout("raw", delimiter))
         assert data == b"one" + delimiter + delimiter + every + delimiter
+
+    @pytest.mark.parametrize("number", [1, 500, 501])
+    @pytest.mark.parametrize("layout", [RAW, PREFIXED])
+    def test_large_bodies_are_not_copied_and_are_not_too_many_for_one_call(
+        self, layout: Layout, number: int
+    ) -> None:
+        messages = batch(*[b"x" * 10_000] * number)
+        pieces = make_writer(layout).render(messages, messages)
+        assert b"".join(pieces) == render(b"x" * 10_000, layout=layout) * number
+        assert len(pieces) == (2 * number if number <= 500 else 1)
+        assert number > 500 or messages[0].body in pieces
+        assert len(pieces) <= os.sysconf("SC_IOV_MAX")
 
     @pytest.mark.parametrize(
         ("options", "before"),

@@ -18,7 +18,7 @@ from tests.support.faults import broken, file_limit, other_disk
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 WAYS = ["link", "rename", "copy"]
 EIO = "Input/output"
@@ -268,6 +268,26 @@ def test_a_file_system_may_refuse_to_sync_directories_but_not_fail(
 ) -> None:
     with broken("fsync", code), nullcontext() if fine else pytest.raises(OSError, match=EIO):
         disk.sync_directory(str(tmp_path))
+
+
+@pytest.mark.parametrize("most", [1, 3, 1 << 20])
+def test_pieces_are_written_whole_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int
+) -> None:
+    sizes = []
+
+    def writev(fd: int, parts: Sequence[bytes]) -> int:
+        data = b"".join(parts)
+        sizes.append(len(data))
+        assert len(parts) <= os.sysconf("SC_IOV_MAX")
+        return os.write(fd, data[:most])
+
+    monkeypatch.setattr(os, "writev", writev)
+    pieces = [b"", *(b"%d" % number for number in range(3000)), b"x" * 1_000_000, b"", b"end"]
+    with (tmp_path / "a").open("wb") as file:
+        disk.write_pieces(file.fileno(), pieces)
+    assert (tmp_path / "a").read_bytes() == b"".join(pieces)
+    assert max(sizes) < 1 << 19
 
 
 def test_short_writes_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
