@@ -52,8 +52,9 @@ _HANDSHAKE_TIMEOUT = 20.0
 # For an nsqd whose own interval of heartbeats, by default 30 s, is not known.
 _UNKNOWN_HEARTBEAT_TIMEOUT = 120.0
 
-# Bytes of a read at most. So many come only of large bodies, or when we are behind.
-_READ_SIZE = 1 << 20
+# Bytes of a read: at first, and at most where bodies are large or many messages come.
+_FIRST_READ = 16 << 10
+_LARGEST_READ = 1 << 20
 
 # How long a clean close waits for nsqd to read the last commands and hang up.
 _CLOSE_TIMEOUT = 2.0
@@ -118,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self._config = config
         self._read_timeout = read_timeout
         self._session = session
-        self._buffer = memoryview(bytearray(_READ_SIZE))
+        self._buffer = memoryview(b"")
         self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -286,10 +287,11 @@ class Connection(asyncio.BufferedProtocol):
         """asyncio: dialled."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(high=1 << 20)
+        self._buffer = memoryview(bytearray(_FIRST_READ))
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """asyncio: where to read to."""
+        """asyncio: where to read to; what the last read brought is parsed already."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -297,6 +299,8 @@ class Connection(asyncio.BufferedProtocol):
         self._last_read = self._loop.time()
         session = self._session
         session.receive_data(self._buffer[:nbytes])
+        if nbytes == len(self._buffer) < _LARGEST_READ:
+            self._buffer = memoryview(bytearray(4 * nbytes))
         self._dispatch_messages()
         if events := session.take_events():
             for event in events:

@@ -102,7 +102,8 @@ def main() -> int:
         nginx(Path(scratch, "nginx")) as endpoint,
         large_cluster(scratch) as addresses,
     ):
-        print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
+        size = f" of {len(BODY)} bytes" if not args.sizes else ", 2 GiB at most"
+        print(f"{args.n:,} messages{size}, medians of {args.rounds} rounds")
         lakes = Lakes(nsqd, nsq, args.n, scratch)
         sizes = [int(size) for size in args.sizes.split(",") if size]
         every = by_size(nsqd, nsq, args.n, scratch, sizes, args.codec.split(",")) or [

@@ -154,8 +154,7 @@ class Archive:
                 return
             chunk, taken = self._fill(batch, messages, room)
             file.add([chunk], batch, messages[:taken], now)
-            messages = messages[taken:]
-            records = self._writer.render(batch, messages)
+            messages, records = messages[taken:], [b"".join(records)[len(chunk) :]]
 
     def _fill(self, batch: Batch, messages: Sequence[Message], room: float) -> tuple[bytes, int]:
         """Return the records that fit, the last one possibly in part, and their number."""
