@@ -1,4 +1,4 @@
-"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided."""
+"""A TCP connection to nsqd. It moves bytes between a transport and a Session."""
 
 # size: each error of the handshake says what to do about it
 
@@ -46,37 +46,37 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# nsqd asks nsqlookupd and an AUTH server before it answers; TLS alone has 5 s on its side.
+# nsqd queries nsqlookupd and an AUTH server before it responds, and allows 5 s for TLS alone.
 _HANDSHAKE_TIMEOUT = 20.0
 
-# For an nsqd whose own interval of heartbeats, by default 30 s, is not known.
+# For an nsqd whose heartbeat interval, 30 s by default, is not known.
 _UNKNOWN_HEARTBEAT_TIMEOUT = 120.0
 
-# Bytes of a read: at first, and at most where bodies are large or many messages come.
+# Size of the read buffer: at first, and at most, after reads that filled it.
 _FIRST_READ = 16 << 10
 _LARGEST_READ = 1 << 20
 
-# How long a clean close waits for nsqd to read the last commands and hang up.
+# Seconds that a clean close waits for nsqd to read the last commands and close its side.
 _CLOSE_TIMEOUT = 2.0
 
 
 class Listener:
-    """Who owns a connection; unless overridden it hears nothing."""
+    """Receives the events of a connection. Every method may be overridden."""
 
     __slots__ = ()
 
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
-        """Everything one read brought."""
+        """Handle the messages of one read."""
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """A FIN, REQ or TOUCH came too late."""
+        """Handle the refusal of a FIN, REQ or TOUCH that came too late."""
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """It is gone; None when it was closed by us. Called once, and only after ``open``."""
+        """Handle the end; ``error`` is None if we closed it. Called once, after ``open``."""
 
 
 class Dial(Protocol):
-    """How a connection is made: ``Connection.open``, or a test's own."""
+    """Opens a connection: ``Connection.open``, or a replacement in tests."""
 
     async def __call__(
         self,
@@ -87,12 +87,12 @@ class Dial(Protocol):
         subscription: tuple[str, str] | None,
         auth_secret: str,
     ) -> Connection:
-        """As Connection.open."""
+        """Open a connection; arguments and errors are those of ``Connection.open``."""
 
 
 @dataclass(slots=True)
 class _PendingCommand:
-    """Who waits for how many replies."""
+    """A command that waits for responses."""
 
     future: asyncio.Future[bytes]
     replies: int
@@ -187,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
                     warn_of_secret_in_clear(address)
 
     async def _open(self, session: Session) -> None:
-        """The handshake; raises as ``open``, with the connection ended."""
+        """Complete the handshake. On an error the connection is ended; errors as in ``open``."""
         try:
             await self._dial()
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
@@ -224,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send(commands.finish(finish) + commands.requeue(requeue) + commands.touch(touch))
 
     def forget(self, count: int) -> None:
-        """Count messages as no longer in flight, of which nsqd has taken back so many."""
+        """Stop counting messages that nsqd has requeued itself as in flight."""
         self.in_flight -= count
 
     def request(self, command: bytes, *, replies: int = 1) -> asyncio.Future[bytes]:
@@ -249,17 +249,17 @@ class Connection(asyncio.BufferedProtocol):
         self._schedule_flush()
 
     async def wait_closing(self) -> None:
-        """Wait until CLS was answered, or the connection ended."""
+        """Wait for the response to CLS, or for the end of the connection."""
         await self._close_wait.wait()
 
     async def close(self, *, drain: float = _CLOSE_TIMEOUT) -> None:
-        """Write what is queued and hang up, waiting up to ``drain`` s for nsqd to have read it."""
+        """Write queued commands and close, waiting up to ``drain`` s for nsqd to read them."""
         self.closing = True
         if self._transport is None:
             return
         self._flush()
         self._hung_up = True
-        # Hanging up both ways at once could reset the connection under our last FIN.
+        # Closing both directions at once could reset the connection before nsqd reads the last FIN.
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
@@ -272,7 +272,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self, error: PeerError | None = None) -> None:
-        """Drop the connection now; nsqd delivers what is in flight again after its timeout."""
+        """Drop the connection now; nsqd requeues the messages in flight."""
         self._error = self._error or error
         self.closing = self._aborted = True
         if self._transport is not None:
@@ -280,22 +280,24 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether commands reach nsqd no more: the connection has ended, or is being ended."""
+        """Whether the connection has ended or is ending, so that commands no longer reach nsqd."""
         return self._hung_up or self._aborted or self._lost.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: dialled."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        """asyncio: the connection is established."""
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's transport is not a subclass
         self._transport.set_write_buffer_limits(high=1 << 20)
         self._buffer = memoryview(bytearray(_FIRST_READ))
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """asyncio: where to read to; what the last read brought is parsed already."""
+        """asyncio: the buffer to read into; the previous read has been parsed."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """asyncio: the hot path."""
+        """asyncio: bytes were read. This is the hot path."""
         self._last_read = self._loop.time()
         session = self._session
         session.receive_data(self._buffer[:nbytes])
@@ -308,14 +310,14 @@ class Connection(asyncio.BufferedProtocol):
         self._schedule_flush()
 
     def eof_received(self) -> bool:
-        """asyncio: nsqd hung up; the transport closes itself."""
+        """asyncio: nsqd closed its side; the transport closes itself."""
         self._session.receive_eof()
         for event in self._session.take_events():
             self._dispatch(event)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """asyncio: gone."""
+        """asyncio: the connection has ended."""
         if self._lost.done():
             return
         self._transport = None
@@ -332,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._handshake.done():
             self._handshake.set_exception(reason)
             self._handshake.exception()  # open() may have given up waiting
-        # nsqd's error, if it is one, answers the oldest request, whether anybody waits or not.
+        # An error of nsqd is the response to the oldest command, even if nothing waits for it.
         behind = ConnectionLostError(f"connection lost: {reason.text}", self.address)
         if self._requests and isinstance(reason, ConnectionLostError):
             reason.answered = self._requests[0].answered
@@ -344,11 +346,11 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.connection_lost(self, None if self._hung_up else lost)
 
     def pause_writing(self) -> None:
-        """asyncio: nsqd does not read. Progress is watched, not speed."""
+        """asyncio: nsqd does not read. Begin to check that bytes are still being written."""
         self._watch_write(self._taken())
 
     def resume_writing(self) -> None:
-        """asyncio: it reads again."""
+        """asyncio: nsqd reads again."""
         if self._write_watchdog:
             self._write_watchdog.cancel()
             self._write_watchdog = None
@@ -395,8 +397,8 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _start_tls(self) -> None:
         assert self._transport is not None
-        # From here on all that is read comes through TLS, some of it perhaps before start_tls
-        # returns; what is written must wait until it has.
+        # From here on reads come through TLS, possibly before start_tls returns. Writes must wait
+        # until it has returned.
         self._session.tls_established()
         self._flushing = True
         transport = await self._loop.start_tls(
@@ -419,9 +421,9 @@ class Connection(asyncio.BufferedProtocol):
         return event
 
     def _explain(self, error: BaseException) -> NSQError:
-        """The error as one of ours, with the address and, for TLS, the fix."""
+        """Convert the error to an NSQError with the address and, for TLS, the fix."""
         cause = error.__cause__ if isinstance(error, ConnectionLostError) else error
-        if isinstance(cause, UnicodeError | socket.gaierror):  # the former of the codec for names
+        if isinstance(cause, UnicodeError | socket.gaierror):  # the IDNA codec raises UnicodeError
             text = f"cannot resolve {self.address.host!r}"
             return ConnectError(text, self.address, reason="name")
         if isinstance(cause, OSError):
@@ -451,7 +453,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def _watch(self) -> None:
-        """Drop the connection if nsqd has been silent for ``read_timeout``: no heartbeat came."""
+        """Drop the connection if nothing, not even a heartbeat, was read for ``read_timeout``."""
         due = self._last_read + self._read_timeout
         now = self._loop.time()
         if now < due:
@@ -461,12 +463,12 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(ConnectionLostError(silent, self.address))
 
     def _taken(self) -> int:
-        """Bytes the system has taken from us so far."""
+        """The number of bytes that the operating system has accepted so far."""
         waiting = self._transport.get_write_buffer_size() if self._transport else 0
         return self._written - waiting
 
     def _watch_write(self, last: int) -> None:
-        """Drop the connection if not one byte could be written for ``write_timeout``."""
+        """Drop the connection if no byte could be written for ``write_timeout``."""
 
         def check() -> None:
             if (taken := self._taken()) == last:

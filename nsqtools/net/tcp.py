@@ -1,4 +1,4 @@
-"""A TCP server of one coroutine for each connection, which can be stopped at any moment."""
+"""A TCP server with a coroutine per connection, which can be stopped at any time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 MAX_CONNECTIONS = 250
-"""Maximum connections of a server; it closes further ones, as others need descriptors too."""
+"""Maximum connections of a server; further ones are closed, to save file descriptors."""
 
 
 @contextlib.contextmanager
 def naming(address: Address) -> Iterator[None]:
-    """Make an OSError name the address, as its ``filename``."""
+    """Add the address to an OSError, as its ``filename``."""
     try:
         yield
     except OSError as error:
@@ -31,17 +31,17 @@ def naming(address: Address) -> Iterator[None]:
 
 
 def bound(server: asyncio.Server) -> Address:
-    """Where a server listens."""
+    """The address that a server listens on."""
     return Address(*server.sockets[0].getsockname()[:2])
 
 
 def name_of(host: str) -> str:
-    """What others call a host to listen on: this machine's name where that is any address."""
+    """The host name for clients: the name of this machine if ``host`` is a wildcard address."""
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - not bound
 
 
 def peer_address(writer: asyncio.StreamWriter | asyncio.BaseTransport) -> Address:
-    """The other end; an empty host where it is gone already."""
+    """The address of the client; the host is empty if the connection has already ended."""
     return Address(*(writer.get_extra_info("peername") or ("", 0))[:2])
 
 

@@ -1,4 +1,4 @@
-"""Compression of a connection: what nsqd calls snappy and deflate (tcp_protocol_spec, IDENTIFY).
+"""Compression of a connection: nsqd's snappy and deflate (tcp_protocol_spec, IDENTIFY).
 
 A codec turns the bytes of the wire into pieces of the plain stream and back. Pieces are bounded,
 so that a few hostile bytes never grow into more memory than a parser has agreed to.
@@ -18,10 +18,10 @@ _PIECE = 1 << 20
 
 
 class Codec(Protocol):
-    """Both directions of one connection."""
+    """Compresses and decompresses one connection."""
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Yield the plain bytes of ``data`` in pieces; raises CodecError."""
+        """Yield the decompressed ``data`` in pieces. Raises CodecError."""
 
     def encode(self, data: bytes) -> bytes:
         """Compress and flush, so that the peer can read all of ``data``."""
@@ -35,7 +35,7 @@ class Deflate:
         self._deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """As Codec.decode."""
+        """Yield the decompressed ``data`` in pieces. Raises CodecError."""
         try:
             while data:
                 piece = self._inflate.decompress(data, _PIECE)
@@ -48,12 +48,12 @@ class Deflate:
             raise CodecError("the deflate stream ended")
 
     def encode(self, data: bytes) -> bytes:
-        """As Codec.encode."""
+        """Compress and flush, so that the peer can read all of ``data``."""
         return self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
 
 
 class Snappy:
-    """The snappy framing format; a chunk holds at most 64 KiB, so pieces are bounded by reads."""
+    """The snappy framing format. A chunk holds at most 64 KiB, so reads bound pieces."""
 
     def __init__(self) -> None:
         import snappy
@@ -62,15 +62,15 @@ class Snappy:
         self._compressor = snappy.StreamCompressor()
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """As Codec.decode."""
+        """Yield the decompressed ``data`` in pieces. Raises CodecError."""
         try:
             piece: bytes = self._decompressor.decompress(data)
-        except Exception as error:  # cramjam raises OSError, python-snappy its own
+        except Exception as error:  # cramjam raises OSError, python-snappy an error of its own
             raise CodecError(f"corrupt snappy stream: {error}") from error
         if piece:
             yield piece
 
     def encode(self, data: bytes) -> bytes:
-        """As Codec.encode."""
+        """Compress and flush, so that the peer can read all of ``data``."""
         encoded: bytes = self._compressor.add_chunk(data)
         return encoded

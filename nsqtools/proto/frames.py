@@ -1,4 +1,4 @@
-"""Bytes to frames, all that a read holds in one pass.
+"""The frame parser: takes all frames out of a read in one pass.
 
 A frame is a 4-byte size, a 4-byte type and data; the size counts type and data
 (tcp_protocol_spec, Data Format). The parser keeps at most one incomplete frame, as the list of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FrameType(IntEnum):
-    """What a frame's data is."""
+    """The kind of a frame's data."""
 
     RESPONSE = 0
     ERROR = 1
@@ -35,12 +35,12 @@ _HEADER_LENGTH = _MESSAGE_HEADER.size
 _MESSAGE_MIN = _HEADER_LENGTH - _SIZE.size
 _HTTP = int.from_bytes(b"HTTP", "big")
 
-# nsqd's replies are an OK, an E_* line or the IDENTIFY JSON, hundreds of bytes. A megabyte is
-# no reply of nsqd's, and is refused before it is buffered.
+# nsqd's responses are OK, an E_* line or the JSON of IDENTIFY: hundreds of bytes. A larger one is
+# refused before it is buffered.
 _REPLY_LIMIT = 1 << 20
 _NO_LIMIT = 2**31 - 1
 
-# To copy many small frames at once is faster than one by one; of this size it no longer is.
+# Small frames are copied together, which is faster; frames of this size are copied one by one.
 _LARGE = 16 << 10
 
 
@@ -57,7 +57,7 @@ class FrameParser:
         self.max_msg_size = max_msg_size
         self._address = address
         self._reads: list[bytes | memoryview] = []
-        self._has_header = False  # the first of the reads is the whole header of a message
+        self._has_header = False  # whether the first read is the complete header of a message
         self._size = 0
         self._need = 0
 
@@ -67,7 +67,7 @@ class FrameParser:
         messages: list[Message],
         replies: list[tuple[FrameType, bytes]],
     ) -> None:
-        """Append every message and reply that is complete now, in order of arrival each.
+        """Append every complete message and every complete reply, each in order of arrival.
 
         Nothing of a view is kept: its memory may be read into again.
         Raises ProtocolError at the first malformed frame; what stood before it has been appended.
@@ -108,7 +108,7 @@ class FrameParser:
             self._keep(data, start)
 
     def parse_reply(self, data: bytes) -> tuple[FrameType, bytes] | None:
-        """Take one reply and keep the bytes behind it, which may be in another encoding.
+        """Take one reply and keep the following bytes, which may be encoded differently.
 
         Returns None while it is incomplete. Raises ProtocolError if malformed.
         """
@@ -136,7 +136,7 @@ class FrameParser:
         return rest
 
     def _take_large(self, data: memoryview, start: int, messages: list[Message]) -> int:
-        """Append the complete large messages that come first; where the next frame begins."""
+        """Append the complete large messages at the start; return where the next frame begins."""
         limit = self.max_msg_size + _MESSAGE_MIN
         while len(data) - start >= _HEADER_LENGTH:
             size, kind, timestamp, attempts, id_ = _MESSAGE_HEADER.unpack_from(data, start)
@@ -149,7 +149,7 @@ class FrameParser:
         return start
 
     def _keep(self, data: bytes, start: int) -> None:
-        """Keep the beginning of a frame, of a message with its header apart."""
+        """Keep an incomplete frame; the header of a message is kept separately."""
         self._size = len(data) - start
         body = start + _HEADER_LENGTH
         if len(data) >= body and data[start + _SIZE.size + 3] == FrameType.MESSAGE:
@@ -159,7 +159,7 @@ class FrameParser:
             self._reads.append(data[start:])
 
     def _complete(self, last: memoryview) -> Message:
-        """The message that was kept, with the last part of its body."""
+        """Return the message that was kept, completed with the last part of its body."""
         header, *body = self._reads
         _, _, timestamp, attempts, id_ = _MESSAGE_HEADER.unpack(header)
         message = Message(id_, b"".join([*body, last]), timestamp, attempts)
@@ -170,7 +170,7 @@ class FrameParser:
     def _reply(
         self, data: bytes, start: int, end: int, replies: list[tuple[FrameType, bytes]]
     ) -> int:
-        """Parse one frame that is no complete message; return where it ends, or start.
+        """Parse one frame that is not a complete message; return its end, or ``start``.
 
         On an incomplete frame it sets how many bytes there must be for another try.
         """
@@ -198,7 +198,7 @@ class FrameParser:
         return after
 
     def _check(self, size: int, kind: FrameType) -> None:
-        """Raise ProtocolError for a frame that is not to be waited for."""
+        """Raise ProtocolError for an invalid frame, before more of it is read."""
         text = f"{kind.name.lower()} frame of {size} bytes"
         if kind is not FrameType.MESSAGE:
             if size > _REPLY_LIMIT:

@@ -1,4 +1,4 @@
-"""One connection to nsqd without the connection: a state table from bytes to events.
+"""The protocol of one connection to nsqd, without I/O: a state table from bytes to events.
 
     IDENTIFYING -> [SECURING -> TLS_CONFIRMING] -> [COMPRESSING] -> [AUTHENTICATING]
                 -> [SUBSCRIBING] -> READY -> [CLOSING] -> CLOSED
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from nsqtools.proto.messages import Message
 
 DEFAULT_MAX_RDY = 2500
-"""For an nsqd that does not say (building_client_libraries, nsqd Max RDY Count)."""
+"""Used if nsqd does not report it (building_client_libraries, nsqd Max RDY Count)."""
 
 _HEARTBEAT = b"_heartbeat_"
 
 
 class State(Enum):
-    """Where a session is; see the module."""
+    """The state of a session; the module describes them."""
 
     IDENTIFYING = auto()
     SECURING = auto()
@@ -64,7 +64,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What nsqd answered to IDENTIFY; the defaults are those of one that answers only OK.
+    """nsqd's response to IDENTIFY; the defaults are for an nsqd that responds only OK.
 
     ``msg_timeout`` and ``max_msg_timeout`` are seconds.
     """
@@ -109,19 +109,19 @@ class CommandReply:
 
 @dataclass(frozen=True, slots=True)
 class CommandFailed:
-    """nsqd would not FIN, REQ or TOUCH a message; the connection lives on."""
+    """nsqd refused a FIN, REQ or TOUCH; the connection continues."""
 
     error: ServerError
 
 
 @dataclass(frozen=True, slots=True)
 class CloseWait:
-    """The answer to CLS: no message will come any more."""
+    """The response to CLS: no more messages will arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The session is over; None when it was closed after CLS, as it should be."""
+    """The session has ended; the error is None after an ordered close with CLS."""
 
     error: PeerError | None
 
@@ -160,7 +160,7 @@ class Session:
         self._output = [commands.MAGIC, commands.identify(identify)]
 
     def receive_data(self, data: bytes | memoryview) -> None:
-        """Take in what the transport read; it never raises. Nothing of a view is kept."""
+        """Process bytes from the transport. Never raises; a view is not kept."""
         if self.state is State.CLOSED:
             return
         try:
@@ -174,7 +174,7 @@ class Session:
             self._close(error)
 
     def receive_eof(self) -> None:
-        """Take in that the peer closed its side."""
+        """Process the end of the peer's bytes."""
         if self.state is State.CLOSING:
             self._close(None)
         elif self.state is not State.CLOSED:
@@ -185,7 +185,7 @@ class Session:
             )
 
     def tls_established(self) -> None:
-        """Go on after the upgrade that TLSRequested asked for."""
+        """Continue after the TLS upgrade that TLSRequested asked for."""
         if self.state is State.SECURING:
             self.state = State.TLS_CONFIRMING
 
@@ -195,25 +195,25 @@ class Session:
             self._output.append(command)
 
     def close(self) -> None:
-        """Send CLS; CloseWait follows. For a consumer that is READY only."""
+        """Send CLS; CloseWait follows. Only valid for a consumer that is READY."""
         if self.state is State.READY and self._subscription:
             self._output.append(commands.CLS)
             self.state = State.CLOSING
 
     def take_messages(self) -> list[Message]:
-        """All messages since the last call."""
+        """Return all messages since the last call."""
         messages, self._messages = self._messages, []
         return messages
 
     def take_events(self) -> list[Event]:
-        """All events since the last call."""
+        """Return all events since the last call."""
         if not self._events:
             return []
         events, self._events = self._events, []
         return events
 
     def take_output(self) -> bytes:
-        """All bytes to write since the last call, encoded for the wire."""
+        """Return all bytes to write since the last call, encoded for the wire."""
         if not self._output:
             return b""
         output, self._output = self._output, []
@@ -234,7 +234,7 @@ class Session:
                     self._receive(kind, reply)
 
     def _parse_handshake(self, data: bytes) -> None:
-        """One reply at a time: the bytes behind it may be in an encoding it has just agreed on."""
+        """Process one reply at a time: it may change the encoding of the bytes after it."""
         if self.state is State.SECURING and data:
             raise ProtocolError("sent bytes before the TLS handshake")
         while (reply := self._parser.parse_reply(data)) is not None:
@@ -317,7 +317,7 @@ class Session:
         if not self.features.auth_required:
             self._subscribe()
         else:
-            # An empty secret is refused, but first of all nsqd would say that it requires TLS.
+            # nsqd refuses an empty secret; if it requires TLS, it says that first.
             self._output.append(commands.auth(self._auth_secret.encode()))
             self.state = State.AUTHENTICATING
 
@@ -365,7 +365,7 @@ _ON_RESPONSE: Mapping[State, Callable[[Session, bytes], None]] = {
 
 
 def refused_option(text: str) -> str:
-    """What of IDENTIFY nsqd found invalid (``nsqd/client_v2.go``); empty for another error."""
+    """The field of IDENTIFY that nsqd refused (``nsqd/client_v2.go``); empty for other errors."""
     found = re.search(r"E_BAD_BODY IDENTIFY (.+) \(-?\d+\) is invalid", text)
     return found[1].replace(" ", "_") if found else ""
 
@@ -376,7 +376,7 @@ def _expect_ok(data: bytes, what: str) -> None:
 
 
 def _read_features(data: bytes) -> Features:
-    """Features from IDENTIFY's reply: JSON, or OK from an nsqd that does not negotiate."""
+    """Parse the response to IDENTIFY: JSON, or OK from an nsqd that does not negotiate."""
     if data == b"OK":
         return Features()
     try:

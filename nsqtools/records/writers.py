@@ -1,4 +1,4 @@
-"""Messages as bytes: one pass and one join for all that arrived together."""
+"""Writers of records: messages to bytes, with one pass and one join per batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGE = 8 << 10
 _MOST_LARGE = 500
-"""How many records may be two pieces each, for ``writev`` takes 1024."""
+"""Maximum records that are two pieces each: ``writev`` takes 1024 pieces."""
 _pack_size = struct.Struct(">I").pack
 
 _PLAIN = re.compile(rb"[ -~\n\t]*")
@@ -28,7 +28,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 class MessageSource(Protocol):
-    """Where messages come from; a batch is one."""
+    """The source of messages, such as a batch."""
 
     topic: str
     channel: str
@@ -39,14 +39,14 @@ class Writer(Protocol):
     """Turns messages into the bytes to write."""
 
     def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
-        """The records of the messages, in order, for one ``writev``; nothing for none.
+        """Return the records of the messages, in order, for one ``writev``.
 
-        They are one piece, or, of large bodies, several, of which none is a copy of a body.
+        They are one piece or, for large bodies, several, and no body is copied then.
         """
 
 
 def escape_controls(data: bytes) -> bytes:
-    r"""The bytes as a terminal may see them.
+    r"""Escape bytes for a terminal.
 
     Newline, tab and printable UTF-8 stay; every byte of other controls (C0, DEL, C1), of bidi
     overrides and isolates (U+202A-202E, U+2066-2069) and of what is not UTF-8 becomes ``\xNN``.
@@ -66,7 +66,7 @@ def _bodies(messages: Sequence[Message], escape: bool) -> list[bytes]:
 
 
 def _are_large(bodies: Sequence[bytes]) -> bool:
-    """Whether to join them costs more than a ``writev`` of many."""
+    """Whether joining the bodies costs more than a ``writev`` of many pieces."""
     return len(bodies) <= _MOST_LARGE and sum(map(len, bodies)) >= _LARGE * len(bodies)
 
 
@@ -82,7 +82,7 @@ def _rfc3339(ns: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class DelimitedWriter:
-    """Bodies, each followed by the delimiter, perhaps with time and topic before."""
+    """Writes bodies with a delimiter after each, optionally with time and topic before it."""
 
     delimiter: bytes
     print_topic: bool
@@ -102,20 +102,20 @@ class DelimitedWriter:
             records = [prefix + body for body in records]
         if _are_large(records):
             return [piece for record in records for piece in (record, self.delimiter)]
-        records.append(b"")  # makes the join end in a delimiter
+        records.append(b"")  # so that the join ends with a delimiter
         return [self.delimiter.join(records)]
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPrefixedWriter:
-    """The size of the body as 4 bytes, big-endian, then the body."""
+    """Writes the size of each body (4 bytes, big-endian), then the body."""
 
     escape: bool
 
     def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """Return the bodies, each with its size."""
         sizes = [_pack_size(len(message.body)) for message in messages]
-        if self.escape:  # a body of 27 bytes would be announced by an ESC
+        if self.escape:  # 27, the size of a body, is ESC
             sizes = list(map(escape_controls, sizes))
         parts = [b""] * (2 * len(sizes))
         parts[::2] = sizes
@@ -125,7 +125,7 @@ class LengthPrefixedWriter:
 
 @dataclass(frozen=True, slots=True)
 class JsonWriter:
-    """One object a line; ``body_b64`` in place of ``body`` where the body is not UTF-8."""
+    """Writes an object per line, with ``body_b64`` instead of ``body`` if it is not UTF-8."""
 
     escape: bool
 
@@ -145,6 +145,6 @@ class JsonWriter:
                 f',"attempts":{message.attempts}{nsqd}{body}'
             )
         text = "".join(lines)
-        if self.escape:  # JSON has no raw C0 but the newlines, which stay
+        if self.escape:  # JSON contains no raw C0 controls except the newlines, which stay
             text = _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
         return [text.encode()]

@@ -1,4 +1,4 @@
-"""Batches to standard output: one write a batch, FIN after the write."""
+"""The sink of standard output: one write per batch, and FIN after the write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
-"""Bytes that a blocking descriptor takes at once when it is ready."""
+"""Bytes that a blocking descriptor accepts without blocking when it is ready."""
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
@@ -44,7 +44,7 @@ class Output:
         self._may_block = False
 
     async def open(self) -> None:
-        """Get ready to write; raises OutputClosedError or OutputError."""
+        """Prepare for writing. Raises OutputClosedError or OutputError."""
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         try:
@@ -60,7 +60,7 @@ class Output:
             loop.add_reader(self._fd, self._on_event)
 
     async def write(self, pieces: Sequence[bytes]) -> None:
-        """Write all of them; raises OutputError, and ``failed`` ends with that too."""
+        """Write all pieces. Raises OutputError, which ``failed`` gets too."""
         rest: Sequence[bytes | memoryview] = pieces
         try:
             while rest:
@@ -78,7 +78,7 @@ class Output:
             raise failure from error
 
     def close(self) -> None:
-        """Let go of the output. Nothing is buffered here."""
+        """Stop using the output. Nothing is buffered."""
         if self._fd < 0:
             return
         asyncio.get_running_loop().remove_reader(self._fd)
@@ -90,7 +90,7 @@ class Output:
         ready = asyncio.Event()
         try:
             loop.add_writer(self._fd, ready.set)
-        except PermissionError:  # a device that is always ready
+        except PermissionError:  # a device that is always ready to be written
             return
         try:
             await ready.wait()
@@ -98,7 +98,7 @@ class Output:
             loop.remove_writer(self._fd)
 
     def _on_event(self) -> None:
-        """The reader is gone, or, of a socket, it sent something: we read nothing."""
+        """Handle an event: the reader is gone, or a socket's peer sent bytes, which are ignored."""
         poll = select.poll()
         poll.register(self._fd, 0)
         if poll.poll(0):
@@ -108,7 +108,7 @@ class Output:
     def _fail(self, error: OutputError) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # it need not be looked at
+            self.failed.exception()  # so that asyncio does not log it as never retrieved
 
     def _error(self, error: OSError) -> OutputError:
         if isinstance(error, BrokenPipeError | ConnectionResetError):
@@ -130,20 +130,20 @@ class StreamSink(Handler):
         self._writer = writer
         self._lock = asyncio.Lock()
         self.messages = 0
-        """Written so far, with their ``bytes``."""
+        """Number of messages written so far; ``bytes`` is the number of bytes."""
         self.bytes = 0
 
     async def open(self) -> None:
-        """As Output's."""
+        """Open the output. Raises OutputClosedError or OutputError."""
         await self._output.open()
         self.failed = self._output.failed
 
     async def handle(self, batch: Batch) -> None:
-        """Write the batch, then finish it; give it back when that fails."""
+        """Write the batch, then finish it; requeue it if writing fails."""
         async with self._lock:
             if not self._output.failed.done():
                 records = self._writer.render(batch, batch)
-                with contextlib.suppress(OutputError):  # ``failed`` tells
+                with contextlib.suppress(OutputError):  # ``failed`` has the error
                     await self._output.write(records)
                     self.messages += len(batch)
                     self.bytes += sum(map(len, records))
@@ -152,12 +152,12 @@ class StreamSink(Handler):
         batch.requeue(delay=0, backoff=False)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """As Output's."""
+        """Stop using the output."""
         self._output.close()
 
 
 def _behind(pieces: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
-    """What is left of the pieces when this many bytes are written."""
+    """Return the pieces that remain after this many bytes."""
     for number, piece in enumerate(pieces):
         if count < len(piece):
             return [memoryview(piece)[count:], *pieces[number + 1 :]]
@@ -166,7 +166,7 @@ def _behind(pieces: Sequence[bytes | memoryview], count: int) -> Sequence[bytes 
 
 
 def _open_again(fd: int, mode: int) -> int:
-    """A descriptor of our own for the same pipe, terminal or file; raises OSError.
+    """Open the same pipe, terminal or file once more. Raises OSError.
 
     O_NONBLOCK belongs to the open file description, and a terminal's is shared with the shell and
     with stderr, hence a new one where there can be. There can be none of a socket, nor of a pipe or
@@ -183,8 +183,8 @@ def _open_again(fd: int, mode: int) -> int:
 
 
 def _enlarge(fd: int) -> None:
-    """Let a pipe take a whole batch, so that writer and reader switch less often."""
+    """Enlarge a pipe to hold a whole batch, so that writer and reader switch less often."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # not a pipe, or over the user's limit
+        with contextlib.suppress(OSError):  # not a pipe, or above the user's limit
             if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)

@@ -1,4 +1,4 @@
-"""A file of an archive while it is written: gathered records, made safe by one sync."""
+"""A file of an archive while it is written: records are gathered, and synced together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Part = tuple["Batch", "Sequence[Message]"]
 
 
 class MovedError(OutputError):
-    """The work file's name no longer stands for it: removed, renamed or replaced."""
+    """The work file was removed, renamed or replaced by another program."""
 
 
 class CutError(OutputError):
@@ -60,9 +60,9 @@ class WorkFile:
         self.entry = entry
         self.digest = digest
         self.is_published = False
-        """Whether it has its name."""
+        """Whether the file has its final name."""
         self.used = facts.opened
-        """When something was added last, in monotonic seconds."""
+        """The time of the last addition, in monotonic seconds."""
         self.first: Message | None = None
         self.last: Message | None = None
         self._fd = fd
@@ -77,7 +77,7 @@ class WorkFile:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether something waits for a sync."""
+        """Whether records wait for a sync."""
         return bool(self._data)
 
     def add(
@@ -94,7 +94,7 @@ class WorkFile:
         self.last = messages[-1]
 
     def sync(self) -> list[Part]:
-        """Write what was gathered as one member and fsync it: these messages are safe.
+        """Write the gathered records as one member, fsync it, and return their messages.
 
         Raises MovedError or CutError, or OSError, and nothing of it is safe then: call
         ``cut_back``, or ``move_to`` and sync again.
@@ -108,12 +108,12 @@ class WorkFile:
         return safe
 
     def seal(self) -> None:
-        """Make an empty file one that its reader accepts; others are complete already."""
+        """Make an empty file valid for its reader; other files are already complete."""
         if not self._synced:
             self._write([self._encoder.empty()])
 
     def cut_back(self) -> None:
-        """Forget what is not safe. If the torn end cannot be cut off now, the next sync does."""
+        """Drop records that are not safe. What cannot be cut off now is cut by the next sync."""
         self._data.clear()
         self._parts.clear()
         self._encoder.discard()
@@ -124,14 +124,14 @@ class WorkFile:
             self._truncate()
 
     def move_to(self, fd: int, path: str, entry: Entry) -> None:
-        """Go on in another file, with a copy of what is safe; takes ``fd`` over if it succeeds."""
+        """Continue in another file with a copy of the safe bytes. Takes over ``fd`` on success."""
         disk.copy_contents(self._fd, fd, 0, self._synced)
         os.close(self._fd)
         self._fd, self.path, self.entry = fd, path, entry
         self._unsynced = False
 
     def close(self) -> None:
-        """Let go of the file, and with it of its lock."""
+        """Close the file, which releases its lock."""
         os.close(self._fd)
 
     def _write(self, pieces: Sequence[bytes]) -> None:
@@ -157,7 +157,7 @@ class WorkFile:
         self.facts.compressed = self._synced
 
     def _truncate(self) -> int:
-        """Cut off what is not ours, or not safe; the size before."""
+        """Cut off bytes that are not ours or not safe. Return the size before."""
         size = os.fstat(self._fd).st_size
         if size > self._synced:
             os.ftruncate(self._fd, self._synced)
@@ -199,7 +199,7 @@ def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspecti
 
 
 def digest_of(fd: int) -> _Hash:
-    """The sha256 of an open file, as far as it goes."""
+    """The sha256 of an open file."""
     with open(os.dup(fd), "rb") as file:
         file.seek(0)
         return hashlib.file_digest(file, "sha256")
