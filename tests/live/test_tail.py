@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
-from tests.support.process import COMMAND
+from tests.support.process import COMMAND, neutral
 from tests.support.servers import at, empty
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def test_a_short_reader_leaves_the_unread_messages_to_others(tail: Tail) -> None
         (f"{command} -n 10 | head -3", 3),
         (f"{command} -n 10 --channel d | true", 0),
     ):
-        ended = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(
+            ["bash", "-c", line], env=neutral(), capture_output=True, timeout=60, check=False
+        )
         assert ended.stderr == b""
         lines = ended.stdout.splitlines()
         assert len(lines) == printed

@@ -16,7 +16,7 @@ from nsqtools.cli import cli
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import walk
 from tests.support.eventually import eventually
-from tests.support.process import Cli
+from tests.support.process import Cli, neutral
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +94,7 @@ class Stage:
         return subprocess.Popen(
             ["sh", "-c", line],
             cwd=self.folder,
-            env={**os.environ, **self.environment},
+            env={**neutral(), **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=PIPE,
             stderr=stderr,

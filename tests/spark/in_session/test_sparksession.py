@@ -66,7 +66,7 @@ def test_a_java_that_is_too_old_is_named(
     install_java: Callable[[str], None], version: str, number: str
 ) -> None:
     install_java(version)
-    refused_with(rf"bin/java is {number}: ")
+    refused_with(rf"bin/java is Java {number}: ")
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25-ea"])
