@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +197,7 @@ def test_on_a_terminal_the_loss_is_shown_and_confirmed(
         assert "4 messages on 2 nsqds" in shown
         assert cluster.channels() == [{"c"}] * 4
         if answer == "SIGINT":
-            terminal.process.send_signal(signal.SIGINT)
+            terminal.interrupt()
         else:
             terminal.type(answer.replace("NAME", cluster.topic))
         assert terminal.end() == code

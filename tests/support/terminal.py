@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
     import subprocess
@@ -46,6 +50,11 @@ class Terminal:
     def type(self, line: str) -> None:
         """A line, with Enter."""
         os.write(self._fd, f"{line}\n".encode())
+
+    def interrupt(self) -> None:
+        """SIGINT while the process waits for input: just before that, read(2) would miss it."""
+        eventually(lambda: ") S " in Path(f"/proc/{self.process.pid}/stat").read_text())
+        self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         """The exit code, once it has ended."""
