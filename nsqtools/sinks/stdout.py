@@ -4,116 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
-import os
-import select
-import stat
-import sys
 from typing import TYPE_CHECKING
 
 from nsqtools.engine.handler import Handler
-from nsqtools.errors import OutputClosedError, OutputError
+from nsqtools.errors import OutputError
+from nsqtools.sinks.pipes import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from nsqtools.engine.handler import Batch
     from nsqtools.records.writers import Writer
-
-_PIPE_SIZE = 1 << 20
-_NEVER_BLOCKS = select.PIPE_BUF
-"""Bytes that a blocking descriptor accepts without blocking when it is ready."""
-_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-
-
-class Output:
-    """A file, pipe, terminal or socket that was given open, written without blocking the loop.
-
-    ``failed`` exists from ``open`` on and ends with OutputClosedError as soon as the reader is
-    gone, even if nothing is being written, or with OutputError when a write fails. One ``write``
-    at a time.
-    """
-
-    failed: asyncio.Future[None]
-
-    def __init__(self, fd: int, name: str) -> None:
-        self._given = fd
-        self._name = name
-        self._fd = -1
-        self._may_block = False
-
-    async def open(self) -> None:
-        """Prepare for writing. Raises OutputClosedError or OutputError."""
-        loop = asyncio.get_running_loop()
-        self.failed = loop.create_future()
-        try:
-            if fcntl.fcntl(self._given, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                raise OSError(errno.EBADF, "not open for writing")
-            mode = os.fstat(self._given).st_mode
-            self._fd = _open_again(self._given, mode)
-            self._may_block = not stat.S_ISREG(mode) and os.get_blocking(self._fd)
-        except OSError as error:
-            raise self._error(error) from error
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            _enlarge(self._fd)
-            loop.add_reader(self._fd, self._on_event)
-
-    async def write(self, pieces: Sequence[bytes]) -> None:
-        """Write all pieces. Raises OutputError, which ``failed`` gets too."""
-        rest: Sequence[bytes | memoryview] = pieces
-        try:
-            while rest:
-                if self._may_block:
-                    await self._writable()
-                some = [memoryview(rest[0])[:_NEVER_BLOCKS]] if self._may_block else rest
-                try:
-                    written = os.writev(self._fd, some)
-                except BlockingIOError:
-                    await self._writable()
-                else:
-                    rest = _behind(rest, written)
-        except OSError as error:
-            self._fail(failure := self._error(error))
-            raise failure from error
-
-    def close(self) -> None:
-        """Stop using the output. Nothing is buffered."""
-        if self._fd < 0:
-            return
-        asyncio.get_running_loop().remove_reader(self._fd)
-        os.close(self._fd)
-        self._fd = -1
-
-    async def _writable(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        try:
-            loop.add_writer(self._fd, ready.set)
-        except PermissionError:  # a device that is always ready to be written
-            return
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_writer(self._fd)
-
-    def _on_event(self) -> None:
-        """Handle an event: the reader is gone, or a socket's peer sent bytes, which are ignored."""
-        poll = select.poll()
-        poll.register(self._fd, 0)
-        if poll.poll(0):
-            self._fail(OutputClosedError(f"{self._name}: the reader is gone"))
-        asyncio.get_running_loop().remove_reader(self._fd)
-
-    def _fail(self, error: OutputError) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(error)
-            self.failed.exception()  # so that asyncio does not log it as never retrieved
-
-    def _error(self, error: OSError) -> OutputError:
-        if isinstance(error, BrokenPipeError | ConnectionResetError):
-            return OutputClosedError(f"{self._name}: the reader is gone")
-        return OutputError(f"{self._name}: {error.strerror}")
 
 
 class StreamSink(Handler):
@@ -154,37 +53,3 @@ class StreamSink(Handler):
     async def close(self, *, at_once: bool = False) -> None:
         """Stop using the output."""
         self._output.close()
-
-
-def _behind(pieces: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
-    """Return the pieces that remain after this many bytes."""
-    for number, piece in enumerate(pieces):
-        if count < len(piece):
-            return [memoryview(piece)[count:], *pieces[number + 1 :]]
-        count -= len(piece)
-    return []
-
-
-def _open_again(fd: int, mode: int) -> int:
-    """Open the same pipe, terminal or file once more. Raises OSError.
-
-    O_NONBLOCK belongs to the open file description, and a terminal's is shared with the shell and
-    with stderr, hence a new one where there can be. There can be none of a socket, nor of a pipe or
-    terminal that belongs to another user, as after su: their flags are left alone, because whoever
-    shares them would fail, and nobody would restore them after a kill -9.
-    """
-    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-        try:
-            return os.open(f"{_DESCRIPTORS}/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError as error:
-            if error.errno == errno.ENXIO and stat.S_ISFIFO(mode):
-                raise BrokenPipeError(errno.EPIPE, "no reader") from error
-    return os.dup(fd)
-
-
-def _enlarge(fd: int) -> None:
-    """Enlarge a pipe to hold a whole batch, so that writer and reader switch less often."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # not a pipe, or above the user's limit
-            if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
-                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)

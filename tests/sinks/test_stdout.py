@@ -148,7 +148,7 @@ class TestPipe:
         self, can_reopen: bool, pipe: Pipe, settled: Settled, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not can_reopen:
-            monkeypatch.setattr("nsqtools.sinks.stdout._DESCRIPTORS", "/nowhere")
+            monkeypatch.setattr("nsqtools.sinks.pipes._DESCRIPTORS", "/nowhere")
         async with opened(pipe.writer) as sink:
             task = asyncio.create_task(sink.handle(batch(LARGE, b"end", settled=settled)))
             await turns()
