@@ -26,7 +26,7 @@ class _HostPort(NamedTuple):
 class Address(_HostPort):
     """Host and port of a server. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6.
 
-    Raises ConfigError unless ``host`` is a text and ``port`` a whole number::
+    Raises ConfigError unless ``host`` is a text and ``port`` a whole number of 0 to 65535::
 
         address = Address("127.0.0.1", 4150)
         assert address == Address.parse("127.0.0.1:4150")
@@ -39,6 +39,8 @@ class Address(_HostPort):
         """Check the types."""
         check_type("host", host, str)
         check_type("port", port, int)
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"port: {port} is out of range: expected 0 to 65535")
         return super().__new__(cls, host, port)
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ class TimeoutOptions(Options):
     shared = True
 
     timeout: float = duration(
-        "Timeout for the whole command, or for each report of stats; --check adds --interval.",
+        "Timeout for the whole command, or for each report; a check adds --interval.",
         8.0,
         minimum=0.1,
     )

@@ -170,9 +170,10 @@ class Option:
 
     def _check_range(self, value: float) -> None:
         low, high = self.minimum, self.maximum
-        # NaN fails both comparisons, and so is out of range too.
         within = (low is None or value >= low) and (high is None or value <= high)
-        if not within or value == float("inf"):
+        if not abs(value) < float("inf"):  # also for NaN
+            raise ConfigError(f"{value} is out of range: expected a finite number")
+        if not within:
             raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
 
     def show(self, value: Any) -> str:

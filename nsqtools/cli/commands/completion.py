@@ -27,7 +27,8 @@ def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
     TAB then completes commands, options and values. Topics and channels come from nsqlookupd or
-    nsqd, if they answer within 0.3 s. Installed packages put the scripts where shells look for
-    them, so that this is needed in virtual environments only. bash must be 4.4 or later.
+    nsqd, if they answer within 0.3 s. This is needed after pipx and uv, and in virtual
+    environments; other packages put the scripts where shells look for them. bash must be 4.4 or
+    later.
     """
     click.echo(script(shell), nl=False)

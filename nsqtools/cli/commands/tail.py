@@ -41,8 +41,9 @@ def tail(
     """Print the messages of a topic.
 
     Without --channel it creates an ephemeral channel of its own: it prints copies of messages that
-    are published from now on, and takes none from other consumers. With --channel it consumes that
-    channel; a message is finished once it is written.
+    are published from now on, and takes none from other channels. If the topic has no channel yet,
+    it takes the messages that wait in the topic. With --channel it consumes that channel; a message
+    is finished once it is written.
     """
     import asyncio
     import random

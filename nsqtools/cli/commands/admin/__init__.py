@@ -94,16 +94,18 @@ CHANNEL = (
     ),
     CommandRow(
         "empty",
-        """Discard the messages of a channel, also those in flight and deferred.
+        """Discard all messages of a channel.
 
-        Its consumers stay connected.""",
+        Messages in flight and deferred ones are discarded too. Consumers stay connected.""",
         "Discard the messages of a channel, and print the servers as JSON",
         "nsqtools channel empty events archive --yes --json",
         loses="messages",
     ),
     CommandRow(
         "pause",
-        """Pause a channel: its consumers get no more messages, and it fills.""",
+        """Pause a channel.
+
+        Its consumers get no more messages, and it fills.""",
         "Let a channel fill up",
         "nsqtools channel pause events archive",
     ),

@@ -58,8 +58,7 @@ def archive(**groups: Any) -> None:
     """Archive topics in Parquet, each message once.
 
     Files are in date=*/hour=*/batch=* below --output, by the time of publishing (UTC). A message is
-    finished once it is on disk in --staging. If a run is killed, the next one replaces the files of
-    its unfinished batch, so that readers see each message once.
+    finished once it is on disk in --staging. If a run is killed, the next one completes its batch.
     """
     _module("stream").archive(**groups)
 
@@ -112,8 +111,7 @@ def replay(**groups: Any) -> None:
     "sql",
     cls=Command,
     guide="pipeline-sql",
-    essential="query input topic channel nsqd_tcp_address lookupd_http_address schema output "
-    "continuous explain",
+    essential="query input topic channel nsqd_tcp_address lookupd_http_address output continuous",
 )
 @options(
     source=QuerySourceOptions,
