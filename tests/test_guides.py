@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.servers import Nsqd
     from tests.support.webserver import Request
 
 _SHOWN = re.compile(r"(?:^    .*\n|^\n(?=\n*    ))+", re.MULTILINE)
@@ -47,15 +47,6 @@ def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
     assert commands(line)
     for args in commands(line):
         parse(args)
-
-
-@pytest.fixture
-def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Iterator[Stage]:
-    folder = tmp_path / "stage"
-    folder.mkdir()
-    stage = Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
-    yield stage
-    stage.cli.close()
 
 
 @pytest.fixture

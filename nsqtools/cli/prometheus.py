@@ -67,11 +67,7 @@ _OF_CONSUMERS = (
     ("finished", "messages_finished_total", "Messages that were finished."),
     ("requeued", "messages_requeued_total", "Messages that were requeued."),
     ("touched", "messages_touched_total", "Messages touched, to extend their timeout."),
-    (
-        "given_up",
-        "messages_given_up_total",
-        "Messages given up after --max-attempts.",
-    ),
+    ("given_up", "messages_given_up_total", "Messages given up after --max-attempts."),
     (
         "too_late",
         "messages_timed_out_total",
@@ -80,11 +76,7 @@ _OF_CONSUMERS = (
     ("in_flight", "messages_in_flight", "Messages in flight."),
     ("connections", "connections", "Connections to nsqd."),
     ("connected", "connections_opened_total", "Connections to nsqd that were opened."),
-    (
-        "backoff_level",
-        "backoff_level",
-        "Backoff level; above 0 messages are received slowly.",
-    ),
+    ("backoff_level", "backoff_level", "Backoff level; above 0 messages are received slowly."),
 )
 
 

@@ -267,7 +267,9 @@ class Flow:
                 self._backoff_changed(change)
 
     def requeue_ms(self, attempts: int) -> int:
-        """Return the configured delay of a REQ, in ms."""
+        """Return the configured delay of a REQ, in ms; 0 if the next delivery only gives up."""
+        if attempts == self._config.max_attempts:
+            return 0
         default, most = self._config.default_requeue_delay, self._config.max_requeue_delay
         return round(requeue_delay(attempts, default_delay=default, max_delay=most) * 1000)
 

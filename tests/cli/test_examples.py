@@ -23,21 +23,9 @@ from tests.support.raw import Raw
 from tests.support.servers import drained as is_drained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from tests.support.servers import MakeNsqd, Nsqlookupd
+    from collections.abc import Callable, Sequence
 
     Scenario = Callable[[Stage, str], None]
-
-
-@pytest.fixture
-def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Iterator[Stage]:
-    folder = tmp_path / "stage"
-    folder.mkdir()
-    stage = Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
-    yield stage
-    stage.cli.close()
 
 
 def tail_into_jq(stage: Stage, line: str) -> None:

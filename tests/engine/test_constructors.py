@@ -120,7 +120,7 @@ def test_the_package_lists_what_it_has_and_importing_it_loads_little() -> None:
     assert all(getattr(nsqtools, name) for name in dir(nsqtools))
     assert not hasattr(nsqtools, "Nobody")
     code = """import sys, nsqtools, nsqtools.config
-print({"asyncio", "click", "httpx", "nsqtools.library"} & set(sys.modules))
+print({"asyncio", "click", "httpx", "nsqtools.public"} & set(sys.modules))
 from nsqtools import *
 print(Consumer.__name__, {"click", "httpx", "rich"} & set(sys.modules))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

@@ -128,6 +128,8 @@ async def test_a_handler_sees_exactly_max_attempts_deliveries(nsqd: ScriptedNsqd
         assert recorder.given_up == [(1, 4), (2, 8)]
         fins = [text for text in nsqd.commands if text.startswith("FIN")]
         assert sorted(fins) == ["FIN 1", "FIN 2", "FIN 3"]
+        requeues = [text for text in nsqd.commands if text.startswith("REQ")]
+        assert requeues == ["REQ 1 1000", "REQ 1 2000", "REQ 1 0"]  # the last one only to give up
         assert nsqd.depth == nsqd.in_flight == 0
         assert consumer.stats().given_up == 2
 
