@@ -340,3 +340,7 @@ def test_show_changed_leaves_out_what_is_as_the_command_has_it(
     code, out, err = nsqtools(*line)
     assert (code, err) == (0, "")
     assert [row.split("\t")[0] for row in out.splitlines()] == ["json", "max-attempts", "config"]
+    behind = nsqtools("config", "show", "--config", file, "tail", "-n", "0", "--json", "--changed")
+    assert behind == (code, out, err)
+    for_all = nsqtools("config", "show", "--changed", "--config", file)[1]
+    assert for_all == f"tail\tmax-attempts\t5\tfile\t{file}: [tail]\n"

@@ -40,6 +40,10 @@ def config() -> None:
     """
 
 
+_CHANGED = "--changed"
+"""The option of ``show`` that may also stand after the command: no command has one of its name."""
+
+
 class OptionRow(NamedTuple):
     """One option of one command."""
 
@@ -66,7 +70,7 @@ class OptionRow(NamedTuple):
     metavar="[COMMAND [OPTIONS]]",
     nargs=-1,
     type=click.UNPROCESSED,
-    help="A command, with options to try; by default all commands.",
+    help="A command, with options to try; by default all commands. --changed may follow it.",
 )
 @options(form=ShowOptions, file=FileOptions)
 @click.pass_context
@@ -81,6 +85,8 @@ def show(
     import logging  # not needed at a TAB press
 
     root = ctx.find_root()
+    changed = form.changed or _CHANGED in command_line
+    command_line = tuple(word for word in command_line if word != _CHANGED)
     targets: list[tuple[click.Context, Sequence[str]]] = (
         [_find(root, command_line)]
         if command_line
@@ -92,7 +98,9 @@ def show(
         parsed = _parsed(target, [*_flags(ctx, file), *args])
         chosen = Chosen.of(parsed)
         warnings |= dict.fromkeys(chosen.warnings)
-        rows += _rows(parsed, chosen, changed=form.changed)
+        rows += _rows(parsed, chosen, changed=changed)
+    if changed and not command_line:  # the same file and profile for all
+        rows = [row for row in rows if row.option not in FileOptions.declared()]
     for warning in warnings:
         logging.getLogger(__name__).warning(warning)
     if form.json:
