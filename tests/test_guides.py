@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.docs import guides, sections
+from nsqtools.cli.docs import guide, guides, sections
 from tests.support.command_lines import commands, parse
 from tests.support.examples import TIMEOUT, Stage
 from tests.support.webserver import Answer, WebServer
@@ -40,6 +40,23 @@ def lines_of_nsqtools() -> Iterator[str]:
                 bare = re.sub(r"^(\$ |[A-Z_]+=\S+ |[\d*/]+( [\d*/]+){4} )", "", line)
                 if re.search(r"(^|[|] )nsqtools [a-z]", bare):
                     yield bare
+
+
+@pytest.mark.parametrize("topic", guides())
+def test_a_guide_is_wrapped_at_the_width_of_the_terminal_and_what_is_indented_is_left(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for columns, width in ((60, 60), (300, 100)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        found.append(guide(topic))
+        assert max(len(x) for x in found[-1].splitlines() if x[:4] != "    ") <= width
+    narrow, wide = found
+    assert narrow.count("\n") > wide.count("\n")
+    assert narrow.split() == wide.split()
+    texts = [x for text in sections(guides()[topic], "guides").values() for x in text.splitlines()]
+    as_they_are = [x for x in texts if x[:4] == "    "]
+    assert [x for x in narrow.splitlines() if x[:4] == "    "] == as_they_are
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(lines_of_nsqtools()))

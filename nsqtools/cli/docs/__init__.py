@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _HERE = os.path.dirname(__file__)
 _INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)\n", re.MULTILINE)
+_PARAGRAPH = re.compile(r"^( {0,2})\S.*(?:\n\1\S.*)*", re.MULTILINE)
+_WIDEST = 100
 
 SCRIPTS = {"bash": "nsqtools.bash", "zsh": "_nsqtools", "fish": "nsqtools.fish"}
 """The files of completion scripts, by shell, with the names that the shells require."""
@@ -50,10 +54,26 @@ def guides() -> dict[str, str]:
 
 
 def guide(topic: str) -> str:
-    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty for an unknown topic."""
+    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty for an unknown topic.
+
+    Its prose is wrapped for the terminal.
+    """
     name = guides().get(topic)
     texts = sections(name, "guides") if name else {}
-    return "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
+    text = "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
+    width = min(get_terminal_size().columns, _WIDEST)
+    return _PARAGRAPH.sub(lambda match: _filled(match[0], match[1], width), text)
+
+
+def _filled(text: str, indent: str, width: int) -> str:
+    return fill(
+        " ".join(text.split()),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def guide_summaries() -> dict[str, str]:
