@@ -13,7 +13,7 @@ from nsqtools import __version__
 from nsqtools.cli.frame import Group, brief_help
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class LazyCommand(NamedTuple):
@@ -46,6 +46,9 @@ COMMANDS = {
     "config": LazyCommand("Set up", "Show, check or create a configuration file."),
     "completion": LazyCommand("Set up", "Print the completion script of a shell."),
 }
+
+_REPLACED = {"to_nsq": "pub", "nsq_to_nsq": "relay"}
+"""Go tools whose names are not similar to those of their commands."""
 
 
 class LazyGroup(Group):
@@ -82,7 +85,7 @@ class LazyGroup(Group):
 
     def _help(self, ctx: click.Context, topics: list[str]) -> None:
         """Print what no command's help is, and exit."""
-        from nsqtools.cli.docs import guide
+        from nsqtools.cli.docs import guide, guides
 
         if "--json" in topics:
             from nsqtools.cli.docs.listing import listing
@@ -90,9 +93,13 @@ class LazyGroup(Group):
 
             print_json(listing(ctx, [word for word in topics if word != "--json"]))
             ctx.exit()
-        if len(topics) == 1 and (text := guide(topics[0])):
+        if len(topics) != 1 or topics[0].startswith("-"):
+            return
+        if text := guide(topics[0]):
             click.echo(text)
             ctx.exit()
+        if topics[0] not in self.table:
+            raise self._unknown(ctx, topics[0], guides())
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -101,9 +108,18 @@ class LazyGroup(Group):
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
-            raise click.exceptions.NoSuchCommand(
-                error.command_name, possibilities=self.table, ctx=ctx
-            ) from None
+            raise self._unknown(ctx, error.command_name) from None
+
+    def _unknown(
+        self, ctx: click.Context, name: str, guides: Iterable[str] = ()
+    ) -> click.UsageError:
+        """The error for a name that is no command, with the nearest of the names that are."""
+        if name in _REPLACED:
+            near = _REPLACED[name]
+            return click.UsageError(f"No such command {name!r}. Did you mean {near!r}?", ctx)
+        return click.exceptions.NoSuchCommand(
+            name, possibilities=sorted({*self.table, *guides}), ctx=ctx
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands and the guides before the options of the program."""

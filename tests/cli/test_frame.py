@@ -115,6 +115,31 @@ def test_help_prints_a_guide_also_where_a_command_has_its_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "meant"),
+    [
+        (["taill"], "tail"),
+        (["help", "taill"], "tail"),
+        (["help", "taill", "--json"], "tail"),
+        (["help", "delivry"], "delivery"),
+        (["help", "lookup", "topcis"], "topics"),
+        (["nsq_tail"], "tail"),
+        (["nsq_to_file"], "to-file"),
+        (["nsq_to_http"], "to-http"),
+        (["nsq_to_nsq"], "relay"),
+        (["to_nsq"], "pub"),
+        (["nsq_stat"], "stats"),
+        (["help", "to_nsq"], "pub"),
+    ],
+)
+def test_a_misspelt_command_or_guide_and_a_tool_of_go_lead_to_the_command(
+    args: list[str], meant: str
+) -> None:
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 2
+    assert f"Did you mean '{meant}'?" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("args", "changed"),
     [
         (["-v", "config", "show"], {"verbose": 1}),

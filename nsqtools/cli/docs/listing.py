@@ -26,7 +26,8 @@ def listing(root: click.Context, command: Sequence[str]) -> dict[str, Any]:
     path = " ".join([root.info_name or "", *command, ""])
     wanted = [each for each in nodes if f"{each.words} ".startswith(path)]
     if not wanted:
-        raise click.UsageError(f"no such command {' '.join(command)!r}", root)
+        known = [each.words.partition(" ")[2] for each in nodes]
+        raise click.exceptions.NoSuchCommand(" ".join(command), possibilities=known, ctx=root)
     return {"version": __version__, "commands": [_command(node) for node in wanted]}
 
 
