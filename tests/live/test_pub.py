@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.servers import at, empty
+from tests.support.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,21 @@ def test_messages_too_big_for_nsqd_are_refused_alone_with_status_4(
     assert "10 of 500 messages" in published.stderr
     assert "E_BAD_MESSAGE" in published.stderr
     assert count(nsqd, topic) >= 490  # nsqd hangs up, and some may come twice
+
+
+def test_progress_is_shown_on_a_terminal_unless_messages_are_typed_there(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_text("hello\n")
+    pub = ("pub", "--topic", topic, *at(nsqd))
+    with Terminal(nsqtools_cli, *pub, "--file", str(tmp_path / "lines")) as terminal:
+        assert terminal.end() == 0
+        assert "\x1b[K" in terminal.output
+    with Terminal(nsqtools_cli, *pub) as terminal:
+        terminal.type("hello\n\x04")
+        assert terminal.end() == 0
+        assert "\x1b[K" not in terminal.output
+    assert count(nsqd, topic) == 2
 
 
 @pytest.mark.nsqd_only("it is about messages on disk")

@@ -82,6 +82,8 @@ class PubRun:
         """
         files = () if messages else archives or self._form.file or ("-",)
         _check(files, archived=bool(archives))
+        if "-" in files and os.isatty(_STDIN):  # it would be drawn over what is typed
+            self._show_progress = False
         if self._form.json:
             messages = self._bodies(messages)
         loop = asyncio.get_running_loop()
