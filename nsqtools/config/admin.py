@@ -65,7 +65,7 @@ class ClusterOptions(ApiOptions):
 class ChangeOptions(ApiOptions):
     """The servers that ``topic``, ``channel`` and ``node`` change, and the output format."""
 
-    dry_run: bool = flag("Print the requests and send none.", own=True)
+    dry_run: bool = flag("Print the requests, and what would be lost; send none.", own=True)
     json: bool = JSON
 
 

@@ -170,11 +170,15 @@ def _find_node(found: Survey, topic: str, text: str) -> Registration:
 
 
 def _confirm(request: ChangeRequest, about: str) -> None:
-    """Ask on the terminal whether to continue, if necessary. Raises Ended if the answer is no."""
+    """Ask on the terminal whether to continue, if necessary. Raises Ended if the answer is no.
+
+    With --dry-run only what would be lost is printed.
+    """
+    if request.must_ask or request.where.dry_run:
+        click.echo(one_line(about), err=True)
     if not request.must_ask:
         return
     name = request.target.channel or request.target.topic
-    click.echo(one_line(about), err=True)
     click.echo(f"Type yes or {name} to {request.loses} it: ", err=True, nl=False)
     if sys.stdin.readline().strip() not in ("yes", name):
         click.echo("nothing was done", err=True)
