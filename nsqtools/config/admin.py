@@ -18,7 +18,7 @@ class TimeoutOptions(Options):
     shared = True
 
     timeout: float = duration(
-        "Timeout for the whole command, or for each report; a check adds --interval.",
+        "Timeout for the command or, in stats, for each report.",
         8.0,
         minimum=0.1,
     )
@@ -65,7 +65,7 @@ class ClusterOptions(ApiOptions):
 class ChangeOptions(ApiOptions):
     """The servers that ``topic``, ``channel`` and ``node`` change, and the output format."""
 
-    dry_run: bool = flag("Print the requests, and what would be lost; send none.", own=True)
+    dry_run: bool = flag("Print requests and losses; send nothing.", own=True)
     json: bool = JSON
 
 

@@ -94,6 +94,11 @@ def test_the_short_help_is_one_screen(node: CommandNode) -> None:
     for sentence, _ in node.examples[:2]:
         assert f"  {sentence}:" in lines
     essential = getattr(node.command, "essential", ())
+    declared = [each for each in node.options if isinstance(each, ConfigOption)]
+    assert len(node.examples) > 1 or not declared
+    words = {word for _, line in node.examples[:2] for word in line.split()}
+    for option in declared if essential else []:
+        assert option.name in essential or option.known.shared or not words & {*option.opts}
     assert len(essential) <= 12
     options = lines[lines.index("Options:") :] if "Options:" in lines else []
     names = [re.match(r"  (?:-\w, )?(--[\w-]+)", line) for line in options]

@@ -186,7 +186,10 @@ def _text(value: Any) -> str:
 @config.command(
     "check",
     cls=Command,
-    examples=(("Check the file that commands read", "nsqtools config check"),),
+    examples=(
+        ("Check the file that commands read", "nsqtools config check"),
+        ("Check another file", "nsqtools config check nsqtools.toml"),
+    ),
 )
 @argument(
     "file",
@@ -252,7 +255,10 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
 @config.command(
     "init",
     cls=Command,
-    examples=(("Begin a file, to be named with --config", "nsqtools config init > nsqtools.toml"),),
+    examples=(
+        ("Begin a file, to be named with --config", "nsqtools config init > nsqtools.toml"),
+        ("Look for an option", "nsqtools config init | grep -B 3 requeue"),
+    ),
 )
 @click.pass_context
 def init(ctx: click.Context) -> None:

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 _topic = argument("topic", Option("text", "A topic.", values="topic"))
 
-
+_ELSEWHERE = "--lookupd-http-address 10.0.0.1:4161"
 _ESSENTIAL = "lookupd_http_address json timeout tls_root_ca_file profile verbose"
 
 
@@ -39,7 +39,10 @@ def lookup() -> None:
 @lookup.command(
     "topics",
     cls=Command,
-    examples=(("All topics, one a line", "nsqtools lookup topics"),),
+    examples=(
+        ("All topics, one a line", "nsqtools lookup topics"),
+        ("Those of another nsqlookupd", f"nsqtools lookup topics {_ELSEWHERE}"),
+    ),
     essential=_ESSENTIAL,
 )
 @options(where=LookupOptions)
@@ -52,7 +55,10 @@ def topics(*, where: LookupOptions) -> None:
 @lookup.command(
     "channels",
     cls=Command,
-    examples=(("The channels of a topic", "nsqtools lookup channels events"),),
+    examples=(
+        ("The channels of a topic", "nsqtools lookup channels events"),
+        ("Those of another nsqlookupd", f"nsqtools lookup channels events {_ELSEWHERE}"),
+    ),
     essential=_ESSENTIAL,
 )
 @_topic
@@ -66,7 +72,10 @@ def channels(*, topic: str, where: LookupOptions) -> None:
 @lookup.command(
     "producers",
     cls=Command,
-    examples=(("The nsqds that have a topic", "nsqtools lookup producers events"),),
+    examples=(
+        ("The nsqds that have a topic", "nsqtools lookup producers events"),
+        ("Those of another nsqlookupd", f"nsqtools lookup producers events {_ELSEWHERE}"),
+    ),
     essential=_ESSENTIAL,
 )
 @_topic
@@ -82,7 +91,10 @@ def producers(*, topic: str, where: LookupOptions) -> None:
 @lookup.command(
     "nodes",
     cls=Command,
-    examples=(("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),),
+    examples=(
+        ("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),
+        ("Those of another nsqlookupd", f"nsqtools lookup nodes {_ELSEWHERE}"),
+    ),
     essential=_ESSENTIAL,
 )
 @options(where=LookupOptions)

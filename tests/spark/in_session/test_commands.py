@@ -7,6 +7,7 @@ import shlex
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -84,7 +85,6 @@ def archive(example: Example) -> None:
 
 def archive_until_stopped(example: Example) -> None:
     example.publish("lake")
-    example.args[example.args.index("30s")] = "200ms"
     assert example.run(until=lambda: len(example.rows("user")) == len(BODIES)) == ""
     assert example.rows("user") == [1, 2, 3, 4, 5]
 
@@ -113,10 +113,16 @@ def compact_what_is_old(example: Example) -> None:
     assert list(example.stage.folder.glob("lake/**/*.parquet")) == [new]
 
 
-def replay(example: Example) -> None:
+def replay(example: Example, goal: str) -> None:
     example.write_lake()
     assert example.run() == ""
-    example.stage.published("orders", len(BODIES))
+    example.stage.published(goal, len(BODIES))
+
+
+def copy(example: Example) -> None:
+    example.publish("bodies")
+    assert example.run() == ""
+    assert example.rows("body", "bodies") == BODIES
 
 
 def query(example: Example) -> None:
@@ -124,20 +130,21 @@ def query(example: Example) -> None:
     assert example.run() == "2026-11-21\t5\n"
 
 
-EXPECTED = {
+EXPECTED: dict[str, Callable[[Example], None]] = {
     "nsqtools pipeline archive --topic events --channel lake --output lake "
     "--lock events.lock -q": archive,
     "nsqtools pipeline archive --topic events --channel lake --output lake --continuous "
-    "--trigger 30s --schema 'user INT, action STRING' --where 'user IS NOT NULL'": (
-        archive_until_stopped
-    ),
+    "--schema 'user INT, action STRING' --where 'user IS NOT NULL'": archive_until_stopped,
     "nsqtools pipeline compact --input lake --output compacted": compact,
     "nsqtools pipeline compact --input lake --output compacted --older-than 2h "
     "--delete-inputs -q": compact_what_is_old,
     "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
-    "--where \"date = '2026-11-21'\"": replay,
+    "--where \"date = '2026-11-21'\"": partial(replay, goal="orders"),
+    "nsqtools pipeline replay --input lake --topic again": partial(replay, goal="again"),
     "nsqtools pipeline sql --input lake "
     "--query 'SELECT date, count(*) FROM nsq GROUP BY date ORDER BY date'": query,
+    "nsqtools pipeline sql --topic events --channel bodies --output bodies "
+    "--query 'SELECT timestamp, body FROM nsq'": copy,
     "nsqtools pipeline sql --topic events --channel sums --continuous --watermark 5m "
     "--schema 'user INT, amount DOUBLE' --output sums --query "
     "'SELECT window.start, user, sum(amount) AS total FROM nsq "

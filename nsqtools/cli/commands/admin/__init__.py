@@ -42,8 +42,8 @@ TOPIC = (
 
         nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
         that comes back, or a message that is published, creates it again.""",
-        "Show which servers would be changed",
-        "nsqtools topic delete events --dry-run",
+        "Delete a topic that nobody publishes to",
+        "nsqtools topic delete events --yes",
         loses="channels",
     ),
     CommandRow(
@@ -138,6 +138,12 @@ def _group(kind: str, rows: Sequence[CommandRow], about: str) -> click.Group:
     return group
 
 
+def _examples(sentence: str, line: str) -> tuple[tuple[str, str], ...]:
+    """An example, and how it is tried without changing anything."""
+    dry = line.replace(" --yes", "").replace(" --json", "")
+    return (sentence, line), ("Show what would be done, and do nothing", f"{dry} --dry-run")
+
+
 def _command(kind: str, row: CommandRow) -> click.Command:
     @options(where=LossOptions if row.loses else ChangeOptions)
     def run(*, topic: str, where: ChangeOptions, channel: str = "") -> None:
@@ -152,7 +158,7 @@ def _command(kind: str, row: CommandRow) -> click.Command:
         cls=Command,
         help=row.help,
         guide="loss" if row.loses else "change",
-        examples=((row.example, row.line),),
+        examples=_examples(row.example, row.line),
         essential=f"{_ESSENTIAL} yes" if row.loses else _ESSENTIAL,
     )
     return decorate(_topic(run))
@@ -186,11 +192,9 @@ def node() -> None:
     cls=Command,
     guide="loss",
     essential=f"{_ESSENTIAL} yes delete",
-    examples=(
-        (
-            "Hide an nsqd from consumers of a topic",
-            "nsqtools node tombstone events 127.0.0.1:4151 --lookupd-http-address 127.0.0.1:4161",
-        ),
+    examples=_examples(
+        "Hide an nsqd from consumers of a topic",
+        "nsqtools node tombstone events 127.0.0.1:4151 --lookupd-http-address 127.0.0.1:4161",
     ),
 )
 @_topic
