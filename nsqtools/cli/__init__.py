@@ -166,8 +166,8 @@ class LazyGroup(Group):
     table=COMMANDS,
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything, "
-    "'nsqtools help' the guides, and 'nsqtools help cookbook' recipes.",
+    epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything. "
+    "'nsqtools help' lists the guides; 'nsqtools help cookbook' has recipes.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:

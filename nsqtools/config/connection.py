@@ -73,7 +73,7 @@ class ClientConfig(Options):
     shared = True
 
     dial_timeout: float = duration(
-        "Timeout for a TCP connection to be made.", 1.0, minimum=0.001, flag=False
+        "Timeout for making a TCP connection.", 1.0, minimum=0.001, flag=False
     )
     read_timeout: float = duration(
         "A connection that stays silent this long is dropped.",
@@ -83,7 +83,7 @@ class ClientConfig(Options):
         flag=False,
     )
     write_timeout: float = duration(
-        "A connection that takes no byte from us for this long is dropped.",
+        "A connection that accepts no data for this long is dropped.",
         1.0,
         minimum=0.1,
         maximum=300.0,
@@ -219,8 +219,8 @@ class ConsumerConfig(ClientConfig):
         "Timeout for nsqlookupd's response.", 60.0, minimum=0.001, flag=False
     )
     lookupd_authorization: bool = flag(
-        "Send the AUTH secret to nsqlookupd as a bearer token. go-nsq's name for it, "
-        "skip_lookupd_authorization, does the same: true sends.",
+        "Send the AUTH secret to nsqlookupd as a bearer token. go-nsq calls this option "
+        "skip_lookupd_authorization, although true sends it.",
         default=True,
         flag=False,
         alias="skip_lookupd_authorization",

@@ -127,7 +127,7 @@ class DeadLetterOptions(Options):
     title = "Dead letters"
 
     dead_letter_topic: str = topic_name(
-        "Topic to publish messages to that are given up.",
+        "Topic for messages that are given up.",
         excludes=("dead_letter_dir",),
     )
     dead_letter_dir: str = path(

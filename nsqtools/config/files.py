@@ -85,7 +85,7 @@ class ArchiveOptions(ArchiveRecordOptions):
     )
     utc: bool = flag("Name and rotate files by UTC instead of local time.")
     close_idle: float = duration(
-        "With --name-by message: complete a file that has got no record for this long.",
+        "With --name-by message: publish a file that has received no record for this long.",
         300.0,
         minimum=0.001,
     )
@@ -97,7 +97,7 @@ class ArchiveOptions(ArchiveRecordOptions):
     zstd_level: int = integer("Compression level of zstd.", 3, minimum=1, maximum=19)
     skip_empty_files: bool = flag("Make no file for an interval without messages.")
     rotate_size: int = size(
-        "Begin another file after this many bytes, before compression.",
+        "Begin a new file after this many bytes, before compression.",
         0,
         default_note="no limit",
     )
@@ -123,7 +123,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         metavar="COMMAND",
     )
     on_rotate_timeout: float = duration(
-        "Timeout for the --on-rotate command, which is killed then and runs again later.",
+        "Timeout for the --on-rotate command; it is then killed, and repeated later.",
         600.0,
         minimum=0.001,
     )

@@ -50,8 +50,8 @@ class HttpOptions(Options):
         hides=URL_SECRETS,
     )
     mode: str = choice(
-        "Which URL gets a message: the next that answers, the next, more often a faster one, or "
-        "all of them.",
+        "How to choose a URL: hostpool avoids failing ones, round-robin takes turns, "
+        "epsilon-greedy prefers fast ones; all sends to each.",
         *("hostpool", "round-robin", "epsilon-greedy", "all"),
     )
     concurrency: int = integer(
@@ -109,7 +109,7 @@ class HttpOptions(Options):
         rule=_statuses,
     )
     retry_on: str = text(
-        "Exceptions to --success-on and --drop-on; all other statuses are retried too.",
+        "Statuses to retry although --success-on or --drop-on names them; others are retried too.",
         metavar="STATUSES",
         rule=_statuses,
     )

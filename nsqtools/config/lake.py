@@ -194,7 +194,8 @@ class LakeOptions(Options):
         OUTPUT, help="Directory or URL to write to; files are in DIR/date=*/hour=*/batch=*."
     )
     format: str = choice(
-        "Format of files; delta needs its package, which --conf names.", "parquet", "json", "delta"
+        "Format of files; for delta, name the Delta Lake package with --conf.",
+        *("parquet", "json", "delta"),
     )
     where: str = text(
         "Write only messages for which this SQL condition is true; the others are finished too.",
@@ -220,7 +221,7 @@ class InputOptions(Options):
     input_format: str = choice(
         "Format of records in files of to-file, as its --format.",
         *("", *FORMATS),
-        default_note="there are none",
+        default_note="Parquet files only",
     )
     delimiter: str = DELIMITER
 
@@ -268,8 +269,8 @@ class QueryOptions(Options):
         *("append", "update", "complete"),
     )
     destination_topic: str = topic_name(
-        "Topic to publish to: the column body, or each row as a JSON object if there is "
-        "no such column.",
+        "Topic to publish the result to: the column body or, without one, each row as a JSON "
+        "object.",
         excludes=("output",),
     )
     destination_nsqd_tcp_address: tuple[str, ...] = addresses(
@@ -324,7 +325,7 @@ class ReplayOptions(Options):
     order_by: str = text(
         "Columns to order by, separated by commas, such as timestamp or 'timestamp DESC'.",
         metavar="COLUMNS",
-        default_note="by nothing in particular",
+        default_note="none, the order is arbitrary",
     )
     rate: float = RATE
     staging: str = path(

@@ -17,9 +17,9 @@ from nsqtools.cli.options import Command
     "completion",
     cls=Command,
     examples=(
-        ("Complete in this fish", "nsqtools completion fish | source"),
-        ("Complete in each bash, from ~/.bashrc", "source <(nsqtools completion bash)"),
-        ("Complete in each zsh, from ~/.zshrc after compinit", "source <(nsqtools completion zsh)"),
+        ("In this fish", "nsqtools completion fish | source"),
+        ("In every bash, as a line of ~/.bashrc", "source <(nsqtools completion bash)"),
+        ("In every zsh, in ~/.zshrc after compinit", "source <(nsqtools completion zsh)"),
     ),
 )
 @click.argument("shell", type=click.Choice(tuple(SCRIPTS)), help="The shell.")
@@ -27,8 +27,8 @@ def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
     TAB then completes commands, options and values. Topics and channels come from nsqlookupd or
-    nsqd, if they answer within 0.3 s. This is needed after pipx and uv, and in virtual
-    environments; other packages put the scripts where shells look for them. bash must be 4.4 or
-    later.
+    nsqd, if they answer within 0.3 s. You need this if nsqtools was installed with pipx
+    or uv, or in a virtual environment; other packages put the scripts where shells look for them.
+    bash must be 4.4 or later.
     """
     click.echo(script(shell), nl=False)

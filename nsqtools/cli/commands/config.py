@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def config() -> None:
     """Show, check or create a configuration file.
 
-    The file has shared options in [defaults], options of one command in a table of its name, and
+    The file has shared options in [defaults], options of one command in a table with its name, and
     both again below [profile.NAME]. nsqtools.toml(5) describes it.
     """
 

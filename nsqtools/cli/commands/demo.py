@@ -103,7 +103,7 @@ def demo() -> None:
     """Show the main commands at work on an embedded nsqd.
 
     It starts a sandbox on free ports, runs command lines as you would type them, and cleans up
-    behind itself, also when it is interrupted. No configuration file or variable is read.
+    after itself, also when it is interrupted. No configuration file or variable is read.
     """
     import asyncio
 

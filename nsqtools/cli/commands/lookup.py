@@ -31,8 +31,9 @@ _ESSENTIAL = "lookupd_http_address json timeout tls_root_ca_file profile verbose
 def lookup() -> None:
     """List topics, channels and nsqds that nsqlookupd knows.
 
-    All given nsqlookupds are asked, and their answers are united. One that does not answer causes a
-    warning. If none answers, the exit status is 3; if none knows the topic, it is 1.
+    All given nsqlookupds are asked, and their answers are merged. An nsqlookupd that does not
+    answer causes a warning. If none answers, the exit status is 3; if none knows the topic, it is
+    1.
     """
 
 
@@ -40,7 +41,7 @@ def lookup() -> None:
     "topics",
     cls=Command,
     examples=(
-        ("All topics, one a line", "nsqtools lookup topics"),
+        ("All topics, one per line", "nsqtools lookup topics"),
         ("Those of another nsqlookupd", f"nsqtools lookup topics {_ELSEWHERE}"),
     ),
     essential=_ESSENTIAL,

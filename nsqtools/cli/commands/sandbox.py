@@ -26,7 +26,7 @@ def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:
 
     They speak the protocols of the real ones, for demonstrations and for tests of consumers and
     producers without Go. They lack HTTPS, auth servers, text stats, /config and /debug. They run
-    until SIGINT or SIGTERM, and their messages are gone then.
+    until SIGINT or SIGTERM; their messages are then lost.
     """
     import asyncio
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> None:
     """Check archives and manifests.
 
-    Each file gets a line: ok, or its first fault and the place of that. A manifest gets a line for
-    each of its bad lines. With -q only faults are printed. Files whose names end in .gz or .zst are
+    Each file gets a line: ok, or its first fault and where it is. A manifest gets a line for each
+    of its bad lines. With -q only faults are printed. Files whose names end in .gz or .zst are
     decompressed. The exit status is 4 if a file is bad, else 1 if a file could not be read.
     """
     import logging

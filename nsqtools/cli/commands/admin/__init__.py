@@ -106,13 +106,13 @@ CHANNEL = (
         """Pause a channel.
 
         Its consumers get no more messages, and it fills.""",
-        "Let a channel fill up",
+        "Stop the delivery to its consumers",
         "nsqtools channel pause events archive",
     ),
     CommandRow(
         "unpause",
         """Resume a paused channel: its consumers get messages again.""",
-        "Deliver again",
+        "Let its consumers get messages again",
         "nsqtools channel unpause events archive",
     ),
 )

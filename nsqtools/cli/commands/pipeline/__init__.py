@@ -34,7 +34,7 @@ def pipeline() -> None:
     staging of its batch. If a run is killed, the next one repeats the unfinished batch with the
     same messages.
 
-    These commands need Java 17 and pip install 'nsqtools[spark]'.
+    These commands need Java 17 or later, and Spark: pip install 'nsqtools[spark]'.
     """
 
 
