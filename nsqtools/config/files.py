@@ -160,7 +160,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         """Raise ConfigError if one file would be used for two purposes."""
         super().validate()
         if self.lock and self.lock == self.manifest:
-            raise ConfigError("--lock and --manifest name the same file: choose two")
+            raise ConfigError("--lock and --manifest name the same file: choose different files")
 
 
 class VerifyOptions(ArchiveRecordOptions):

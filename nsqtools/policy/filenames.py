@@ -293,7 +293,7 @@ def _split(datetime_format: str) -> Iterable[tuple[str, str]]:
         text = wrong[0] if wrong else "%"
         fix = "use %% for a percent sign"
         if text == "%f":
-            fix = "every message would get a file of its own: use %S, the finest"
+            fix = "every message would get a file of its own: use %S or a longer unit"
         raise ConfigError(f"--datetime-format {datetime_format!r}: {text} is not supported: {fix}")
     pairs.append((datetime_format[start:], ""))
     return pairs

@@ -307,7 +307,7 @@ def _check(files: Sequence[str], *, archived: bool) -> None:
         if not archived:
             continue
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{name}: is no file that can be read twice")
+            raise ConfigError(f"{name}: is not a regular file, so it cannot be read twice")
         compression = method_of(file)
         if compression != "none" and not status.st_size:
             raise ConfigError(f"{name}: empty: not even one {METHODS[compression].noun}")
