@@ -257,7 +257,7 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
     cls=Command,
     examples=(
         ("Begin a file, to be named with --config", "nsqtools config init > nsqtools.toml"),
-        ("Look for an option", "nsqtools config init | grep -B 3 requeue"),
+        ("Look for an option", "nsqtools config init | grep -B 1 requeue"),
     ),
 )
 @click.pass_context
