@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from nsqtools.names import Address
 
-Reason = Literal["", "name", "dial", "silence", "tls"]
+Reason = Literal["", "name", "dial", "silence", "tls", "protocol"]
 """Why a peer cannot be used: its name does not resolve, the connection fails, there is no response
-in time, TLS fails; empty for any other reason."""
+in time, TLS fails, it is no nsqd; empty for any other reason."""
 
 
 def show(text: str | bytes) -> str:
@@ -109,8 +109,8 @@ class ConnectError(UnreachableError):
 class RefusedError(ConnectError):
     """The server answers, but one side refused the other; another try would fail the same way.
 
-    Causes are TLS that the server does not offer, certificates, and E_* replies before SUB. A
-    refused secret is an AuthError.
+    Causes are TLS that the server does not offer, certificates, E_* replies before SUB, and a port
+    that is not nsqd's. A refused secret is an AuthError.
     """
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from weakref import WeakSet
 
 from nsqtools.config import ProducerConfig
-from nsqtools.config.units import format_duration
+from nsqtools.config.units import format_duration, format_size
 from nsqtools.errors import (
     REFUSED_BODY,
     AuthError,
@@ -210,6 +210,7 @@ class Producer(Listener):
     ) -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
         """Yield batches within nsqd's limits, with positions; refuse bodies of invalid size."""
         largest, limit = self._config.max_msg_size, self._config.max_body_size
+        bound = f"{self._config.spelled('max_msg_size')} {format_size(largest)}"
         sizes = list(map(len, bodies))
         fits = bool(sizes) and min(sizes) > 0 and max(sizes) <= largest
         if fits and commands.publish_many_size(len(sizes), sum(sizes)) <= limit:
@@ -220,7 +221,8 @@ class Producer(Listener):
         for position, size in enumerate(sizes):
             if not 0 < size <= largest:
                 reason = (
-                    f"message of {size} bytes is over the maximum of {largest} (max_msg_size)"
+                    f"message of {size} bytes is over {bound}; raise it if nsqd's -max-msg-size "
+                    "is higher"
                     if size
                     else "message is empty: nsqd refuses empty messages"
                 )

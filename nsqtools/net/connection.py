@@ -13,18 +13,27 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
+from nsqtools.config.option import flag_name
 from nsqtools.errors import (
     ConnectError,
     ConnectionLostError,
     NSQError,
     PeerError,
+    ProtocolError,
     RefusedError,
     ServerError,
     UnreachableError,
 )
 from nsqtools.names import Address
 from nsqtools.net.identity import identify_body
-from nsqtools.net.tls import client_context, explain, plain, uses_tls, warn_of_secret_in_clear
+from nsqtools.net.tls import (
+    client_context,
+    explain,
+    http_context,
+    plain,
+    uses_tls,
+    warn_of_secret_in_clear,
+)
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
     Closed,
@@ -150,9 +159,10 @@ class Connection(asyncio.BufferedProtocol):
 
         Without a ``listener`` messages are dropped, and nobody hears of the end.
         What nsqd does not take of the defaults of IDENTIFY is left to its own, on a connection
-        anew. Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no
-        nsqd, or ConfigError when a TLS file cannot be used.
+        anew. Raises UnreachableError (timed out, TLS, AUTH, refused, no nsqd), or ConfigError when
+        a TLS file cannot be used.
         """
+        http_context(config)  # an unusable file is an error even if nsqd does not offer TLS
         identify = identify_body(config)
         read_timeout = config.read_timeout
         while True:
@@ -171,9 +181,9 @@ class Connection(asyncio.BufferedProtocol):
                 if name not in identify:
                     raise
                 if getattr(config, name) != config.declared()[name].default:
-                    raise RefusedError(
-                        f"{error.text}: give another {config.spelled(name)}", address
-                    ) from error
+                    usual = " (15m by default)" if name == "msg_timeout" else ""
+                    fix = f"lower {config.spelled(name)}, or raise nsqd's -max-{flag_name(name)}"
+                    raise RefusedError(f"{error.text}: {fix}{usual}", address) from error
                 value = identify.pop(name)
                 log.info("%s: nsqd refuses our %s %s: its own is used", address, name, value)
                 if name == "heartbeat_interval":
@@ -431,6 +441,8 @@ class Connection(asyncio.BufferedProtocol):
                 kind = RefusedError if isinstance(cause, ssl.SSLError) else ConnectError
                 return kind(explain(cause), self.address, reason="tls")
             return ConnectError(plain(cause), self.address, reason="" if self._written else "dial")
+        if isinstance(error, ProtocolError):
+            return RefusedError(error.text, self.address, reason="protocol")
         if type(error) is ConnectionLostError:
             return ConnectError(error.text, self.address)
         return error if isinstance(error, NSQError) else UnreachableError(str(error), self.address)

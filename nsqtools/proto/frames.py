@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config.units import format_size
 from nsqtools.errors import FrameSizeError, HTTPPortError, UnknownFrameError
+from nsqtools.names import NSQD_TCP_PORT
 from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _SIZE = Struct(">i")
 _HEADER_LENGTH = _MESSAGE_HEADER.size
 _MESSAGE_MIN = _HEADER_LENGTH - _SIZE.size
 _HTTP = int.from_bytes(b"HTTP", "big")
+_FIX = f"give nsqd's TCP port, {NSQD_TCP_PORT} by default"
 
 # nsqd's responses are OK, an E_* line or the JSON of IDENTIFY: hundreds of bytes. A larger one is
 # refused before it is buffered.
@@ -180,7 +182,7 @@ class FrameParser:
             return start
         (size,) = _SIZE.unpack_from(data, start)
         if size == _HTTP:
-            raise HTTPPortError("answered in HTTP: this is not nsqd's TCP port", self._address)
+            raise HTTPPortError(f"answered in HTTP: {_FIX}", self._address)
         if size < 4:
             raise FrameSizeError(f"frame of {size} bytes: expected 4 or more", self._address)
         if held < _FRAME_HEADER.size:
@@ -188,7 +190,7 @@ class FrameParser:
             return start
         _, kind = _FRAME_HEADER.unpack_from(data, start)
         if kind not in (0, 1, 2):
-            raise UnknownFrameError(f"unknown frame type {kind}: not nsqd", self._address)
+            raise UnknownFrameError(f"unknown frame type {kind}: {_FIX}", self._address)
         self._check(size, FrameType(kind))
         after: int = start + _SIZE.size + size
         if kind == 2 or after > end:

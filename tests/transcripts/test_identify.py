@@ -78,7 +78,7 @@ async def test_an_nsqd_that_refuses_whatever_is_asked_is_not_asked_for_ever(
 
 async def test_a_value_that_was_given_is_named_and_not_left_out(nsqd: ScriptedNsqd) -> None:
     nsqd.refuses = refusing("output_buffer_size")
-    with pytest.raises(RefusedError, match="another --consumer-opt output_buffer_size"):
+    with pytest.raises(RefusedError, match="lower --consumer-opt output_buffer_size"):
         await consume(Recorder(), nsqd, output_buffer_size=70_000).run()
     assert len(nsqd.dials) == 1
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from nsqtools.errors import AuthError, ConnectError, NSQError, ProtocolError, UnreachableError
+from nsqtools.errors import AuthError, ConnectError, NSQError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from tests.support import wire
 from tests.support.clock import elapse
@@ -67,7 +67,7 @@ async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(networ
         ("silent", ConnectError, 20),
         ("E_AUTH_FAILED no", AuthError, 0),
         ("E_SUB_FAILED channel full", ConnectError, 0),
-        ("HTTP/1.1 400 Bad Request", ProtocolError, 0),
+        ("HTTP/1.1 400 Bad Request", RefusedError, 0),
     ],
 )
 async def test_a_start_that_fails_ends_the_run_with_an_error_that_names_the_nsqd(

@@ -189,7 +189,9 @@ class _Examination:
             infos.pop(url, None)
             found.append(_given(tcp, url))
         for url, info in infos.items():
-            own = Address(info.broadcast_address, info.tcp_port) if info else None
+            own = None
+            if info and info.tcp_port:  # an nsqlookupd has /info, too, but no TCP port in it
+                own = Address(info.broadcast_address, info.tcp_port)
             known = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
             if known is None:
                 found.append(_given(own, url))
@@ -264,7 +266,9 @@ class _Examination:
 
     async def _what_speaks(self, address: Address, error: PeerError) -> Speaks:
         """Return empty without asking if nothing listens, or the server is known to be nsqd."""
-        if isinstance(error, AuthError | RefusedError) or error.reason in _DEAF:
+        if isinstance(error, AuthError | RefusedError) and error.reason != "protocol":
+            return ""
+        if error.reason in _DEAF:
             return ""
         limit = min(self._limits["connect_timeout"], self._deadline.left)
         return await what_speaks(address, limit=limit)

@@ -8,13 +8,12 @@ from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from nsqtools.errors import AuthError, RefusedError
-from nsqtools.names import NSQD_TCP_PORT
+from nsqtools.names import NSQD_TCP_PORT, Address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nsqtools.errors import HTTPError, PeerError
-    from nsqtools.names import Address
     from nsqtools.net.http.replies import ChannelStats, Registration, TopicStats
     from nsqtools.net.probe import Speaks
     from nsqtools.proto.session import Features
@@ -89,6 +88,11 @@ class NsqdFacts:
     def name(self) -> str:
         """The TCP address, or the HTTP address if the former is unknown."""
         return str(self.tcp or self.http)
+
+    @property
+    def right_tcp(self) -> Address | None:
+        """The TCP address, with nsqd's TCP port if ``tcp`` is its HTTP port."""
+        return Address(self.tcp.host, self.tcp_port) if self.tcp and self.tcp_port else self.tcp
 
     @property
     def answers(self) -> bool:
@@ -182,13 +186,13 @@ class Facts:
     def consume(self, channel: str) -> str:
         """Return the command that prints messages of a channel, or copies without a channel."""
         words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
-        given = (each.tcp for each in self.nsqds if each.given and each.tcp)
+        given = (each.right_tcp for each in self.nsqds if each.given and each.tcp)
         nsqds = () if self.lookupds else _each("--nsqd-tcp-address", given)
         return _line(*words, *self._lookupd_options, *nsqds)
 
     def publish(self) -> str:
         """Return the command that publishes a message to an nsqd that answers."""
-        known = [each.tcp for each in self.nsqds if each.tcp and each.answers]
+        known = [each.right_tcp for each in self.nsqds if each.tcp and each.answers]
         where = str(known[0]) if known else f"HOST:{NSQD_TCP_PORT}"
         return _line("pub", "--topic", self.topic, "--nsqd-tcp-address", where, "hello")
 

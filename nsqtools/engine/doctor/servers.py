@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config.units import counted, nearest
 from nsqtools.engine.doctor.facts import Finding
-from nsqtools.errors import AuthError, HTTPPortError, RefusedError
-from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
+from nsqtools.errors import AuthError, RefusedError
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
-    from nsqtools.errors import PeerError
 
 _SKEW = 5.0
 """How far a clock may be off, in seconds; the Date header has whole seconds."""
@@ -173,12 +172,13 @@ def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
     error = nsqd.tcp_error
     if isinstance(error, AuthError):
         return _judge_auth(facts, tcp, error)
-    if wrong := _wrong_tcp_port(nsqd, tcp, error):
+    if wrong := _wrong_tcp_port(nsqd, tcp):
         return Finding("failure", "tcp", f"nsqd {tcp} {wrong[0]}", wrong[1])
     if error.reason == "name":
         return _unresolved(nsqd, tcp)
-    if isinstance(error, RefusedError) and error.reason != "tls":
-        return Finding("failure", "tcp", f"nsqd {error}", _accepted(error))
+    if isinstance(error, RefusedError) and not error.reason:
+        fix = "change the option that nsqd refuses"
+        return Finding("failure", "tcp", f"nsqd {error}", fix)
     check = "tls" if error.reason == "tls" else "tcp"
     return Finding("failure", check, f"nsqd {error}", "" if check == "tls" else _start(nsqd))
 
@@ -193,15 +193,15 @@ def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
     return Finding("failure", "auth", f"nsqd {tcp} requires AUTH", f"add {_SECRET}")
 
 
-def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address, error: PeerError) -> tuple[str, str] | None:
+def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address) -> tuple[str, str] | None:
     if nsqd.is_lookupd:
         fix = _broadcast(nsqd) or f"use --lookupd-http-address {tcp}"
         return "is the HTTP port of an nsqlookupd", fix
-    if isinstance(error, HTTPPortError) or nsqd.tcp_speaks == "http":
-        if fix := _broadcast(nsqd):
-            return "is its HTTP port", fix
-        fix = f"use --nsqd-tcp-address {Address(tcp.host, nsqd.tcp_port)}" if nsqd.tcp_port else ""
-        return "is its HTTP port", fix or "give its TCP port, 4150 by default"
+    if nsqd.tcp_speaks == "http":
+        fix = f"give its TCP port, {NSQD_TCP_PORT} by default"
+        if nsqd.tcp_port:
+            fix = f"use --nsqd-tcp-address {nsqd.right_tcp}"
+        return "is its HTTP port", _broadcast(nsqd) or fix
     if nsqd.tcp_speaks == "nsqlookupd":
         usual = Address(tcp.host, LOOKUPD_HTTP_PORT)
         fix = _broadcast(nsqd) or f"use --lookupd-http-address {usual}"
@@ -217,13 +217,6 @@ def _broadcast(nsqd: NsqdFacts) -> str:
     if nsqd.tcp and nsqd.http == nsqd.tcp:  # its HTTP API is there, not where it is listed
         options += f" --broadcast-http-port={nsqd.tcp.port}"
     return f"start that nsqd with {options}"
-
-
-def _accepted(error: RefusedError) -> str:
-    """Return a fix for what nsqd refuses on IDENTIFY (nsqd/protocol_v2.go, client_v2.go)."""
-    if "msg timeout" in error.text:
-        return "lower --msg-timeout, or raise nsqd's --max-msg-timeout"
-    return "change the option that nsqd refuses"
 
 
 def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:

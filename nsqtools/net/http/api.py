@@ -285,7 +285,8 @@ class HTTPClient:
             return f"the response is incomplete: {text}", reason
         if cause:
             return text, reason
-        return f"no usable response: {text}: check that this is the server's HTTP port", ""
+        fix = f"give the server's HTTP port, {self.default_port} by default"
+        return f"no usable response: {text}: {fix}", ""
 
 
 @lru_cache(1000)

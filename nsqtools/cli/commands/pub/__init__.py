@@ -30,7 +30,7 @@ def pub(
 
     Messages are the arguments, or the lines of --file or of standard input. With --from-archive the
     arguments are archive files. A message counts as published when nsqd has answered OK. The exit
-    status is 4 if nsqd refused some.
+    status is 4 if some were not published: empty ones and those over --max-msg-size are refused.
     """
     import asyncio
 
