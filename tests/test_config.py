@@ -181,7 +181,7 @@ def test_a_bound_is_allowed_and_what_is_beyond_it_names_the_option(name: str) ->
     for edge in (low, high):
         ConsumerConfig.declared()[name].check(edge)
     for outside in BEYOND[name]:
-        with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')}: "):
+        with pytest.raises(ConfigError, match=f"^{name}: "):
             ConsumerConfig().with_values(**{name: outside})
 
 
@@ -231,15 +231,15 @@ def test_producer_opt_takes_the_names_of_a_connection_and_not_those_of_a_consume
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: ConsumerConfig(snappy=True).with_values(deflate=True), ("--snappy", "--deflate")),
+        (lambda: ConsumerConfig(snappy=True).with_values(deflate=True), ("snappy", "deflate")),
         (lambda: ClientConfig(heartbeat_interval=61), ("heartbeat_interval", "read_timeout")),
         (lambda: ClientConfig(tls_key="k.pem"), ("--tls-cert", "--tls-key")),
-        (lambda: SourceOptions(topic=("a b",)), ("--topic", "'a b'")),
-        (lambda: SourceOptions(channel="a b"), ("--channel", "'a b'")),
-        (lambda: TargetOptions(nsqd_tcp_address=("a:b:c",)), ("--nsqd-tcp-address", "'a:b:c'")),
+        (lambda: SourceOptions(topic=("a b",)), ("topic: ", "'a b'")),
+        (lambda: SourceOptions(channel="a b"), ("channel: ", "'a b'")),
+        (lambda: TargetOptions(nsqd_tcp_address=("a:b:c",)), ("nsqd_tcp_address: ", "'a:b:c'")),
         (
             lambda: SourceOptions(lookupd_http_address=("https://h:x/p",)),
-            ("--lookupd-http-address", "'h:x'"),
+            ("lookupd_http_address: ", "'h:x'"),
         ),
     ],
 )
@@ -281,7 +281,7 @@ def test_an_instance_is_never_changed() -> None:
     with pytest.raises(AttributeError, match="max_in_flight"):
         config.max_in_flight = 2  # type: ignore[misc]
     assert config.with_values(max_in_flight=2) == ConsumerConfig(max_in_flight=2) != config
-    with pytest.raises(TypeError, match="ConsumerConfig has no option max_in_flite"):
+    with pytest.raises(TypeError, match="'max_in_flite'; did you mean 'max_in_flight'"):
         ConsumerConfig(max_in_flite=2)  # type: ignore[call-arg]
 
 

@@ -320,22 +320,22 @@ class Options:
         CLASSES.append(cls)
 
     def __init__(self, **values: Any) -> None:
-        if unknown := values.keys() - self.declared():
-            raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}")
+        for name in sorted(values.keys() - self.declared()):
+            near = nearest(name, self.declared())
+            raise TypeError(f"{type(self).__name__} has no option {name!r}{near}")
         for name, declared in self.declared().items():
             value = vars(self)[name] = values.get(name, declared.default)
             if declared.multiple:
-                check_list(f"--{flag_name(name)}", value, str)
+                check_list(name, value, str)
             try:
                 for each in value if declared.multiple else (value,):
                     declared.check(each)
             except ConfigError as error:
-                raise ConfigError(f"--{flag_name(name)}: {error}") from None
+                raise ConfigError(f"{name}: {error}") from None
         for name, declared in self.declared().items():
             for other in filter(self._is_given, declared.excludes):
                 if self._is_given(name):
-                    both = f"--{flag_name(name)} and --{flag_name(other)}"
-                    raise ConfigError(f"{both} exclude each other: choose one")
+                    raise ConfigError(f"{name} and {other} exclude each other: choose one")
         self.validate()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:

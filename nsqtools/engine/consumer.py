@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.flow import Flow, Link
-from nsqtools.engine.handler import Batch, Handler
+from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.membership import Membership, Silence, Subscription
 from nsqtools.errors import NSQError
 from nsqtools.names import check_type
@@ -121,7 +121,7 @@ class Consumer:
         config = ConsumerConfig() if config is None else config
         check_type("subscription", subscription, Subscription)
         check_type("config", config, ConsumerConfig)
-        check_type("handler", handler, Handler)
+        check_handler(handler)
         self._subscription = subscription
         self._handler = handler
         self._config = config

@@ -11,6 +11,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nsqtools.errors import FrameSizeError
 from nsqtools.net.connection import Listener
 from nsqtools.policy.backoff import Backoff, requeue_delay
 from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
@@ -137,7 +138,7 @@ class Link(Listener):
             requeue_ms = self._flow.requeue_ms
             delays = [(message.id, requeue_ms(message.attempts)) for message in messages]
         else:
-            delays = [(message.id, max(0, round(delay * 1000))) for message in messages]
+            delays = [(message.id, round(delay * 1000)) for message in messages]
         self.connection.settle(requeue=delays)
         self._settled()
 
@@ -191,6 +192,7 @@ class Flow:
         self._backoff = Backoff(
             config.backoff_strategy, config.backoff_multiplier, config.max_backoff_duration
         )
+        self._oversize: set[Address] = set()
         self._behind = False
         self._stopped = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -280,7 +282,11 @@ class Flow:
         del self.links[address]
         if self._stopped or error is None:
             return
-        log.warning("connection lost: %s", error)
+        level = logging.WARNING
+        if isinstance(error, FrameSizeError):  # the message comes again after each reconnection
+            level = logging.INFO if address in self._oversize else logging.ERROR
+            self._oversize.add(address)
+        log.log(level, "connection lost: %s", error)
         self.plan()
         self._lost(address)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, overload
 
 from nsqtools.config.units import counted
+from nsqtools.errors import ConfigError
+from nsqtools.names import check_seconds, check_type
 from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
     from nsqtools.names import Address
 
-__all__ = ["Batch", "Handler", "Message", "Settle", "loss_of"]
+__all__ = ["Batch", "Handler", "Message", "Settle", "check_handler", "loss_of"]
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +119,8 @@ class Batch(Sequence[Message]):
         None is the configured delay, which grows with the attempts. With ``backoff`` they count as
         failures and slow the consumer down.
         """
+        if delay is not None:
+            check_seconds("delay", delay)
         if chosen := self._take(messages):
             self._settle.requeue(chosen, delay=delay, backoff=backoff)
             self._tell(0, of=len(chosen))
@@ -131,7 +136,8 @@ class Batch(Sequence[Message]):
         if messages is None:
             chosen = self.unsettled()
         else:
-            chosen = [m for m in messages if self._unsettled is None or m in self._unsettled]
+            left = self._unsettled
+            chosen = [m for m in _several(messages) if left is None or m in left]
         if chosen:
             self._settle.touch(chosen)
 
@@ -173,7 +179,7 @@ class Batch(Sequence[Message]):
         if self._unsettled is None:
             self._unsettled = dict.fromkeys(self._messages)
         pop = self._unsettled.pop
-        return [message for message in messages if pop(message, self) is None]
+        return [message for message in _several(messages) if pop(message, self) is None]
 
     def _tell(self, finished: int, *, of: int) -> None:
         if self._watcher:
@@ -264,6 +270,20 @@ class Handler(ABC):
 
         Called once at the very end; a Runner calls it even if ``open`` failed.
         """
+
+
+def check_handler(handler: object) -> None:
+    """Raise ConfigError unless this is a Handler whose ``handle`` is a coroutine function."""
+    check_type("handler", handler, Handler)
+    assert isinstance(handler, Handler)
+    if not inspect.iscoroutinefunction(inspect.unwrap(handler.handle)):
+        raise ConfigError(f"handler: {type(handler).__name__}.handle: write async def handle")
+
+
+def _several(messages: Iterable[Message]) -> Iterable[Message]:
+    if isinstance(messages, Message):
+        raise ConfigError("messages: expected a list of Message, found Message: write [message]")
+    return messages
 
 
 def loss_of(messages: Sequence[Message], reason: str = "too many attempts") -> str:

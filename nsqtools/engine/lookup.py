@@ -7,9 +7,10 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.config import ConsumerConfig
+from nsqtools.config.units import counted
 from nsqtools.engine.membership import Silence
 from nsqtools.errors import UnreachableError
-from nsqtools.names import Address
+from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import http_context
 from nsqtools.policy.topics import Change, MatchingTopics
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT = 2.0
 _STATS_TIMEOUT = 5.0
+# How long looking whether a topic exists may delay the start.
+_LOOK_TIMEOUT = 1.0
 
 
 async def ask_lookupds(
@@ -163,6 +166,26 @@ class Backlog:
     async def count(self) -> int:
         """Return depth + in flight + deferred over all nsqds; raises UnreachableError."""
         return sum(self._count(url, topics) for url, topics in (await self._stats()).items())
+
+    async def exists(self) -> bool:
+        """Look, before SUB creates the topic, whether an nsqd has it; true if unknown.
+
+        Warns if an ephemeral channel is going to take the messages of a topic without a channel.
+        """
+        name, channel = self._subscription.topic, self._subscription.channel
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT):
+                found = [topic for topics in (await self._stats()).values() for topic in topics]
+        except (UnreachableError, TimeoutError):
+            return True
+        waiting = sum(topic.depth for topic in found if not topic.channels)
+        if waiting and is_ephemeral(channel):
+            log.warning(
+                "topic %s has no channel: %s takes the %s waiting in it, and those left when it "
+                "ends are lost; a durable channel (--channel NAME) keeps them",
+                *(name, channel, counted(waiting, "message")),
+            )
+        return bool(found)
 
     async def _stats(self) -> dict[str, list[TopicStats]]:
         """Return the topic's stats by the URL of each nsqd, empty if it has no such topic.

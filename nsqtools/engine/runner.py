@@ -14,11 +14,18 @@ from nsqtools.config import ConsumerConfig, StopOptions
 from nsqtools.engine.conditions import Conditions, Count
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.descriptors import Descriptors
-from nsqtools.engine.handler import Handler
+from nsqtools.engine.handler import Handler, check_handler
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.names import Address, check_list, check_name, check_seconds, check_type
+from nsqtools.names import (
+    Address,
+    check_list,
+    check_name,
+    check_seconds,
+    check_type,
+    is_ephemeral,
+)
 from nsqtools.net.connection import Connection
 from nsqtools.tasks import Tasks, interruptible
 
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from nsqtools.engine.consumer import ConsumerStats
-    from nsqtools.engine.lookup import TopicFinder
+    from nsqtools.engine.lookup import Backlog, TopicFinder
     from nsqtools.net.connection import Dial
     from nsqtools.policy.stopping import StopReason
 
@@ -106,7 +113,7 @@ class Runner:
     ) -> None:
         config = ConsumerConfig() if config is None else config
         stop = StopOptions() if stop is None else stop
-        check_type("handler", handler, Handler)
+        check_handler(handler)
         check_type("config", config, ConsumerConfig)
         check_type("stop", stop, StopOptions)
         check_name("channel", channel)
@@ -311,6 +318,7 @@ class Runner:
             on_reached=self._on_reached,
             on_error=self._fail,
             count=count,
+            exists=self._exists,
         )
 
     def _consumer_for(
@@ -333,12 +341,23 @@ class Runner:
         self._subscriptions.reserve(subscription.topic, len(found))
         return found
 
+    async def _exists(self, subscription: Subscription) -> bool:
+        """Whether an nsqd has the topic; only looked up where it matters, otherwise true."""
+        until_empty = self._stop_options.until_empty
+        if self._finder or not (until_empty or is_ephemeral(self._channel)):
+            return True
+        async with self._descriptors.requests:
+            return await self._backlog(subscription).exists() or not until_empty
+
     async def _backlog_of(self, subscription: Subscription) -> int:
+        async with self._descriptors.requests:
+            return await self._backlog(subscription).count()
+
+    def _backlog(self, subscription: Subscription) -> Backlog:
         from nsqtools.engine.lookup import Backlog  # loads net.http
 
         urls = self._stop_options.nsqd_http_address
-        async with self._descriptors.requests:
-            return await Backlog(subscription, self._config, urls, self._silence).count()
+        return Backlog(subscription, self._config, urls, self._silence)
 
     def _end(self, reason: StopReason) -> None:
         """Begin to stop; the first reason is reported."""

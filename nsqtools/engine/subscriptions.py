@@ -22,7 +22,7 @@ from nsqtools.errors import (
 from nsqtools.tasks import Tasks, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from nsqtools.engine.conditions import Count
     from nsqtools.engine.consumer import Consumer
@@ -41,9 +41,9 @@ class Subscriptions:
 
     A topic whose start fails is logged and retried every ``retry`` seconds. Once every topic has
     failed, the first error ends the run: with ``all_fail`` always, otherwise only if other
-    processes hold the locks of all topics. A topic also fails if too few ``descriptors`` are left.
-    ``on_reached`` is called whenever a topic is reached, ``on_error`` with an error that must end
-    the run.
+    processes hold the locks of all topics. A topic also fails if ``exists`` says that no nsqd has
+    it, or if too few ``descriptors`` are left. ``on_reached`` is called whenever a topic is
+    reached, ``on_error`` with an error that must end the run.
     """
 
     def __init__(
@@ -58,8 +58,10 @@ class Subscriptions:
         on_reached: Callable[[], object],
         on_error: Callable[[BaseException], object],
         count: Count | None = None,
+        exists: Callable[[Subscription], Awaitable[bool]],
     ) -> None:
         self.handler = handler
+        self.exists = exists
         self.consumer_for = consumer_for
         self.count = count
         self.out_of_time = False
@@ -68,7 +70,7 @@ class Subscriptions:
         """Topics that were dropped before the handler could settle all their messages."""
         self._max_in_flight = max_in_flight
         self._retry = retry
-        self._all_fail = all_fail
+        self.all_fail = all_fail
         self._descriptors = descriptors
         self._on_reached = on_reached
         self._on_error = on_error
@@ -196,7 +198,7 @@ class Subscriptions:
             self._descriptors.release(name)
         errors = [each.error for each in self._topics.values() if each.error]
         locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
-        if (self._all_fail or locked) and len(errors) == len(self._topics):
+        if (self.all_fail or locked) and len(errors) == len(self._topics):
             raise errors[0]
         log.log(logging.INFO if known else logging.ERROR, "topic %s: %s", name, error)
         log.info("topic %s: next retry in %s", name, format_duration(self._retry))
@@ -232,6 +234,8 @@ class _TopicHandler(Handler):
         owner = self._owner
         try:
             owner.reserve(self._name, len(self.subscription.nsqds))
+            if not await owner.exists(self.subscription):
+                return self._unknown()
             await self._join()
         except (LockedError, OutputError, ConfigError) as error:
             return error
@@ -251,6 +255,8 @@ class _TopicHandler(Handler):
             self._past.add(ended)
         if owner.out_of_time and not self._reached:
             return UnreachableError("no nsqd accepted the subscription before the run ended")
+        if owner.out_of_time and owner.all_fail and not self._past.connected:
+            return self._unknown()
         return None
 
     async def handle(self, batch: Batch) -> None:
@@ -281,6 +287,9 @@ class _TopicHandler(Handler):
         """Let the handler join the topic; an interrupt ends the wait for a lock."""
         joining = self._owner.handler.join(self._name)
         self.joined = await interruptible(joining, self.interrupted) or self.joined
+
+    def _unknown(self) -> NSQError:
+        return NSQError(f"no nsqd has topic {self._name}: check the name")
 
     def _was_reached(self) -> None:
         if self.error:

@@ -1,12 +1,14 @@
 """What a batch sends for what a sink decides."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.engine.handler import Batch, Message
+from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 
 
@@ -55,6 +57,23 @@ def test_a_watcher_hears_how_many_are_safe_and_how_many_come_again() -> None:
     batch.finish()
     batch.finish()
     assert heard == [(1, 0), (0, 2), (0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        lambda batch: batch.finish(batch[0]),
+        lambda batch: batch.touch(batch[0]),
+        lambda batch: batch.requeue(delay=-1),
+        lambda batch: batch.requeue(delay="x"),
+    ],
+)
+def test_a_wrong_argument_settles_nothing(settle: Callable[[Batch], None]) -> None:
+    batch, calls = make(2)
+    with pytest.raises(ConfigError):
+        settle(batch)
+    assert not calls
+    assert len(batch.unsettled()) == 2
 
 
 def test_the_rest_is_what_was_not_settled_before() -> None:

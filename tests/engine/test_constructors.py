@@ -14,9 +14,11 @@ import pytest
 import nsqtools
 from nsqtools import (
     Address,
+    Batch,
     ConfigError,
     Consumer,
     ConsumerConfig,
+    Handler,
     Producer,
     ProducerConfig,
     Runner,
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = Address("127.0.0.1", 4150)
+
+
+class Blocking(Handler):
+    def handle(self, batch: Batch) -> None:  # type: ignore[override]
+        pass
 
 
 def subscription(**values: Any) -> Subscription:
@@ -55,6 +62,7 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("subscription", lambda: Consumer(None, Recorder())),
         ("handler", lambda: Consumer(subscription(), print, ConsumerConfig())),
         ("handler", lambda: Consumer(subscription(), Recorder)),
+        ("handler: Blocking.handle", lambda: Consumer(subscription(), Blocking())),
         ("config", lambda: Consumer(subscription(), Recorder(), ProducerConfig())),
         ("nsqds", lambda: Producer(["127.0.0.1:4150"], ProducerConfig())),
         ("nsqd", lambda: Producer([], ProducerConfig())),
@@ -62,15 +70,15 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("nsqds", lambda: Producer(HERE)),
         ("nsqds", lambda: Producer(None)),
         ("config", lambda: Producer([HERE], "config")),
-        ("--max-in-flight", lambda: ConsumerConfig(max_in_flight=True)),
-        ("--dial-timeout", lambda: ConsumerConfig(dial_timeout=None)),
-        ("--snappy", lambda: ConsumerConfig(snappy=1)),
-        ("--auth-secret", lambda: ConsumerConfig(auth_secret=b"secret")),
-        ("--publish-timeout", lambda: ProducerConfig(publish_timeout="1")),
-        ("--mode", lambda: ProducerConfig(mode=None)),
-        ("--count", lambda: StopOptions(count="5")),
-        ("--idle-timeout", lambda: StopOptions(idle_timeout=timedelta(seconds=5))),
-        ("--nsqd-http-address", lambda: StopOptions(nsqd_http_address="127.0.0.1:4151")),
+        ("^max_in_flight: ", lambda: ConsumerConfig(max_in_flight=True)),
+        ("^dial_timeout: ", lambda: ConsumerConfig(dial_timeout=None)),
+        ("^snappy: ", lambda: ConsumerConfig(snappy=1)),
+        ("^auth_secret: ", lambda: ConsumerConfig(auth_secret=b"secret")),
+        ("^publish_timeout: ", lambda: ProducerConfig(publish_timeout="1")),
+        ("^mode: ", lambda: ProducerConfig(mode=None)),
+        ("^count: ", lambda: StopOptions(count="5")),
+        ("^idle_timeout: ", lambda: StopOptions(idle_timeout=timedelta(seconds=5))),
+        ("^nsqd_http_address: ", lambda: StopOptions(nsqd_http_address="127.0.0.1:4151")),
         ("topics", lambda: runner("events")),
         ("topics", lambda: runner([b"events"])),
         ("topics", lambda: runner(None)),
@@ -93,7 +101,7 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
 def test_a_wrong_type_is_refused_at_once_by_name(argument: str, made: Callable[[], object]) -> None:
     with pytest.raises(ConfigError, match=argument) as caught:
         made()
-    assert "secret" not in str(caught.value).removeprefix("--auth-secret")
+    assert "secret" not in str(caught.value).removeprefix("auth_secret")
 
 
 @pytest.mark.parametrize(

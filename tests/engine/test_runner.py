@@ -3,6 +3,7 @@
 import asyncio
 import re
 from functools import partial
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -240,6 +241,7 @@ async def test_what_is_left_when_the_time_is_over_before_the_channel_is_empty(
 
     nsqd = Network().nsqd()
     nsqd.publish(b"1")
+    monkeypatch.setattr(Backlog, "exists", AsyncMock(return_value=True))
     runner = make_runner(Gathering(partial(elapse, 1000)), nsqd, until_empty=True, max_duration=3.0)
     async with running(runner) as run:
         monkeypatch.setattr(Backlog, "count", count)

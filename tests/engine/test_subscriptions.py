@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -43,6 +44,7 @@ async def subscribed(
             descriptors=Descriptors(max_files, files=files, servers=1),
             on_reached=bool,
             on_error=errors.append,
+            exists=AsyncMock(return_value=True),
         )
         yield topics
         await topics.stop()
