@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import addresses, with_secret
+from nsqtools.config.units import counted
 from nsqtools.errors import NSQError
 from nsqtools.metrics import Measured
 from nsqtools.names import listening_address
@@ -195,7 +196,7 @@ async def consume(
     def interrupted() -> None:
         in_flight = runner.stats().in_flight
         if in_flight and sys.stderr.isatty():
-            log.warning("draining %d messages, Ctrl-C again to end now", in_flight)
+            log.warning("draining %s, Ctrl-C again to end now", counted(in_flight, "message"))
         runner.stop()
 
     def hung_up() -> None:
@@ -246,26 +247,26 @@ def _status(runner: Runner) -> str:
         return "recovering files of an earlier run"
     totals = runner.stats()
     return (
-        f"{runner.topic_count} topics, {totals.connections} connections, "
-        f"{totals.finished} messages finished, {totals.in_flight} in flight"
+        f"{counted(runner.topic_count, 'topic')}, {counted(totals.connections, 'connection')}, "
+        f"{counted(totals.finished, 'message')} finished, {totals.in_flight} in flight"
     )
 
 
 def _exit_code(outcome: RunOutcome) -> Exit:
     """Log the results of a run that no signal ended; returns its exit code."""
     totals = outcome.totals
-    log.info("%d messages finished, %d requeued", totals.finished, totals.requeued)
+    log.info("%s finished, %d requeued", counted(totals.finished, "message"), totals.requeued)
     if totals.too_late:
         log.warning(
-            "%d messages had timed out before they were finished: nsqd delivers them again",
-            totals.too_late,
+            "nsqd delivers again what timed out before it was finished: %s",
+            counted(totals.too_late, "message"),
         )
     if outcome.left != 0:
         log.error(
             "--max-duration ended the run before the channel was empty: %s",
             "the number of messages left is unknown"
             if outcome.left is None
-            else f"{outcome.left} messages are left",
+            else f"{counted(outcome.left, 'message')} left",
         )
     for trouble, topics in (
         ("never consumed", outcome.unreached),

@@ -16,6 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
+from nsqtools.config.units import counted
 from nsqtools.engine.flow import Flow, Link
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.membership import Membership, Silence, Subscription
@@ -312,9 +313,9 @@ class Consumer:
         self._failure, self._unlogged, self._log_due = failure, 0, now + _LOG_INTERVAL
         ours = isinstance(error, NSQError)
         log.error(
-            "topic %s: handler failed, %d messages requeued%s",
+            "topic %s: handler failed, %s requeued%s",
             self._subscription.topic,
-            count,
+            counted(count, "message"),
             f": {error}" if ours else "",
             exc_info=None if ours else error,
         )

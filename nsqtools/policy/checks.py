@@ -216,7 +216,7 @@ def _of_peers(limits: Limits, peers: Peers) -> Iterator[Trouble]:
     for name, health in peers.unwell.items():
         yield Trouble(Status.CRITICAL, f"nsqd {name} is unhealthy: {health}")
     if peers.answering < limits.nsqds_min:
-        text = f"{peers.answering} nsqds answer, fewer than {limits.nsqds_min}"
+        text = f"nsqds that answer: {peers.answering}, fewer than {limits.nsqds_min}"
         yield Trouble(Status.CRITICAL, text)
     elif peers.nsqds and not peers.answering:
         text = f"none of {len(peers.nsqds)} nsqds answers" if len(peers.nsqds) > 1 else ""
@@ -257,7 +257,7 @@ def _over(limit: Limit, measure: _Measure, row: Row) -> tuple[Status, str]:
         )
     status, over = limit.exceeded(value)
     if value == math.inf:
-        return status, f"{row.totals.depth} messages wait and none are consumed"
+        return status, f"depth {row.totals.depth}, and nothing is consumed"
     return status, measure.text.format(number(value), number(over))
 
 
@@ -266,12 +266,12 @@ def _summary(rows: Sequence[Row], peers: Peers, channel: str) -> str:
         totals = only[0].totals
         return (
             f"{_place(only[0].topic, channel)}: depth {totals.depth}, "
-            f"{totals.in_flight} in flight, {totals.clients} clients"
+            f"in flight {totals.in_flight}, clients {totals.clients}"
         )
     topics = len({row.topic for row in rows})
     channels = sum(bool(row.channel) for row in rows)
     depth = sum(row.totals.depth for row in rows)
-    return f"{peers.answering} nsqds, {topics} topics, {channels} channels, depth {depth}"
+    return f"nsqds {peers.answering}, topics {topics}, channels {channels}, depth {depth}"
 
 
 def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iterator[Datum]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from nsqtools.config.units import counted
+
 if TYPE_CHECKING:
     from logging import Logger
 
@@ -42,4 +44,4 @@ class Repeats:
     def _say(self, key: tuple[int, str, str], count: int) -> None:
         level, topic, fate = key
         if count:
-            self._log.log(level, "topic %s: %d messages %s", topic, count, fate)
+            self._log.log(level, "topic %s: %s %s", topic, counted(count, "message"), fate)

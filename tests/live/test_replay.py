@@ -185,7 +185,7 @@ def test_a_replay_at_its_own_pace_waits_for_the_next_day_and_two_signals_end_it(
     eventually(lambda: nsqd.topic(topic)["message_count"] == 2)
     assert pub.stderr
     pub.send_signal(signal.SIGINT)
-    assert b"publishing the 1 messages" in pub.stderr.readline()
+    assert b"publishing what was read: 1 message;" in pub.stderr.readline()
     assert pub.poll() is None
     pub.send_signal(signal.SIGTERM)
     assert pub.wait(60) == 130

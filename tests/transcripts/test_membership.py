@@ -48,6 +48,19 @@ async def test_a_lost_fixed_nsqd_is_dialled_after_8_16_32_seconds(nsqd: Scripted
         assert times(nsqd)[-1] - times(nsqd)[-2] == 611 - 600 + 8
 
 
+async def test_a_message_over_the_maximum_is_one_error_however_often_it_comes(
+    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder()
+    async with running(consume(recorder, nsqd, max_msg_size=10)):
+        nsqd.publish(b"x" * 11)
+        await elapse(500)
+        assert len(nsqd.dials) > 2
+    told = [each for each in caplog.records if "--max-msg-size 10" in each.message]
+    assert [each.levelname for each in told if each.levelname != "INFO"] == ["ERROR"]
+    assert not recorder.seen
+
+
 async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
     for nsqd in nsqds:

@@ -11,6 +11,7 @@ import posixpath
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.policy.filenames import REV, Revisions
 from nsqtools.sinks.files import disk
@@ -126,7 +127,8 @@ class Publication:
             )
             self.give_name(entry, work)
             name = entry.published.name
-            log.warning("published %s, which a crash left behind: %d records", name, found.records)
+            records = counted(found.records, "record")
+            log.warning("published %s, which a crash left behind: %s", name, records)
         self.complete(entry, work)
         self.follow(entry)
 

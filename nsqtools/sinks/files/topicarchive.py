@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from nsqtools.config.units import counted
 from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
 from nsqtools.records.forms import make_writer
@@ -381,4 +382,4 @@ class Archive:
             file.is_published = True
         self._publication.complete(entry, file.path)
         self._written += 1
-        log.info("published %s: %d records", entry.published.name, facts.records)
+        log.info("published %s: %s", entry.published.name, counted(facts.records, "record"))

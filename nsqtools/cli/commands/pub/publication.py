@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.cli.service import Signals
+from nsqtools.config.units import counted
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
@@ -100,12 +101,12 @@ class PubRun:
                 raise
         except RecordError as error:
             raise RecordError(f"{error}; {self._published} published before it") from error
-        log.info("%d messages published", self._published)
+        log.info("%s published", counted(self._published, "message"))
         if self._refused:
             log.error(
-                "%d of %d messages were not published%s: %s",
+                "%d of %s not published%s: %s",
                 self._refused,
-                self._refused + self._published,
+                counted(self._refused + self._published, "message"),
                 ", and the rest of the input was not read" if self._cut_off else "",
                 self._reason,
             )
@@ -138,8 +139,8 @@ class PubRun:
             self._reading.cancel()
         if self._left:
             log.warning(
-                "publishing the %d messages that were read; a second signal leaves at once",
-                self._left,
+                "publishing what was read: %s; a second signal leaves at once",
+                counted(self._left, "message"),
             )
 
     def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:

@@ -11,6 +11,7 @@ from nsqtools.cli.commands.stats.report import measured, topics_of
 from nsqtools.cli.prometheus import of_fields
 from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import supervised
+from nsqtools.config.units import counted
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
@@ -127,7 +128,8 @@ class Exporter:
         self._polls += 1
         snapshot = await self._look()
         self._status = (
-            f"{len(snapshot.stats)} of {len(snapshot.nodes)} nsqds answer, {self._polls} polls"
+            f"{len(snapshot.stats)} of {counted(len(snapshot.nodes), 'nsqd')} answering, "
+            f"{counted(self._polls, 'poll')}"
         )
         return [*cluster_metrics(snapshot), self._took(time.monotonic() - begin)]
 

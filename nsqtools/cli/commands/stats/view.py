@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nsqtools.cli.commands.stats.formats import noted, style_of
 from nsqtools.cli.exits import one_line
-from nsqtools.config.units import format_duration
+from nsqtools.config.units import counted, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -197,8 +197,8 @@ class ViewState:
         silent = len(snapshot.failures)
         parts = [
             time.strftime("%H:%M:%S", time.localtime(report.at)),
-            f"{len(snapshot.nodes)} nsqds{f' ({silent} silent)' if silent else ''}",
-            f"{count} of {len(report.rows)} rows" if self.filter else f"{count} rows",
+            f"{counted(len(snapshot.nodes), 'nsqd')}{f' ({silent} silent)' if silent else ''}",
+            f"{count} of {len(report.rows)} rows" if self.filter else counted(count, "row"),
             f"every {format_duration(self.interval)}",
         ]
         if self.filter and not self.editing:
