@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
 
 TIMEOUT = 180.0
-PUBLISHED = "nsqtools: info: 5000 messages published\n"
+PUBLISHED = "nsqtools: info: 5,000 messages published\n"
 SANDBOX = "nsqtools sandbox --port 0"
 PUBLISH, TAKE, DRAIN = (step.line for step in steps()[:3])
 
