@@ -231,7 +231,7 @@ def test_producer_opt_takes_the_names_of_a_connection_and_not_those_of_a_consume
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: ConsumerConfig(snappy=True).with_values(deflate=True), ("snappy", "deflate")),
+        (lambda: ConsumerConfig(snappy=True).with_values(deflate=True), ("--snappy", "--deflate")),
         (lambda: ClientConfig(heartbeat_interval=61), ("heartbeat_interval", "read_timeout")),
         (lambda: ClientConfig(tls_key="k.pem"), ("--tls-cert", "--tls-key")),
         (lambda: SourceOptions(topic=("a b",)), ("topic: ", "'a b'")),

@@ -320,9 +320,8 @@ class Options:
         CLASSES.append(cls)
 
     def __init__(self, **values: Any) -> None:
-        for name in sorted(values.keys() - self.declared()):
-            near = nearest(name, self.declared())
-            raise TypeError(f"{type(self).__name__} has no option {name!r}{near}")
+        for name in values.keys() - (known := self.declared()):
+            raise TypeError(f"{type(self).__name__} has no option {name!r}{nearest(name, known)}")
         for name, declared in self.declared().items():
             value = vars(self)[name] = values.get(name, declared.default)
             if declared.multiple:
@@ -335,7 +334,8 @@ class Options:
         for name, declared in self.declared().items():
             for other in filter(self._is_given, declared.excludes):
                 if self._is_given(name):
-                    raise ConfigError(f"{name} and {other} exclude each other: choose one")
+                    both = f"--{flag_name(name)} and --{flag_name(other)}"
+                    raise ConfigError(f"{both} exclude each other: choose one")
         self.validate()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
