@@ -102,12 +102,12 @@ def test_a_line_of_a_slow_producer_is_published_at_once(
     assert pub.returncode == 0
 
 
-def test_defer_defers_and_an_empty_line_is_refused(
+def test_defer_defers_and_an_empty_line_is_skipped(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
     nsqd.create(topic, "c")
     published = nsqtools_cli("pub", "--topic", topic, "--defer", "1h", *at(nsqd), stdin=b"a\n\nb")
-    assert (published.code, published.stdout) == (4, b"")
+    assert (published.code, published.stdout) == (0, b"")
     eventually(lambda: nsqd.channel(topic, "c")["deferred_count"] == 2)
 
 

@@ -29,8 +29,8 @@ def pub(
     """Publish messages to a topic.
 
     Messages are the arguments, or the lines of --file or of standard input. With --from-archive the
-    arguments are archive files. A message counts as published when nsqd has answered OK. The exit
-    status is 4 if some were not published: empty ones and those over --max-msg-size are refused.
+    arguments are archive files. Empty lines are skipped, because nsqd refuses empty messages. A
+    message counts as published when nsqd has answered OK. The exit status is 4 if any was refused.
     """
     import asyncio
 
@@ -44,6 +44,8 @@ def pub(
     if form.from_archive:
         asyncio.run(job.run(archives=messages))
         return
+    if "" in messages:
+        raise click.UsageError("MESSAGE is empty: nsqd refuses empty messages")
     if messages and form.pace != "max":
         raise click.UsageError("--pace: messages on the command line have no timestamps")
     asyncio.run(job.run([os.fsencode(message) for message in messages]))

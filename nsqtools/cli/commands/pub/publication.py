@@ -22,7 +22,7 @@ from nsqtools.records.compression import METHODS, method_of, plain_chunks, requi
 from nsqtools.records.envelope import timestamp_of
 from nsqtools.records.forms import make_reader
 from nsqtools.records.layout import Layout
-from nsqtools.records.readers import Reader, Whole
+from nsqtools.records.readers import Reader, Whole, drop_empty
 from nsqtools.tasks import end
 
 if TYPE_CHECKING:
@@ -204,20 +204,27 @@ class PubRun:
 
     async def _send(self, records: Sequence[bytes]) -> None:
         """Publish records at the pace of the options, in windows of batches."""
-        timestamps, self._timestamps = self._timestamps, []
-        self._accepted += len(records)
+        kept = drop_empty(records)
+        timestamps = self._take_timestamps(records)
+        self._accepted += len(kept)
         loop = asyncio.get_running_loop()
         start = 0
-        while start < len(records) and not self._cut_off:
-            stop = len(records)
+        while start < len(kept) and not self._cut_off:
+            stop = len(kept)
             if self._replay:
                 await self._rest(self._replay.delay(timestamps[start], now=loop.time()))
                 stop = min(stop, start + self._replay.burst(timestamps, start, now=loop.time()))
             stop = start + self._pace.burst(stop - start)
             await self._rest(self._pace.delay(stop - start, now=loop.time()))
             await self._settle(_WINDOW - 1)
-            self._under_way.add(loop.create_task(self._publish(records[start:stop])))
+            self._under_way.add(loop.create_task(self._publish(kept[start:stop])))
             start = stop
+
+    def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
+        """The timestamps of records that are not empty; none without --pace."""
+        taken = self._timestamps[:]
+        self._timestamps.clear()  # the reader adds to it
+        return [at for at, record in zip(taken, records, strict=True) if record] if taken else taken
 
     async def _rest(self, seconds: float) -> None:
         """Sleep, or return early when nothing can be published any more."""
