@@ -119,8 +119,8 @@ def test_an_argument_is_json_as_a_line_of_a_file_is_and_one_wrong_keeps_all_back
     ended = nsqtools_cli(*pub, '{"body":"x"}', '{"body":1}')
     assert (ended.code, ended.stderr.count("line 2: ")) == (2, 1)
     assert count(nsqd, topic) == 0
-    assert nsqtools_cli(*pub, '{"body":"x"}', '{"topic":"t","body_b64":"/w=="}', "").code == 0
-    assert nsqtools_cli(*pub, "", stdin=b"no").code == 0
+    assert nsqtools_cli(*pub, '{"body":"x"}', '{"topic":"t","body_b64":"/w=="}').code == 0
+    assert nsqtools_cli(*pub, "", stdin=b"no").code == 2
     tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "-n", "2", *at(nsqd))
     assert sorted(tailed.stdout.split()) == [b"x", b"\xff"]
 
