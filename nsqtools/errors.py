@@ -4,8 +4,7 @@
      +-- ConfigError          an option or argument is invalid (exit 2)
      |    +-- ConfigFileError     ... in the configuration file
      +-- UnreachableError     a server cannot be used (exit 3)
-     |    +-- ConnectError        connecting, TLS or IDENTIFY failed
-     |    |    +-- RefusedError        ... because one side refused the other
+     |    +-- RefusedError        ... because one side refused the other
      |    +-- AuthError           AUTH is required, or the secret was refused
      |    +-- HTTPError           an HTTP API gave no usable response
      +-- ConnectionLostError  an established connection ended
@@ -102,11 +101,7 @@ class UnreachableError(PeerError):
     """
 
 
-class ConnectError(UnreachableError):
-    """Connecting, the TLS handshake or IDENTIFY failed."""
-
-
-class RefusedError(ConnectError):
+class RefusedError(UnreachableError):
     """The server answers, but one side refused the other; another try would fail the same way.
 
     Causes are TLS that the server does not offer, certificates, E_* replies before SUB, and a port
@@ -152,20 +147,8 @@ class ProtocolError(ConnectionLostError):
     """The peer sent bytes that are not the NSQ protocol (tcp_protocol_spec, Data Format)."""
 
 
-class UnknownFrameError(ProtocolError):
-    """A frame type other than 0, 1 and 2, or a message on a connection without subscription."""
-
-
-class FrameSizeError(ProtocolError):
-    """A frame size that is negative, too small for its type, or over ``max_msg_size``."""
-
-
-class HTTPPortError(ProtocolError):
-    """The peer answered in HTTP: the address is an HTTP port (go-nsq ``protocol.go``)."""
-
-
-class CodecError(ProtocolError):
-    """A compressed stream is corrupt."""
+class MessageSizeError(ProtocolError):
+    """A message is over ``max_msg_size``; it comes again after each reconnection."""
 
 
 NON_FATAL = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})

@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import FrameSizeError
+from nsqtools.errors import MessageSizeError
 from nsqtools.net.connection import Listener
 from nsqtools.policy.backoff import Backoff, requeue_delay
 from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
@@ -283,7 +283,7 @@ class Flow:
         if self._stopped or error is None:
             return
         level = logging.WARNING
-        if isinstance(error, FrameSizeError):  # the message comes again after each reconnection
+        if isinstance(error, MessageSizeError):
             level = logging.INFO if address in self._oversize else logging.ERROR
             self._oversize.add(address)
         log.log(level, "connection lost: %s", error)

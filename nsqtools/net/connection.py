@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from nsqtools.config.option import flag_name
 from nsqtools.errors import (
-    ConnectError,
     ConnectionLostError,
     NSQError,
     PeerError,
@@ -208,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError as error:
             self.abort()
             text = "no answer to IDENTIFY in time"
-            raise ConnectError(text, self.address, reason="silence") from error
+            raise UnreachableError(text, self.address, reason="silence") from error
         except (OSError, UnicodeError, NSQError) as error:
             self.abort()
             raise self._explain(error) from error
@@ -403,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             async with asyncio.timeout(self._config.dial_timeout):
                 await self._loop.create_connection(lambda: self, *self.address, local_addr=local)
         except TimeoutError as error:
-            raise ConnectError("connection timed out", self.address, reason="dial") from error
+            raise UnreachableError("connection timed out", self.address, reason="dial") from error
 
     async def _start_tls(self) -> None:
         assert self._transport is not None
@@ -419,7 +418,7 @@ class Connection(asyncio.BufferedProtocol):
         )
         if transport is None:
             text = "closed by the server during the TLS handshake"
-            raise ConnectError(text, self.address, reason="tls")
+            raise UnreachableError(text, self.address, reason="tls")
         self._transport = transport
         self._flush()
 
@@ -435,16 +434,18 @@ class Connection(asyncio.BufferedProtocol):
         cause = error.__cause__ if isinstance(error, ConnectionLostError) else error
         if isinstance(cause, UnicodeError | socket.gaierror):  # the IDNA codec raises UnicodeError
             text = f"cannot resolve {self.address.host!r}"
-            return ConnectError(text, self.address, reason="name")
+            return UnreachableError(text, self.address, reason="name")
         if isinstance(cause, OSError):
             if uses_tls(self._config) and self._written:
-                kind = RefusedError if isinstance(cause, ssl.SSLError) else ConnectError
+                kind = RefusedError if isinstance(cause, ssl.SSLError) else UnreachableError
                 return kind(explain(cause), self.address, reason="tls")
-            return ConnectError(plain(cause), self.address, reason="" if self._written else "dial")
+            return UnreachableError(
+                plain(cause), self.address, reason="" if self._written else "dial"
+            )
         if isinstance(error, ProtocolError):
             return RefusedError(error.text, self.address, reason="protocol")
         if type(error) is ConnectionLostError:
-            return ConnectError(error.text, self.address)
+            return UnreachableError(error.text, self.address)
         return error if isinstance(error, NSQError) else UnreachableError(str(error), self.address)
 
     def _send(self, command: bytes) -> None:

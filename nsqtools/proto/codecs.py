@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Protocol
 
-from nsqtools.errors import CodecError
+from nsqtools.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Codec(Protocol):
     """Compresses and decompresses one connection."""
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decompressed ``data`` in pieces. Raises CodecError."""
+        """Yield the decompressed ``data`` in pieces. Raises ProtocolError."""
 
     def encode(self, data: bytes) -> bytes:
         """Compress and flush, so that the peer can read all of ``data``."""
@@ -35,7 +35,7 @@ class Deflate:
         self._deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decompressed ``data`` in pieces. Raises CodecError."""
+        """Yield the decompressed ``data`` in pieces. Raises ProtocolError."""
         try:
             while data:
                 piece = self._inflate.decompress(data, _PIECE)
@@ -43,9 +43,9 @@ class Deflate:
                 if piece:
                     yield piece
         except zlib.error as error:
-            raise CodecError(f"corrupt deflate stream: {error}") from error
+            raise ProtocolError(f"corrupt deflate stream: {error}") from error
         if self._inflate.eof:
-            raise CodecError("the deflate stream ended")
+            raise ProtocolError("the deflate stream ended")
 
     def encode(self, data: bytes) -> bytes:
         """Compress and flush, so that the peer can read all of ``data``."""
@@ -62,11 +62,11 @@ class Snappy:
         self._compressor = snappy.StreamCompressor()
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Yield the decompressed ``data`` in pieces. Raises CodecError."""
+        """Yield the decompressed ``data`` in pieces. Raises ProtocolError."""
         try:
             piece: bytes = self._decompressor.decompress(data)
         except Exception as error:  # cramjam raises OSError, python-snappy an error of its own
-            raise CodecError(f"corrupt snappy stream: {error}") from error
+            raise ProtocolError(f"corrupt snappy stream: {error}") from error
         if piece:
             yield piece
 

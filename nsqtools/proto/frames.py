@@ -12,7 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from nsqtools.config.units import format_size
-from nsqtools.errors import FrameSizeError, HTTPPortError, UnknownFrameError
+from nsqtools.errors import MessageSizeError, ProtocolError
 from nsqtools.names import NSQD_TCP_PORT
 from nsqtools.proto.messages import Message
 
@@ -182,15 +182,15 @@ class FrameParser:
             return start
         (size,) = _SIZE.unpack_from(data, start)
         if size == _HTTP:
-            raise HTTPPortError(f"answered in HTTP: {_FIX}", self._address)
+            raise ProtocolError(f"answered in HTTP: {_FIX}", self._address)
         if size < 4:
-            raise FrameSizeError(f"frame of {size} bytes: expected 4 or more", self._address)
+            raise ProtocolError(f"frame of {size} bytes: expected 4 or more", self._address)
         if held < _FRAME_HEADER.size:
             self._need = _FRAME_HEADER.size
             return start
         _, kind = _FRAME_HEADER.unpack_from(data, start)
         if kind not in (0, 1, 2):
-            raise UnknownFrameError(f"unknown frame type {kind}: {_FIX}", self._address)
+            raise ProtocolError(f"unknown frame type {kind}: {_FIX}", self._address)
         self._check(size, FrameType(kind))
         after: int = start + _SIZE.size + size
         if kind == 2 or after > end:
@@ -204,11 +204,11 @@ class FrameParser:
         text = f"{kind.name.lower()} frame of {size} bytes"
         if kind is not FrameType.MESSAGE:
             if size > _REPLY_LIMIT:
-                raise FrameSizeError(f"{text}: expected 4 to {_REPLY_LIMIT}", self._address)
+                raise ProtocolError(f"{text}: expected 4 to {_REPLY_LIMIT}", self._address)
         elif not self.max_msg_size:
-            raise UnknownFrameError(f"{text}: nothing was subscribed to", self._address)
+            raise ProtocolError(f"{text}: nothing was subscribed to", self._address)
         elif size < _MESSAGE_MIN:
-            raise FrameSizeError(f"{text}: expected {_MESSAGE_MIN} or more", self._address)
+            raise ProtocolError(f"{text}: expected {_MESSAGE_MIN} or more", self._address)
         elif size - _MESSAGE_MIN > self.max_msg_size:
             bound = f"the message is over --max-msg-size {format_size(self.max_msg_size)}"
-            raise FrameSizeError(f"{text}: {bound}", self._address)
+            raise MessageSizeError(f"{text}: {bound}", self._address)

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import (
     AUTH_CODES,
     AuthError,
-    ConnectError,
     ConnectionLostError,
     PeerError,
     ProtocolError,
     RefusedError,
     ServerError,
+    UnreachableError,
     show,
 )
 from nsqtools.proto import commands
@@ -181,7 +181,7 @@ class Session:
             self._close(
                 ConnectionLostError("closed by nsqd", self._address)
                 if self.state is State.READY
-                else ConnectError("closed by the server during the handshake", self._address)
+                else UnreachableError("closed by the server during the handshake", self._address)
             )
 
     def tls_established(self) -> None:

@@ -22,11 +22,11 @@ from nsqtools.cli.docs import guide, guide_summaries
 from nsqtools.cli.exits import run as run_here
 from nsqtools.errors import (
     ConfigError,
-    ConnectError,
     ConnectionLostError,
     NSQError,
     PublishError,
     ServerError,
+    UnreachableError,
 )
 from nsqtools.names import Address
 from tests.support.loaded import loaded
@@ -280,7 +280,7 @@ def group(body: Callable[[], object]) -> click.Group:
         (raised(click.exceptions.Exit(3)), 3, ""),
         (raised(KeyboardInterrupt()), 130, ""),
         (raised(ConfigError("--topic: name one")), 2, "--topic: name one"),
-        (raised(ConnectError("refused", Address("::1", 4150))), 3, "[::1]:4150: refused"),
+        (raised(UnreachableError("refused", Address("::1", 4150))), 3, "[::1]:4150: refused"),
         (raised(ConnectionLostError("gone")), 3, "gone"),
         (raised(PublishError("no", [0], permanent=True)), 1, "no"),
         (raised(ServerError("E_BAD \x1b[31m\nx")), 3, "E_BAD \\x1b[31m\\nx"),

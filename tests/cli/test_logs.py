@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nsqtools.cli import exits, logs
 from nsqtools.cli.exits import one_line
 from nsqtools.config import LogOptions
-from nsqtools.errors import ConfigError, ConnectError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 
 log = logging.getLogger("nsqtools.engine.consumer")
@@ -86,8 +86,8 @@ def test_an_exception_is_named_and_debugging_adds_the_traceback(
 ) -> None:
     logs.configure(LogOptions())
     try:
-        raise ConnectError("refused", Address("10.0.0.1", 4150))
-    except ConnectError:
+        raise UnreachableError("refused", Address("10.0.0.1", 4150))
+    except UnreachableError:
         log.exception("giving up")
     crash()
     assert capsys.readouterr().err.splitlines() == [

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from nsqtools.cli import cli
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
-from nsqtools.errors import ConnectError, HTTPError, RefusedError
+from nsqtools.errors import HTTPError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.replies import ClientStats, TopicStats
 from nsqtools.proto.session import Features
@@ -75,10 +75,10 @@ def consumed(*clients: ClientStats, depth: int = 5, **values: Any) -> TopicStats
 
 WELL = events(channel(depth=1, client_count=1))
 AT_A: dict[str, Any] = {"given": False, "producer": producer("a", "events")}
-UNKNOWN = ConnectError("cannot resolve 'wbe1'", Address("wbe1", 4150), reason="name")
+UNKNOWN = UnreachableError("cannot resolve 'wbe1'", Address("wbe1", 4150), reason="name")
 WRONG = RefusedError("answered in HTTP", Address("a", 4150), reason="protocol")
 SWAPPED: dict[str, Any] = {"features": None, "tcp_error": WRONG, "tcp_speaks": "http"}
-AWAY = ConnectError("connection refused", Address("b", 4150), reason="dial")
+AWAY = UnreachableError("connection refused", Address("b", 4150), reason="dial")
 DEAD = lookupd("m", error=refused("m", 4161))
 LATE = HTTPError("not asked: --timeout had expired", reason="silence")
 A = "--nsqd-http-address a:4151"

@@ -20,7 +20,6 @@ from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import (
-    ConnectError,
     ConnectionLostError,
     PeerError,
     ServerError,
@@ -331,14 +330,14 @@ async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "_HANDSHAKE_TIMEOUT", 0.05)
     async with serving(say_nothing) as address:
-        with pytest.raises(ConnectError, match=f"^{address}: ") as caught:
+        with pytest.raises(UnreachableError, match=f"^{address}: ") as caught:
             await Connection.open(address, ConsumerConfig(), Owner())
     assert caught.value.reason == "silence"
 
 
 async def failure(
     address: Address, resolved: Sequence[str] | socket.gaierror, **options: Any
-) -> ConnectError:
+) -> UnreachableError:
     """Why there is no connection to a name that is resolved to these."""
 
     async def resolve(*_: object, **__: object) -> list[Any]:
@@ -350,9 +349,9 @@ async def failure(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-        with pytest.raises(ConnectError) as caught:
+        with pytest.raises(UnreachableError) as caught:
             await Connection.open(address, ConsumerConfig(**options), Owner())
-    assert type(caught.value) is ConnectError
+    assert type(caught.value) is UnreachableError
     assert str(caught.value).startswith(f"{address}: ")
     return caught.value
 
@@ -497,7 +496,7 @@ async def test_a_connection_may_start_from_a_chosen_local_address() -> None:
         await hang_up(reader, writer)
 
     async with serving(note) as address:
-        with pytest.raises(ConnectError):
+        with pytest.raises(UnreachableError):
             await Connection.open(address, ConsumerConfig(local_addr="127.0.0.2"), Owner())
     assert peers == ["127.0.0.2"]
 

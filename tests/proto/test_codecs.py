@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.errors import CodecError
+from nsqtools.errors import ProtocolError
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from tests.support.sessions import cut
 
@@ -116,7 +116,7 @@ def test_damage_raises_only_codec_errors_and_never_alters_what_has_a_checksum(
     assert decode(reader, [writer.encode(first)]) == first
     stream = damage(b"".join(map(writer.encode, writes)), data)
     pieces = [b""]
-    with suppress(CodecError):
+    with suppress(ProtocolError):
         for read in cut(stream, [len(stream) // 3]):
             pieces += reader.decode(read)
     if make is Snappy:
@@ -135,11 +135,11 @@ CORRUPT = {
 
 @pytest.mark.parametrize(("make", "data"), CORRUPT.values(), ids=CORRUPT)
 def test_a_corrupt_stream_is_refused(make: CodecFactory, data: bytes) -> None:
-    with pytest.raises(CodecError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         decode(make(), [data])
     assert "\n" not in str(caught.value)
     width = 1 + len(data) // 1000
-    with pytest.raises(CodecError):
+    with pytest.raises(ProtocolError):
         decode(make(), [data[n : n + width] for n in range(0, len(data), width)])
 
 

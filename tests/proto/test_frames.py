@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import FrameSizeError, HTTPPortError, ProtocolError, UnknownFrameError
+from nsqtools.errors import MessageSizeError, ProtocolError
 from nsqtools.names import Address
 from nsqtools.proto.frames import FrameParser, FrameType
 from tests.support import wire
@@ -113,20 +113,20 @@ def header(size: int, kind: int | None = None) -> bytes:
 
 # name: the shortest beginning that can be refused, the limit, the error
 MALFORMED = {
-    "an unknown type": (header(30, 3), UNLIMITED, UnknownFrameError),
-    "a negative type": (header(30, 2**32 - 1), UNLIMITED, UnknownFrameError),
-    "a message too short": (header(29, 2), UNLIMITED, FrameSizeError),
-    "size 3": (header(3), UNLIMITED, FrameSizeError),
-    "size -1": (header(2**32 - 1), UNLIMITED, FrameSizeError),
-    "the lowest size": (header(2**31), UNLIMITED, FrameSizeError),
-    "HTTP": (b"HTTP", UNLIMITED, HTTPPortError),
-    "HTTP under a limit": (b"HTTP", 100, HTTPPortError),
-    "a message over the limit": (header(131, 2), 100, FrameSizeError),
-    "the largest size": (header(2**31 - 1, 2), MIB, FrameSizeError),
-    "a response over 1 MiB": (header(MIB + 1, 0), UNLIMITED, FrameSizeError),
-    "an error over 1 MiB": (header(MIB + 1, 1), UNLIMITED, FrameSizeError),
-    "a message where none is due": (header(30, 2), 0, UnknownFrameError),
-    "a huge message where none is due": (header(2**31 - 1, 2), 0, UnknownFrameError),
+    "an unknown type": (header(30, 3), UNLIMITED, ProtocolError),
+    "a negative type": (header(30, 2**32 - 1), UNLIMITED, ProtocolError),
+    "a message too short": (header(29, 2), UNLIMITED, ProtocolError),
+    "size 3": (header(3), UNLIMITED, ProtocolError),
+    "size -1": (header(2**32 - 1), UNLIMITED, ProtocolError),
+    "the lowest size": (header(2**31), UNLIMITED, ProtocolError),
+    "HTTP": (b"HTTP", UNLIMITED, ProtocolError),
+    "HTTP under a limit": (b"HTTP", 100, ProtocolError),
+    "a message over the limit": (header(131, 2), 100, MessageSizeError),
+    "the largest size": (header(2**31 - 1, 2), MIB, MessageSizeError),
+    "a response over 1 MiB": (header(MIB + 1, 0), UNLIMITED, ProtocolError),
+    "an error over 1 MiB": (header(MIB + 1, 1), UNLIMITED, ProtocolError),
+    "a message where none is due": (header(30, 2), 0, ProtocolError),
+    "a huge message where none is due": (header(2**31 - 1, 2), 0, ProtocolError),
 }
 malformed = pytest.mark.parametrize(("data", "limit", "kind"), MALFORMED.values(), ids=MALFORMED)
 
@@ -173,7 +173,7 @@ def test_a_message_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(before
     assert plain_ids(parse(FrameParser(100), [before, exact])[0]) == [wire.message_id(1)]
     assert plain_ids(parse(FrameParser(100), [before + exact[:50], exact[50:]])[0])
     for pieces in ([before + over], [before, over[:50]], [before, over[:8]]):
-        assert isinstance(parse_failing(pieces, 100)[2], FrameSizeError)
+        assert isinstance(parse_failing(pieces, 100)[2], MessageSizeError)
 
 
 @contextmanager

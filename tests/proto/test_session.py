@@ -12,15 +12,13 @@ import pytest
 
 from nsqtools.errors import (
     AuthError,
-    ConnectError,
     ConnectionLostError,
-    FrameSizeError,
-    HTTPPortError,
+    MessageSizeError,
     PeerError,
     ProtocolError,
     RefusedError,
     ServerError,
-    UnknownFrameError,
+    UnreachableError,
 )
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
@@ -266,21 +264,21 @@ INPUTS = {
 }
 """What may come, in the order of the columns below. None is the end of the stream."""
 
-P, F, U, H = ProtocolError, FrameSizeError, UnknownFrameError, HTTPPortError
-C, R, A, L, S = ConnectError, RefusedError, AuthError, ConnectionLostError, ServerError
+P, R, A, S = ProtocolError, RefusedError, AuthError, ServerError
+C, L = UnreachableError, ConnectionLostError
 
 # The next state, or the type of the error that the session ends with; END is without an error.
 # fmt: off
 TABLE: dict[State, list[State | type[PeerError]]] = {
     #     OK   JSON CW   hb   FIN  INV  UNA  msg  size type HTTP EOF
-    I:   [SUB, SUB, P,   I,   I,   R,   A,   U,   F,   U,   H,   C],
+    I:   [SUB, SUB, P,   I,   I,   R,   A,   P,   P,   P,   P,   C],
     SEC: [P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   C],
-    TLS: [SUB, P,   P,   TLS, TLS, R,   A,   U,   F,   U,   H,   C],
-    Z:   [SUB, P,   P,   Z,   Z,   R,   A,   U,   F,   U,   H,   C],
-    AU:  [SUB, SUB, SUB, AU,  AU,  R,   A,   U,   F,   U,   H,   C],
-    SUB: [RUN, P,   P,   SUB, SUB, R,   A,   U,   F,   U,   H,   C],
-    RUN: [RUN, RUN, RUN, RUN, RUN, S,   A,   RUN, F,   U,   H,   L],
-    CLS: [P,   P,   CLS, CLS, CLS, S,   A,   CLS, F,   U,   H,   END],
+    TLS: [SUB, P,   P,   TLS, TLS, R,   A,   P,   P,   P,   P,   C],
+    Z:   [SUB, P,   P,   Z,   Z,   R,   A,   P,   P,   P,   P,   C],
+    AU:  [SUB, SUB, SUB, AU,  AU,  R,   A,   P,   P,   P,   P,   C],
+    SUB: [RUN, P,   P,   SUB, SUB, R,   A,   P,   P,   P,   P,   C],
+    RUN: [RUN, RUN, RUN, RUN, RUN, S,   A,   RUN, P,   P,   P,   L],
+    CLS: [P,   P,   CLS, CLS, CLS, S,   A,   CLS, P,   P,   P,   END],
     END: [END, END, END, END, END, END, END, END, END, END, END, END],
 }
 # fmt: on
@@ -394,8 +392,8 @@ BEHIND = wire.HEARTBEAT + wire.error("E_FIN_FAILED x") + wire.OK + wire.CLOSE_WA
 @pytest.mark.parametrize(
     ("ending", "kind"),
     [
-        (b"\xff\xff\xff\xff", FrameSizeError),
-        (b"HTTP", HTTPPortError),
+        (b"\xff\xff\xff\xff", ProtocolError),
+        (b"HTTP", ProtocolError),
         (wire.error("E_INVALID x") + BEHIND + wire.error("E_AUTH_FAILED y") + b"HTTP", ServerError),
     ],
 )
@@ -444,4 +442,4 @@ def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() 
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert type(closed(session)) is FrameSizeError
+    assert type(closed(session)) is MessageSizeError

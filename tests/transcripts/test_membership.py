@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from nsqtools.errors import AuthError, ConnectError, NSQError, RefusedError, UnreachableError
+from nsqtools.errors import AuthError, NSQError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from tests.support import wire
 from tests.support.clock import elapse
@@ -65,7 +65,7 @@ async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(networ
     nsqds = [network.nsqd(name) for name in "ab"]
     for nsqd in nsqds:
         nsqd.down = True
-    with pytest.raises(ConnectError, match=r"^a:4150: "):
+    with pytest.raises(UnreachableError, match=r"^a:4150: "):
         await consume(Recorder(), *nsqds).run()
     await elapse(100)
     assert [times(nsqd) for nsqd in nsqds] == [[0], [0]]
@@ -75,11 +75,11 @@ async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(networ
 @pytest.mark.parametrize(
     ("fault", "kind", "seconds"),
     [
-        ("down", ConnectError, 0),
-        ("hole", ConnectError, 3),
-        ("silent", ConnectError, 20),
+        ("down", UnreachableError, 0),
+        ("hole", UnreachableError, 3),
+        ("silent", UnreachableError, 20),
         ("E_AUTH_FAILED no", AuthError, 0),
-        ("E_SUB_FAILED channel full", ConnectError, 0),
+        ("E_SUB_FAILED channel full", UnreachableError, 0),
         ("HTTP/1.1 400 Bad Request", RefusedError, 0),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import AuthError, ConfigError, ConnectError, PublishError, ServerError
+from nsqtools.errors import AuthError, ConfigError, PublishError, ServerError, UnreachableError
 from nsqtools.net.connection import Connection
 from tests.support import wire
 from tests.support.clock import elapse
@@ -316,7 +316,7 @@ async def test_connecting_fails_only_if_nobody_can_be_reached(network: Network) 
         await producer.publish("t", [b"4"])
         assert len(bad.published) == 1
     good.down = bad.down = True
-    with pytest.raises(ConnectError, match="good:4150"):
+    with pytest.raises(UnreachableError, match="good:4150"):
         async with producing(good, bad):
             raise AssertionError
 
@@ -324,7 +324,7 @@ async def test_connecting_fails_only_if_nobody_can_be_reached(network: Network) 
 async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached(network: Network) -> None:
     good, bad = network.nsqd("good"), network.nsqd("bad")
     bad.down = True
-    with pytest.raises(ConnectError, match="bad:4150"):
+    with pytest.raises(UnreachableError, match="bad:4150"):
         async with producing(good, bad, mode="all"):
             raise AssertionError
     await elapse(100)

@@ -13,12 +13,12 @@ from nsqtools.config.units import format_duration
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.errors import (
     AuthError,
-    ConnectError,
     HTTPError,
     PeerError,
     ProtocolError,
     RefusedError,
     ServerError,
+    UnreachableError,
 )
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
@@ -239,7 +239,7 @@ class _Examination:
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
             text = f"no response within {format_duration(limit)}"
-            return _Greeting(error=ConnectError(text, tcp, reason="silence"))
+            return _Greeting(error=UnreachableError(text, tcp, reason="silence"))
         except PeerError as refused:
             return _Greeting(needs_tls=_wants_tls(refused), error=refused.bare())
         return _Greeting(connection.features, needs_tls)
