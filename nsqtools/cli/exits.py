@@ -194,7 +194,8 @@ def _usage(error: click.UsageError) -> int:
         _write(f"{brief(error.ctx) if error.ctx else error.format_message()}\n")
         return Exit.USAGE
     path = error.ctx.command_path if error.ctx else PROGRAM
-    _write(f"{path}: {one_line(error.format_message())}\nTry '{path} --help'.\n")
+    text = error.format_message().replace("\n\t", " ")  # of a missing choice
+    _write(f"{path}: {one_line(text)}\nTry '{path} --help'.\n")
     return Exit.USAGE
 
 

@@ -334,8 +334,6 @@ class Consumer:
 
         All of it takes ``drain_timeout`` at most. An nsqd that does not answer CLS delays the
         others only for a moment.
-
-        An nsqd that does not answer CLS costs a moment, not the time that others' messages need.
         """
         self._stopping = True
         self._flow.stop()

@@ -7,13 +7,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.config.consuming import ServerOptions
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address, check_list, check_name
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
 from nsqtools.tasks import Tasks, call_each
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
     from random import Random
     from typing import Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from nsqtools.net.http.daemons import Answers
 
 log = logging.getLogger(__name__)
+
+_LOOKUPD = ServerOptions.declared()["lookupd_http_address"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +48,16 @@ class Subscription:
         check_name("topic", self.topic)
         check_name("channel", self.channel)
         check_list("nsqds", self.nsqds, Address)
-        check_list("lookupds", self.lookupds, str)
+        check_lookupds(self.lookupds)
         if bool(self.nsqds) == bool(self.lookupds):
             raise ConfigError("expected either nsqd addresses or nsqlookupd addresses")
+
+
+def check_lookupds(urls: Sequence[str]) -> None:
+    """Raise ConfigError unless this is a list of HTTP addresses."""
+    check_list("lookupds", urls, str)
+    for url in urls:
+        _LOOKUPD.check(url)
 
 
 class Silence:

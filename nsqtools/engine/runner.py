@@ -15,7 +15,7 @@ from nsqtools.engine.conditions import Conditions, Count
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.handler import Handler, check_handler
-from nsqtools.engine.membership import Silence, Subscription
+from nsqtools.engine.membership import Silence, Subscription, check_lookupds
 from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import (
@@ -118,7 +118,7 @@ class Runner:
         check_type("stop", stop, StopOptions)
         check_name("channel", channel)
         check_list("nsqds", nsqds, Address)
-        check_list("lookupds", lookupds, str)
+        check_lookupds(lookupds)
         check_seconds("refresh", refresh)
         check_type("timeouts", timeouts, tuple)
         check_seconds("timeouts", *timeouts)

@@ -156,10 +156,9 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
-        Without a ``listener`` messages are dropped, and nobody hears of the end.
-        What nsqd does not take of the defaults of IDENTIFY is left to its own, on a connection
-        anew. Raises UnreachableError (timed out, TLS, AUTH, refused, no nsqd), or ConfigError when
-        a TLS file cannot be used.
+        Without a ``listener`` messages are dropped, and nobody hears of the end. If nsqd refuses a
+        default value of IDENTIFY, another connection leaves it to nsqd. Raises UnreachableError
+        (timed out, TLS, AUTH, refused, no nsqd), or ConfigError if a TLS file cannot be used.
         """
         http_context(config)  # an unusable file is an error even if nsqd does not offer TLS
         identify = identify_body(config)

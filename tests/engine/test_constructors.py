@@ -91,6 +91,8 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("nsqds", lambda: runner(nsqds=HERE)),
         ("nsqds", lambda: runner(nsqds=4150)),
         ("lookupds", lambda: runner(nsqds=(), lookupds="127.0.0.1:4161")),
+        ("host is missing", lambda: subscription(nsqds=(), lookupds=["http://"])),
+        ("4161x", lambda: runner(re.compile("t"), nsqds=(), lookupds=["127.0.0.1:4161x"])),
         ("stop", lambda: runner(stop=False)),
         ("refresh", lambda: runner(refresh="60")),
         ("timeouts", lambda: runner(timeouts=5.0)),
