@@ -40,13 +40,13 @@ class Count:
     Only finished messages count, however late they are finished. Messages that are requeued, or
     whose connection is lost, make room for others.
 
-    ``on_remaining`` is called with the number of messages that may still be taken, before the taken
-    ones are finished. A consumer that sets its max_in_flight to it gets no message too many from a
-    single nsqd, because RDY is sent before FIN. ``on_done`` is called once all are finished.
+    ``on_remaining`` is called when ``remaining`` has changed, before the taken messages are
+    finished. A consumer that sets its max_in_flight to it gets no message too many from a single
+    nsqd, because RDY is sent before FIN. ``on_done`` is called once all are finished.
     """
 
     def __init__(
-        self, count: int, on_remaining: Callable[[int], object], on_done: Callable[[], object]
+        self, count: int, on_remaining: Callable[[], object], on_done: Callable[[], object]
     ) -> None:
         self.remaining = count
         self._unfinished = count
@@ -59,14 +59,14 @@ class Count:
             batch.keep(self.remaining)
         if taken := len(batch):
             self.remaining -= taken
-            self._on_remaining(self.remaining)
+            self._on_remaining()
             batch.watch(self._settled)
         return bool(taken)
 
     def _settled(self, finished: int, returned: int) -> None:
         if returned:
             self.remaining += returned
-            self._on_remaining(self.remaining)
+            self._on_remaining()
         self._unfinished -= finished
         if finished and not self._unfinished:
             self._on_done()

@@ -301,7 +301,7 @@ class Runner:
         if number := self._stop_options.count:
             count = Count(
                 number,
-                on_remaining=lambda _: self._subscriptions.limit(),
+                on_remaining=lambda: self._subscriptions.limit(),
                 on_done=lambda: self._end("count"),
             )
         self._descriptors = Descriptors(

@@ -305,10 +305,3 @@ class Whole(Reader):
 
 def _over(max_size: int) -> str:
     return f"is over {max_size} bytes (see --max-msg-size)"
-
-
-def drop_empty(records: Sequence[bytes]) -> Sequence[bytes]:
-    """Return the records that are not empty. nsqd accepts no empty message
-    (``nsqd/protocol_v2.go``).
-    """
-    return [record for record in records if record] if b"" in records else records

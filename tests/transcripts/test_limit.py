@@ -26,14 +26,14 @@ class Counted(Handler):
         self,
         recorder: Recorder,
         count: int,
-        on_remaining: Callable[[int], object],
+        on_remaining: Callable[[], object],
         on_done: Callable[[], object],
     ) -> None:
         self._recorder = recorder
-        self._count = Count(count, on_remaining, on_done)
+        self.count = Count(count, on_remaining, on_done)
 
     async def handle(self, batch: Batch) -> None:
-        if self._count.take(batch):
+        if self.count.take(batch):
             await self._recorder.handle(batch)
 
 
@@ -100,7 +100,7 @@ async def test_consumers_may_share_a_limit(network: Network) -> None:
         for consumer in consumers:
             consumer.stop()
 
-    limit = Counted(recorder, 7, left.append, done)
+    limit = Counted(recorder, 7, lambda: left.append(limit.count.remaining), done)
     consumers = [consume(limit, nsqd, max_in_flight=5) for nsqd in (first, second)]
     async with running(consumers[0]) as one, running(consumers[1]) as two:
         await asyncio.gather(one, two)
@@ -122,7 +122,7 @@ async def test_it_does_not_end_while_another_batch_may_still_fail(network: Netwo
             raise ValueError
 
     recorder = Recorder(fail)
-    limit = Counted(recorder, 2, lambda left: None, lambda: ends.append(len(recorder.seen)))
+    limit = Counted(recorder, 2, lambda: None, lambda: ends.append(len(recorder.seen)))
     options: dict[str, Any] = {"max_in_flight": 1, "default_requeue_delay": 1}
     consumers = [consume(limit, nsqd, **options) for nsqd in (slow, quick)]
     async with running(consumers[0]), running(consumers[1]):

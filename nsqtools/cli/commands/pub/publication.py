@@ -22,7 +22,7 @@ from nsqtools.records.compression import METHODS, method_of, plain_chunks, requi
 from nsqtools.records.envelope import timestamp_of
 from nsqtools.records.forms import make_reader
 from nsqtools.records.layout import Layout
-from nsqtools.records.readers import Reader, Whole, drop_empty
+from nsqtools.records.readers import Reader, Whole
 from nsqtools.tasks import end
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PubRun:
         if speed and not form.json:
             raise ConfigError(f"--pace {form.pace}: needs --json, whose records have timestamps")
         self._replay = Replay(speed) if speed else None
-        self._timestamps: list[int] = []  # of the records that the reader returns
+        self._timestamps: list[int] = []  # of the records that the reader returns, with --pace
         self._defer = form.defer or None
         self._show_progress = sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)
         self._accepted = 0  # records that were read, or given as arguments
@@ -204,27 +204,23 @@ class PubRun:
 
     async def _send(self, records: Sequence[bytes]) -> None:
         """Publish records at the pace of the options, in windows of batches."""
-        kept = drop_empty(records)
-        timestamps = self._take_timestamps(records)
-        self._accepted += len(kept)
+        timestamps, self._timestamps = self._timestamps, []
+        if b"" in records:  # nsqd accepts no empty message (nsqd/protocol_v2.go)
+            timestamps = [at for at, record in zip(timestamps, records, strict=False) if record]
+            records = [record for record in records if record]
+        self._accepted += len(records)
         loop = asyncio.get_running_loop()
         start = 0
-        while start < len(kept) and not self._cut_off:
-            stop = len(kept)
+        while start < len(records) and not self._cut_off:
+            stop = len(records)
             if self._replay:
                 await self._rest(self._replay.delay(timestamps[start], now=loop.time()))
                 stop = min(stop, start + self._replay.burst(timestamps, start, now=loop.time()))
             stop = start + self._pace.burst(stop - start)
             await self._rest(self._pace.delay(stop - start, now=loop.time()))
             await self._settle(_WINDOW - 1)
-            self._under_way.add(loop.create_task(self._publish(kept[start:stop])))
+            self._under_way.add(loop.create_task(self._publish(records[start:stop])))
             start = stop
-
-    def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
-        """The timestamps of records that are not empty; none without --pace."""
-        taken = self._timestamps[:]
-        self._timestamps.clear()  # the reader adds to it
-        return [at for at, record in zip(taken, records, strict=True) if record] if taken else taken
 
     async def _rest(self, seconds: float) -> None:
         """Sleep, or return early when nothing can be published any more."""
