@@ -26,7 +26,8 @@ def warnings(ctx: click.Context) -> list[str]:
     are for a variable that is unknown even so.
     """
     given = {name for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
-    given -= _PROGRAM | _known([ctx]) | {_PREFIX + name.upper() for name in shared_options()}
+    own = _known([ctx])
+    given -= _PROGRAM | own | {_PREFIX + name.upper() for name in shared_options()}
     root = ctx.find_root()
     for name in command_names(root) if given else ():
         prefix = f"{_PREFIX}{name}_".replace("-", "_").upper()
@@ -35,7 +36,10 @@ def warnings(ctx: click.Context) -> list[str]:
     if not given:
         return []
     known = _known(contexts(root))
-    return [f"{name}: no such variable{_nearest(name, known)}" for name in sorted(given - known)]
+    return [
+        f"{name}: no such variable{_nearest(name, own) or _nearest(name, known)}"
+        for name in sorted(given - known)
+    ]
 
 
 def _known(all_of: Iterable[click.Context]) -> set[str]:

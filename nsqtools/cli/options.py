@@ -192,7 +192,8 @@ class Command(click.Command):
                 param.envvar = variables(ctx, param.name, shared=param.known.shared)
         takes_none = not any(isinstance(param, click.Argument) for param in self.params)
         ctx.allow_extra_args |= takes_none  # they are refused below, with a hint
-        rest = super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
+        with augment_usage_errors(ctx):
+            rest = super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
         if rest and takes_none and not ctx.resilient_parsing and not self.allow_extra_args:
             raise click.UsageError(f"takes no arguments{self._hint(ctx, rest)}", ctx)
         return rest
@@ -347,7 +348,8 @@ def options(
             except ConfigFileError:
                 raise
             except ConfigError as error:
-                raise click.UsageError(str(error), ctx) from None
+                text = "; ".join([str(error), *_unknown_variables(ctx)])
+                raise click.UsageError(text, ctx) from None
             from nsqtools.cli.logs import configure
 
             log = made.pop(_LOG)
