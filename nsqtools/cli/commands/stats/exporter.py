@@ -98,12 +98,8 @@ class Exporter:
         self._look = look
         self._running: asyncio.Task[list[Metric]] | None = None
         self._polls = 0
-        self._status = "not scraped yet"
-
-    @property
-    def status(self) -> str:
+        self.status = "not scraped yet"
         """One line about the last poll."""
-        return self._status
 
     async def collect(self) -> list[Metric]:
         """The current metrics; cancelling one scrape does not affect the others."""
@@ -127,7 +123,7 @@ class Exporter:
         begin = time.monotonic()
         self._polls += 1
         snapshot = await self._look()
-        self._status = (
+        self.status = (
             f"{len(snapshot.stats)} of {counted(len(snapshot.nodes), 'nsqd')} answering, "
             f"{counted(self._polls, 'poll')}"
         )
