@@ -45,6 +45,10 @@ _LONGEST_REST = 32
 """Maximum seconds between attempts to publish after failures; new messages cause an attempt at
 once.
 """
+_QUIET = 60.0
+"""Minimum seconds from the line that writing succeeds again to the next one that it fails. On a
+disk that is almost full, both happen several times a second.
+"""
 
 
 def file_sink(
@@ -211,7 +215,8 @@ class _TopicQueue:
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._failures = 0
-        self._rest_until = 0.0
+        self._rest_until = self._quiet_until = 0.0
+        self._complained = False
         self._task = self._loop.create_task(self._work_or_fail())
 
     def add(self, batch: Batch) -> None:
@@ -335,14 +340,18 @@ class _TopicQueue:
     def _succeeded(self, wrote: bool) -> None:
         """End the state of failure, unless the step had nothing to write and so proves nothing."""
         if self._error and wrote:
-            log.warning("topic %s: writing succeeds again", self._name)
             self._error, self._failures, self._rest_until = None, 0, 0.0
+            if self._complained:
+                log.warning("topic %s: writing succeeds again", self._name)
+                self._complained, self._quiet_until = False, self._loop.time() + _QUIET
 
     def _failed(self, error: Exception, arrivals: list[Arrival], fate: Fate) -> bool:
         """Requeue messages that are not safe; return whether to continue."""
         self._sink.write_failures[self._name] += 1
         goes_on = self._sink.cannot_write(error)
-        if goes_on and self._error is None and fate != "close":
+        is_news = not self._complained and self._loop.time() >= self._quiet_until
+        if goes_on and is_news and fate != "close":
+            self._complained = True
             log.error(
                 "topic %s: cannot write, messages are requeued until writing succeeds: %s",
                 self._name,

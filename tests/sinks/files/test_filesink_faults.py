@@ -66,6 +66,22 @@ class TestGoingOn:
         assert len(caplog.messages) == 2
         assert b"".join(running.published().values()) == b"one\ntwo\nthree\n"
 
+    async def test_failing_and_succeeding_in_turn_is_logged_once_a_minute(
+        self, tmp_path: Path, out: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            for _ in range(3):
+                with blocked(out):
+                    await write(running, b"one")
+                await write(running, b"two")
+            assert running.finished == [b"two"] * 3
+            assert (len(errors(caplog)), len(caplog.messages)) == (1, 2)
+            with blocked(out):
+                await write(running, b"one")
+                await elapse(60)
+                await write(running, b"one")
+            assert len(errors(caplog)) == 2
+
     async def test_of_a_batch_written_in_part_that_part_is_finished(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, rotate_size=3) as running:
             with file_limit(4096):
