@@ -102,7 +102,8 @@ def listening_address(text: str) -> Address | None:
 def check_type(name: str, value: object, kind: type) -> None:
     """Raise ConfigError, naming the argument, unless the value has this type."""
     if not isinstance(value, kind):
-        raise ConfigError(f"{name}: expected {kind.__name__}, found {type(value).__name__}")
+        found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise ConfigError(f"{name}: expected {kind.__name__}, found {found}")
 
 
 def check_seconds(name: str, *values: object) -> None:
@@ -114,7 +115,7 @@ def check_seconds(name: str, *values: object) -> None:
 
 def check_list(name: str, values: object, kind: type) -> None:
     """Raise ConfigError unless ``values`` is a list or tuple whose items have this type."""
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, kind)):
         raise ConfigError(
             f"{name}: expected a list of {kind.__name__}, found {type(values).__name__}"
         )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
-from nsqtools.names import Address, check_name, is_valid_name
+from nsqtools.names import Address, check_list, check_name, check_type, is_valid_name
 
 READ = {
     "nsqd:4150": ("nsqd", 4150),
@@ -87,3 +87,10 @@ def test_a_name_is_valid_where_nsqd_says_so(name: str, valid: bool) -> None:
     else:
         with pytest.raises(ConfigError, match=f"^channel {re.escape(repr(name))}"):
             check_name("channel", name)
+
+
+def test_an_item_without_its_list_and_a_class_without_its_instance_are_named() -> None:
+    with pytest.raises(ConfigError, match="a list of Address, found Address"):
+        check_list("nsqds", Address("localhost", 4150), Address)
+    with pytest.raises(ConfigError, match="found the class Address"):
+        check_type("at", Address, Address)
