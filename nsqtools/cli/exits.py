@@ -36,8 +36,8 @@ class Exit(IntEnum):
     UNREACHABLE = 3, "No server could be reached, or all refused the connection."
     PARTIAL = (
         4,
-        "Done, but messages were given up, rejected or left behind, a file is bad, or some servers "
-        "failed.",
+        "Done, but messages were given up or rejected without a dead letter, or left behind, a "
+        "file is bad, or some servers failed.",
     )
     LOCKED = 75, "Another process holds the lock; nothing was done."
     INTERRUPTED = 130, "Interrupted by SIGINT."

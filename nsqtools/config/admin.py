@@ -17,11 +17,7 @@ class TimeoutOptions(Options):
 
     shared = True
 
-    timeout: float = duration(
-        "Timeout for the command or, in stats, for each report.",
-        8.0,
-        minimum=0.1,
-    )
+    timeout: float = duration("Timeout for the whole command.", 8.0, minimum=0.1)
 
 
 class LookupOptions(TimeoutOptions):
@@ -58,6 +54,7 @@ class ApiOptions(TimeoutOptions):
 class ClusterOptions(ApiOptions):
     """The servers that ``stats`` queries repeatedly, with nsq_stat's timeouts."""
 
+    timeout: float = like(TimeoutOptions.timeout, help="Timeout for each report.")
     http_client_connect_timeout: float = like(CONNECT_TIMEOUT, own=True)
     http_client_request_timeout: float = like(REQUEST_TIMEOUT, own=True)
 

@@ -81,8 +81,8 @@ class StopOptions(Options):
         "Stop when no message has arrived for this long.", 0.0, default_note="no limit"
     )
     until_empty: bool = flag(
-        "Stop when depth, in flight and deferred are 0 on every nsqd, twice in a row. Fail if no "
-        "nsqd has the topic."
+        "Stop when no message waits, is in flight or is deferred on any nsqd, checked twice. Fail "
+        "if no nsqd has the topic."
     )
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd, for --until-empty; may be repeated.",

@@ -38,7 +38,7 @@ class RecordOptions(Options):
         excludes=("delimiter", "null"),
     )
     json: bool = flag(
-        "One JSON object per line, with metadata: tail writes it and pub reads it.",
+        "JSON objects with metadata, one per line.",
         excludes=("delimiter", "null", "length_prefix"),
     )
 

@@ -221,7 +221,7 @@ class Producer(Listener):
         for position, size in enumerate(sizes):
             if not 0 < size <= largest:
                 reason = (
-                    f"message of {size} bytes is over {bound}; raise it if nsqd's -max-msg-size "
+                    f"a message of {size} bytes is over {bound}; raise it if nsqd's -max-msg-size "
                     "is higher"
                     if size
                     else "message is empty: nsqd refuses empty messages"

@@ -71,7 +71,8 @@ def load_zstd() -> ModuleType:
             from backports import zstd
         except ImportError:
             raise ConfigError(
-                "zstd needs the package backports.zstd: pip install backports.zstd, or choose gzip"
+                f"zstd needs the package backports.zstd: run {sys.executable} -m pip install "
+                "backports.zstd, or choose gzip"
             ) from None
     module: ModuleType = zstd
     return module

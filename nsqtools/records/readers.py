@@ -304,4 +304,4 @@ class Whole(Reader):
 
 
 def _over(max_size: int) -> str:
-    return f"is over {max_size} bytes (see --max-msg-size)"
+    return f"is over {max_size} bytes, the limit for reading (a higher --max-msg-size raises it)"

@@ -68,7 +68,7 @@ class Sandbox:
             reason = os.strerror(error.errno).lower() if error.errno else str(error)
             raise ConfigError(
                 f"--port {self.options.port}: cannot listen on {error.filename or host}: {reason};"
-                " choose another port, or 0 for free ports"
+                " this port and those 1, 10 and 11 above it must be free: choose another, or 0"
             ) from error
         except BaseException:
             await self.stop()

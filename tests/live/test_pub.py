@@ -53,7 +53,7 @@ def test_messages_too_big_for_nsqd_are_refused_alone_with_status_4(
     lines = [b"x" * (500 if number % 50 == 0 else 10) for number in range(1, 501)]
     published = nsqtools_cli("pub", "--topic", topic, *at(nsqd), stdin=b"\n".join(lines))
     assert published.code == 4
-    assert "10 of 500 messages" in published.stderr
+    assert ": 10 of 500: " in published.stderr
     assert "E_BAD_MESSAGE" in published.stderr
     assert count(nsqd, topic) >= 490  # nsqd hangs up, and some may come twice
 

@@ -17,9 +17,9 @@ from nsqtools.cli.options import Command
     "completion",
     cls=Command,
     examples=(
-        ("In this fish", "nsqtools completion fish | source"),
-        ("In every bash, as a line of ~/.bashrc", "source <(nsqtools completion bash)"),
-        ("In every zsh, in ~/.zshrc after compinit", "source <(nsqtools completion zsh)"),
+        ("Enable completion in bash, in ~/.bashrc", "source <(nsqtools completion bash)"),
+        ("In zsh, in ~/.zshrc after compinit", "source <(nsqtools completion zsh)"),
+        ("In fish, in ~/.config/fish/config.fish", "nsqtools completion fish | source"),
     ),
 )
 @click.argument("shell", type=click.Choice(tuple(SCRIPTS)), help="The shell.")

@@ -43,6 +43,7 @@ MAX_REPLY = 64 << 20
 
 _DIGITS = 25
 _V1 = "nsq; version=1.0"
+_CHECK_PORT = "check that this is the HTTP port of the right server"
 
 # Codes for an unknown topic; nsqlookupd before 0.3 answered 500 INVALID_ARG_TOPIC.
 _UNKNOWN_TOPIC = frozenset({"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"})
@@ -252,6 +253,8 @@ class HTTPClient:
         elif 300 <= status < 400:
             target = show(reply.header("Location"))
             text = f"redirect to {target!r}: redirects are not followed: give the final address"
+        elif code == "NOT_FOUND":  # of a path; TOPIC_NOT_FOUND is another code
+            text += f": {_CHECK_PORT}"
         line = f"/{name}: {status} {text}".rstrip()
         raise HTTPError(line, self.address, status=status, code=code)
 
@@ -306,8 +309,7 @@ def _unwrap(reply: Reply) -> tuple[int, str, Any]:
         text = show(reply.body)
         if reply.status != 200:
             return reply.status, text, None
-        hint = "check that this is the HTTP port of the right server"
-        raise ValueError(f"not JSON, but {text!r}: {hint}") from error
+        raise ValueError(f"not JSON, but {text!r}: {_CHECK_PORT}") from error
     fields = data if isinstance(data, dict) else {}
     if reply.header("X-NSQ-Content-Type") == _V1 or "status_code" not in fields:
         return reply.status, str(fields.get("message", "")), data

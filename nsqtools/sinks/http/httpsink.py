@@ -222,7 +222,7 @@ class HttpSink(HoldingHandler):
             await self._drop(parcel, UNFIT)
             return
         for _, batch, messages in self._by_batch(parcel):
-            fate = f"are requeued because they cannot be delivered: {UNFIT.reason}"
+            fate = f"requeued, impossible to deliver: {UNFIT.reason}"
             self._repeats.tell(logging.WARNING, batch.topic, len(messages), fate)
         self._give_back(parcel, UNFIT)
 
@@ -263,7 +263,7 @@ class HttpSink(HoldingHandler):
             log.debug("internal error", exc_info=error)
             text = f"internal error: {type(error).__name__}: {error}"
         topic = parcel[0][0].topic
-        self._repeats.tell(logging.ERROR, topic, len(parcel), f"are requeued: {text}")
+        self._repeats.tell(logging.ERROR, topic, len(parcel), f"requeued: {text}")
 
     def _finish(self, parcel: Parcel) -> None:
         """Finish messages at the end of this turn of the loop, together with others."""

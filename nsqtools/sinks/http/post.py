@@ -203,7 +203,7 @@ class Post:
         if 300 <= code < 400 and not self._follow_redirects:
             reason += " (a redirect; --follow-redirects is not set)"
         elif text := " ".join(body[:_SNIPPET].decode("utf-8", "replace").split()):
-            reason += f": {text}"
+            reason += f", response {text!r}"
         return Outcome(
             verdict,
             code,

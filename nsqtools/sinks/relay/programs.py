@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, RecordError
@@ -57,7 +58,8 @@ def _compiled(flag: str, program: str, frame: str) -> Any:
     try:
         import jq  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ConfigError(f"{flag} needs the package jq: pip install jq") from error
+        install = f"{sys.executable} -m pip install 'nsqtools[jq]'"
+        raise ConfigError(f"{flag} needs the package jq: run {install}") from error
     try:
         jq.compile(program)  # compiled alone first, as it could close the bracket of the frame
         return jq.compile(frame.format(program))

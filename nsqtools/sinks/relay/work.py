@@ -247,18 +247,18 @@ class Work:
         self._counts.relayed += taken
         self._sink.relayed(taken)
         if not blamed:
-            self._tell(len(refused), f"could not be published and are requeued: {error}")
+            self._tell(len(refused), f"requeued, not published: {error}")
 
     async def _reject(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Write messages that cannot be relayed as dead letters, or requeue them."""
         sink = self._sink
         if sink.dead_letters.is_lossy:
             sink.left_behind += len(messages)
-            fate = f"cannot be relayed and are requeued: {reason}"
+            fate = f"requeued, impossible to relay: {reason}"
             self._tell(len(messages), fate, logging.WARNING)
             self._requeue(batch, messages, backoff=False)
         elif await self._write(batch, messages, reason):
-            self._tell(len(messages), f"were written as dead letters: {reason}", logging.WARNING)
+            self._tell(len(messages), f"written as dead letters: {reason}", logging.WARNING)
 
     async def _bury(self, batches: Sequence[Batch]) -> None:
         """Write messages with too many attempts as dead letters, or log their loss."""
@@ -273,7 +273,7 @@ class Work:
         try:
             await self._sink.dead_letters.write(batch, messages, reason)
         except OutputError as error:
-            self._tell(len(messages), f"are requeued: {error}")
+            self._tell(len(messages), f"requeued: {error}")
             hopeless = _blames_bodies(error.__cause__)
             if hopeless:
                 self._sink.left_behind += len(messages)

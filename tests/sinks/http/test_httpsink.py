@@ -148,7 +148,7 @@ class TestDrops:
             await elapse(SOON)
             assert messages.is_settled
             await asyncio.wait_for(running.sink.drain("events"), 1)
-        letters = [(b"bad", "status 422: no such thing"), (b"one", "too many attempts")]
+        letters = [(b"bad", "status 422, response 'no such thing'"), (b"one", "too many attempts")]
         assert running.letters.written == letters
         assert sorted(running.finished) == [b"bad", b"good", b"one"]
         assert running.sink.lost == 0

@@ -50,8 +50,11 @@ class TestOutcomes:
         ("answer", "reason"),
         [
             (Answer(500), "status 500"),
-            (Answer(500, b" out\r\n of\torder \xff "), "status 500: out of order \ufffd"),
-            (Answer(500, b"x" * 1000), f"status 500: {'x' * 120}"),
+            (
+                Answer(500, b" out\r\n of\torder \xff "),
+                "status 500, response 'out of order \ufffd'",
+            ),
+            (Answer(500, b"x" * 1000), f"status 500, response '{'x' * 120}'"),
         ],
     )
     async def test_a_status_that_is_no_success_says_why_in_one_line(

@@ -236,7 +236,7 @@ class TestJq:
     ) -> None:
         monkeypatch.setitem(sys.modules, "jq", None)
         for options in ({"where": "."}, {"set": (".",)}):
-            with pytest.raises(ConfigError, match="pip install jq"):
+            with pytest.raises(ConfigError, match=r"pip install 'nsqtools\[jq\]'"):
                 make_filter(RelayOptions(**options))
         make_filter(RelayOptions(whitelist_json_field=("a",)))
 

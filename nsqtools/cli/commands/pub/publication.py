@@ -104,9 +104,9 @@ class PubRun:
         log.info("%s published", counted(self._published, "message"))
         if self._refused:
             log.error(
-                "%d of %s not published%s: %s",
+                "messages not published: %d of %d%s: %s",
                 self._refused,
-                counted(self._refused + self._published, "message"),
+                self._refused + self._published,
                 ", and the rest of the input was not read" if self._cut_off else "",
                 self._reason,
             )
