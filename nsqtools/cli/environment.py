@@ -54,8 +54,11 @@ def _known(all_of: Iterable[click.Context]) -> set[str]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """The hint; what all names begin with makes none of them alike."""
+    """The hint: a name that only lacks its command, or the most similar one without the prefix."""
     from difflib import get_close_matches
 
-    found = get_close_matches(name[len(_PREFIX) :], [each[len(_PREFIX) :] for each in known], n=1)
+    rest = name[len(_PREFIX) :]
+    names = sorted((each[len(_PREFIX) :] for each in known), key=len)
+    found = [each for each in names if each.endswith(f"_{rest}")]
+    found = found or get_close_matches(rest, names, n=1)
     return f"; did you mean {_PREFIX}{found[0]}?" if found else ""
