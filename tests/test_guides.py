@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import yaml
 
 from nsqtools.cli.docs import guide, guides, sections
 from tests.support.command_lines import commands, parse
-from tests.support.examples import TIMEOUT, Stage
+from tests.support.examples import TIMEOUT, Stage, shown
 from tests.support.webserver import Answer, WebServer
 
 if TYPE_CHECKING:
@@ -21,16 +25,9 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
     from tests.support.webserver import Request
 
-_SHOWN = re.compile(r"(?:^    .*\n|^\n(?=\n*    ))+", re.MULTILINE)
 _RECIPES = sections("nsqtools-cookbook.7", "guides")
 _LIBRARY = sections("nsqtools-library.7", "guides")
 _PROGRAMS = ("CONSUMER", "A SINK OF YOUR OWN", "PRODUCER")
-
-
-def shown(text: str) -> list[str]:
-    """What a guide shows as it is typed or printed, without its indentation."""
-    found = _SHOWN.findall(f"{text}\n")
-    return [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip("\n") for block in found]
 
 
 def lines_of_nsqtools() -> Iterator[str]:
@@ -128,6 +125,66 @@ def test_the_test_of_the_library_guide_passes(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
     assert ran.returncode == 0, ran.stdout
+
+
+_MANIFESTS = [
+    manifest
+    for block in shown(sections("nsqtools-deployment.7", "guides")["KUBERNETES"])
+    if (manifest := yaml.safe_load(block))
+]
+
+
+@pytest.mark.parametrize("manifest", _MANIFESTS, ids=lambda found: found["kind"])
+def test_a_manifest_keeps_to_the_schema_of_kubernetes(manifest: dict[str, Any]) -> None:
+    assert list(violations(model(manifest), manifest, manifest["kind"])) == []
+    labels = manifest["spec"]["template"]["metadata"]["labels"]
+    assert manifest["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    parse(container["args"])
+    volumes = [each["name"] for each in manifest["spec"]["template"]["spec"].get("volumes", [])]
+    volumes += [c["metadata"]["name"] for c in manifest["spec"].get("volumeClaimTemplates", [])]
+    assert sorted(each["name"] for each in container.get("volumeMounts", [])) == sorted(volumes)
+    ports = {each["name"] for each in container["ports"]}
+    probes = [container[name] for name in container if name.endswith("Probe")]
+    assert {probe["httpGet"]["port"] for probe in probes} <= ports
+
+
+def test_a_wrong_manifest_is_found() -> None:
+    (right, *_) = _MANIFESTS
+    for path, value in (("replicas", "2"), ("replica", 2), ("selector", None), ("template", [])):
+        spec = {**right["spec"], path: value}
+        assert list(violations(model(right), {**right, "spec": spec}, "Deployment")), path
+
+
+def model(manifest: dict[str, Any]) -> Any:
+    """The dataclass of a kind. Its package has all of the schema, and no need of its client."""
+    schema: Any = ModuleType("lightkube.core.schema")
+    schema.DictMixin, schema.field, schema.dataclass = object, field, dataclass
+    for stub in (ModuleType("lightkube.core"), schema):
+        sys.modules.setdefault(stub.__name__, stub)
+    module = import_module(f"lightkube.models.{manifest['apiVersion'].replace('/', '_')}")
+    return getattr(module, manifest["kind"])
+
+
+def violations(wanted: Any, found: Any, where: str) -> Iterator[str]:
+    """What a value has that its type in the schema of Kubernetes has not, and the reverse."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is Union:
+        if all(list(violations(each, found, where)) for each in inner):
+            yield f"{where}: not one of {inner}"
+    elif origin is list and isinstance(found, list):
+        for number, each in enumerate(found):
+            yield from violations(inner[0], each, f"{where}[{number}]")
+    elif is_dataclass(wanted) and isinstance(found, dict):
+        types, known = get_type_hints(wanted), {each.name: each for each in fields(wanted)}
+        yield from (f"{where}.{name}: unknown" for name in found.keys() - known.keys())
+        for name, each in known.items():
+            if name in found:
+                yield from violations(types[name], found[name], f"{where}.{name}")
+            elif each.default is MISSING and each.default_factory is MISSING:
+                yield f"{where}.{name}: missing"
+    elif type(found) is not (origin or wanted):
+        yield f"{where}: {found!r} is no {wanted}"
 
 
 @pytest.mark.full("the types of the programs in the library guide")

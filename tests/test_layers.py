@@ -55,7 +55,7 @@ NO_SOCKET = "socket.gethostname"
 SANDBOX = ("sandbox", "cli.commands.sandbox", "cli.commands.demo")
 """Who may import the sandbox: itself with its pytest plugin, its command, and the demo."""
 
-GC_OWNERS = ("cli", "spark.receive")
+GC_OWNERS = ("cli", "spark.source.receive")
 """Whose functions may tune the garbage collector: those of a program, and of Spark's workers."""
 
 TUNING = ("collect", "disable", "enable", "freeze", "set_threshold", "unfreeze")
@@ -79,7 +79,7 @@ DIALERS = (
 """What opens sockets in the standard library; ``net`` and ``sandbox`` alone use it."""
 
 IMPORTERS = ("__import__", "import_module", "run_module", "run_path")
-LAZY = ("cli", "cli.commands.pipeline", "spark.shipping")
+LAZY = ("cli", "cli.commands.pipeline", "spark.executors")
 """The modules that may import others by a name in a string: tables of commands, and shipping."""
 
 

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 MAX_FILE = 1 << 20
 NAME = f"nsqtools-{__version__}"
 SHARED = f"{NAME}.data/data/share/"
+PLUGIN = "nsqtools/spark/pyspark_nsq.py"
+"""Where a wheel has it Spark looks for it: at the top level."""
 COMPLETIONS = {
     f"{SHARED}bash-completion/completions/nsqtools",
     f"{SHARED}zsh/site-functions/_nsqtools",
@@ -75,7 +77,8 @@ def test_the_distributions_are_complete_and_the_wheel_works_alone(tmp_path: Path
     contents = {each.filename for each in entries}
     about = {name for name in contents if name.startswith(f"{NAME}.dist-info/")}
     pages = {f"{SHARED}{path}" for path in files("man")}
-    assert contents - about == files("nsqtools") | pages | COMPLETIONS
+    package = files("nsqtools") - {PLUGIN} | {Path(PLUGIN).name}
+    assert contents - about == package | pages | COMPLETIONS
     assert "nsqtools/py.typed" in contents
     assert f"{NAME}.dist-info/licenses/LICENSE" in about
     assert [each.filename for each in entries if each.file_size > MAX_FILE] == []
@@ -85,4 +88,6 @@ def test_the_distributions_are_complete_and_the_wheel_works_alone(tmp_path: Path
     assert demo.returncode == 0, demo.stderr
     library = run(programs / "python", "-c", "import nsqtools; print(nsqtools.Consumer.__name__)")
     assert (library.stdout, library.stderr) == ("Consumer\n", "")
+    spec = "from importlib.util import find_spec; print(find_spec('pyspark_nsq').origin)"
+    assert (tmp_path / "empty") in Path(run(programs / "python", "-c", spec).stdout).parents
     assert (tmp_path / "empty" / "share" / "man" / "man1" / "nsqtools.1").is_file()

@@ -67,7 +67,10 @@ def describe(error: BaseException) -> str:
     """One line about an error. It names the type only if the text was not written for users."""
     from nsqtools.errors import NSQError
 
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # of an exception that has its text elsewhere
+        text = ""
     if isinstance(error, NSQError) and text:
         return one_line(text)
     name = type(error).__name__

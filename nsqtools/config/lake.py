@@ -67,8 +67,8 @@ class SparkOptions(Options):
     master: str = text(
         "Where Spark runs: local[N] with N threads on this machine, local[*] with one per"
         " core, spark://HOST:PORT, yarn or k8s://URL.",
-        "local[*]",
         metavar="URL",
+        default_note="that of spark-submit, else local[*]",
         rule=_master,
     )
     conf: tuple[str, ...] = texts(
@@ -193,6 +193,11 @@ class LakeOptions(Options):
     output: str = like(
         OUTPUT, help="Directory or URL to write to; files are in DIR/date=*/hour=*/batch=*."
     )
+    partition_by: str = choice(
+        "Directories below date and hour, for queries of few topics among many.",
+        *("", "topic"),
+        default_note="none",
+    )
     format: str = choice(
         "Format of files; for delta, name the Delta Lake package with --conf.",
         *("parquet", "json", "delta"),
@@ -214,8 +219,7 @@ class InputOptions(Options):
     title = "Input"
 
     input: tuple[str, ...] = paths(
-        "Archive to read: a file, or a directory that pipeline archive, pipeline compact "
-        "or to-file wrote; may be repeated.",
+        "Archive to read: a path, pattern or URL (s3a, hdfs, gs, abfss); may be repeated.",
         required=True,
     )
     input_format: str = choice(
@@ -236,8 +240,8 @@ class QueryInputOptions(InputOptions):
 
     input: tuple[str, ...] = like(
         InputOptions.input,
-        help="Archive to read instead of topics: a file, or a directory that pipeline archive,"
-        " pipeline compact or to-file wrote; may be repeated.",
+        help="Archive to read instead of topics: a path, pattern or URL (s3a, hdfs, gs, abfss); "
+        "may be repeated.",
         required=False,
     )
 

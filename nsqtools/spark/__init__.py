@@ -1,32 +1,63 @@
-"""NSQ for Spark: after ``register(spark)``, ``format("nsq")`` reads and writes topics.
+"""NSQ for Spark: ``format("nsq")`` reads and writes topics.
 
 Importing this package loads neither pyspark nor pyarrow.
 """
 
-# size: the public name of the package, without its imports
-
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("nsq")`` with a session.
+    """Register ``format("nsq")`` with a session, and check the session.
 
-    With a local master, Python workers run the Python of this process, unless PYSPARK_PYTHON names
-    another. Raises ConfigError, with the command to run, if pyspark, pyarrow or Java is missing,
-    and for a session with spark.speculation.
+    A session whose workers find nsqtools installed knows the format without. With a local master,
+    Python workers run the Python of this process, unless PYSPARK_PYTHON names another. Raises
+    ConfigError, with the command to run, if pyspark, pyarrow or Java is missing, and for a session
+    with spark.speculation.
     """
-    from nsqtools.spark.sparksession import refuse_speculation, require_spark, use_own_python
+    from nsqtools.spark.requirements import require_spark
 
     require_spark()
-    refuse_speculation(spark)
-    use_own_python(spark)
-    from nsqtools.spark.source import NsqDataSource
+    _refuse_speculation(spark)
+    _use_own_python(spark)
+    from nsqtools.spark.source.datasource import NsqDataSource
 
     spark.dataSource.register(NsqDataSource)
+
+
+def _refuse_speculation(spark: SparkSession) -> None:
+    """Raise ConfigError if the session starts second copies of slow tasks.
+
+    A copy takes over what the first task has staged, as a retry does, which fails the first task,
+    whose retry fails the copy in turn, until the query fails. In the sink both would publish their
+    rows.
+    """
+    from nsqtools.errors import ConfigError
+
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise ConfigError(
+            "spark.speculation is true, so two copies of a task would take over each other's "
+            "messages until both fail: set it to false"
+        )
+
+
+def _use_own_python(spark: SparkSession) -> None:
+    """Let workers of a local master run this Python, unless PYSPARK_PYTHON is set.
+
+    By default Spark runs ``python3`` of PATH, which lacks this package if its virtual environment
+    is not activated.
+    """
+    from nsqtools.spark.properties import is_local
+
+    context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable

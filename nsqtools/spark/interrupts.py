@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["StoppedError", "interruptible"]
 
 _POLL = 0.2
-_UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^]]*\].*? file:/*(/.*?)\.?\s+SQLSTATE")
+_UNREADABLE = re.compile(
+    r"\[FAILED_READ_FILE[^]]*\].*? (?:file:/*)?((?:\w+:/)?/\S.*?)\.?\s+"
+    r"(?:SQLSTATE|Could not read|Data type)"
+)
 _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.*\S)", re.MULTILINE)
 
 

@@ -6,6 +6,7 @@ default file system is.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ OURS = "_nsqtools"
 """The directory for nsqtools' own files in an output; readers skip it because of the underscore."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_S3 = re.compile(r"^s3n?://", re.IGNORECASE)
+_PATTERN = re.compile(r"[*?\[{]")
 _WILD = re.compile(r"([\\{}\[\]*?])")
 
 
@@ -27,9 +30,12 @@ def local(place: str) -> Path | None:
 
 
 def as_url(place: str) -> str:
-    """Return a path or URL for Spark, independent of its default file system."""
+    """Return a path or URL for Spark, independent of its default file system.
+
+    Hadoop's name for S3 is ``s3a``.
+    """
     path = local(place)
-    return place if path is None else f"file://{path}"
+    return _S3.sub("s3a://", place) if path is None else f"file://{path}"
 
 
 def literal(place: str) -> str:
@@ -37,6 +43,20 @@ def literal(place: str) -> str:
     return _WILD.sub(r"\\\1", as_url(place))
 
 
+def is_pattern(place: str) -> bool:
+    """Whether a place has wildcards, and is not a local file or directory of just that name."""
+    path = local(place)
+    return bool(_PATTERN.search(place)) and not (path is not None and os.path.lexists(path))
+
+
 def below(place: str, *names: str) -> str:
     """Return a place within a place."""
     return "/".join((place.rstrip("/"), *names))
+
+
+def s3_server() -> tuple[str, str]:
+    """Return the endpoint and the region of S3 that AWS_* variables give; empty for AWS's own."""
+    variable = os.environ.get
+    endpoint = variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL") or ""
+    region = variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or ""
+    return endpoint, region or ("us-east-1" if endpoint else "")

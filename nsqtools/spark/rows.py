@@ -1,48 +1,96 @@
-"""Messages as rows of the staging."""
+"""Messages as rows: their schema, and the form in which segments of the staging have them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nsqtools.errors import ProtocolError
 from nsqtools.names import Address
-from nsqtools.spark.ledger import ROW_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.proto.messages import Message
 
+ROW_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("channel", pa.string()),
+        ("nsqd", pa.string()),
+        ("message_id", pa.string()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestamp_ns", pa.int64()),
+        ("attempts", pa.int32()),
+        ("body", pa.binary()),
+    ]
+)
+"""``nsqd`` is host:tcp_port, ``message_id`` 16 hex digits, ``timestamp`` when it was published."""
 
-class Rows:
-    """Converts messages to ROW_SCHEMA, column by column, which is fastest with Arrow."""
+KEY_SCHEMA = pa.schema([("message_id", pa.string()), ("timestamp_ns", pa.int64())])
+"""What identifies a message of a topic on an nsqd."""
 
-    def __init__(self, topic: str, channel: str, nsqd: str) -> None:
-        self._names = (topic, channel, nsqd)
-        self._repeated: tuple[pa.Array, ...] = ()
+_REST_SCHEMA = pa.schema([("attempts", pa.int32()), ("body", pa.binary())])
 
-    def make(self, messages: Sequence[Message]) -> pa.RecordBatch:
-        """Return one row per message. Raises ProtocolError for an id that is not text."""
-        count = len(messages)
-        if not self._repeated or len(self._repeated[0]) < count:
-            self._repeated = tuple(pa.repeat(name, count) for name in self._names)
-        try:
-            ids = pa.array([message.id for message in messages], pa.string())
-        except pa.ArrowInvalid as error:
-            nsqd = Address.parse(self._names[2])
-            raise ProtocolError(
-                "sent a message id that is not text: is this an nsqd?", nsqd
-            ) from error
-        nanoseconds = pa.array([message.timestamp for message in messages], pa.int64())
-        timestamps = nanoseconds.view(pa.timestamp("ns", "UTC"))
-        columns = [
-            *(each.slice(0, count) for each in self._repeated),
-            ids,
-            timestamps.cast(pa.timestamp("us", "UTC"), safe=False),
-            nanoseconds,
-            pa.array([message.attempts for message in messages], pa.int32()),
-            pa.array([message.body for message in messages], pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+
+class RowOrigin(NamedTuple):
+    """What all messages of a partition have in common; ``nsqd`` is host:tcp_port."""
+
+    topic: str
+    channel: str
+    nsqd: str
+
+
+class Segment(NamedTuple):
+    """Messages of one origin in two batches of equal length: KEY_SCHEMA, and the rest."""
+
+    keys: pa.RecordBatch
+    rest: pa.RecordBatch
+
+    def serialise(self) -> tuple[pa.Buffer, pa.Buffer]:
+        """Return each batch as an Arrow stream."""
+        return _serialise(self.keys), _serialise(self.rest)
+
+
+def make_segment(messages: Sequence[Message], nsqd: str) -> Segment:
+    """Return messages as a segment. Raises ProtocolError for an id that is not text."""
+    try:
+        ids = pa.array([message.id for message in messages], pa.string())
+    except pa.ArrowInvalid as error:
+        raise ProtocolError(
+            "sent a message id that is not text: is this an nsqd?", Address.parse(nsqd)
+        ) from error
+    nanoseconds = pa.array([message.timestamp for message in messages], pa.int64())
+    attempts = pa.array([message.attempts for message in messages], pa.int32())
+    bodies = pa.array([message.body for message in messages], pa.binary())
+    return Segment(
+        pa.RecordBatch.from_arrays([ids, nanoseconds], schema=KEY_SCHEMA),
+        pa.RecordBatch.from_arrays([attempts, bodies], schema=_REST_SCHEMA),
+    )
+
+
+def rows_of(origin: RowOrigin, keys: pa.Buffer, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a serialised segment, in ROW_SCHEMA."""
+    with pa.ipc.open_stream(keys) as some, pa.ipc.open_stream(rest) as others:
+        for each, other in zip(some, others, strict=True):
+            ids, nanoseconds = each.columns
+            columns = [
+                *(pa.repeat(pa.scalar(name, pa.string()), each.num_rows) for name in origin),
+                ids,
+                pc.cast(nanoseconds.view(pa.timestamp("ns", "UTC")), _MICROSECONDS, safe=False),
+                nanoseconds,
+                *other.columns,
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+
+
+_MICROSECONDS = ROW_SCHEMA.field("timestamp").type
+
+
+def _serialise(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()

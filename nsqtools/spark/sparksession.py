@@ -9,17 +9,15 @@ import contextlib
 import logging
 import os
 import re
-import shutil
-import signal
+import subprocess
 import sys
-import threading
 import warnings
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, NSQError
+from nsqtools.spark.properties import is_local, on_loopback, properties
+from nsqtools.spark.requirements import require_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,104 +25,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-OLDEST_PYSPARK = (4, 2)
-"""The first with admission control for Python sources (SPARK-55304)."""
-OLDEST_JAVA = 17
-
-_DEFAULTS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
-_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-
-_LOCAL = re.compile(r"local(?:\[([^],]+)(?:,[^]]+)?\])?")
-_TASK_TRIES = 4
-"""As on a cluster; Spark's own default for a local master is 1."""
-
 _EXIT_TIMEOUT = 20.0
 _NOISY = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-
-
-def is_local(master: str) -> bool:
-    """Whether executors are threads of the driver's own JVM."""
-    return _LOCAL.fullmatch(master) is not None
-
-
-def require_spark() -> None:
-    """Raise ConfigError, with the command to run, if pyspark, pyarrow or Java is missing."""
-    wanted = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
-    install = f"{sys.executable} -m pip install 'pyspark>=4.2' 'pyarrow>=18'"
-    if wanted:
-        verb = "are" if len(wanted) > 1 else "is"
-        raise ConfigError(f"{' and '.join(wanted)} {verb} not installed: run {install}")
-    version = metadata.version("pyspark")
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_PYSPARK:
-        raise ConfigError(f"pyspark {version} is too old: run {install}")
-    _require_java()
-    _require_same_spark(version)
-
-
-def _require_java() -> None:
-    """As ``spark-class`` looks for it: in JAVA_HOME if that is set, else on PATH."""
-    home = os.environ.get("JAVA_HOME", "")
-    found = shutil.which(Path(home, "bin", "java") if home else "java")
-    package = f"openjdk-{OLDEST_JAVA}-jre-headless"
-    install = (
-        f"brew install openjdk@{OLDEST_JAVA}"
-        if sys.platform == "darwin"
-        else f"sudo apt-get install {package}"
-    )
-    if not found:
-        where = f"JAVA_HOME {home} has no bin/java" if home else "PATH has no java"
-        raise ConfigError(f"Spark needs Java {OLDEST_JAVA} or later, but {where}: run {install}")
-    # A file beside it tells in no time what `java -version` would.
-    with contextlib.suppress(OSError):
-        release = Path(found).resolve().parents[1].joinpath("release").read_text()
-        version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
-        if version and int(version[1]) < OLDEST_JAVA:
-            raise ConfigError(
-                f"Spark needs Java {OLDEST_JAVA} or later, but {found} is Java {version[1]}: run "
-                f"{install}, or set JAVA_HOME"
-            )
-
-
-def _require_same_spark(version: str) -> None:
-    """SPARK_HOME replaces the JVM part of pyspark, and they speak to nobody but each other."""
-    home = os.environ.get("SPARK_HOME", "")
-    for jar in Path(home, "jars").glob("spark-core_*.jar") if home else ():
-        other = jar.stem.partition("-core_")[2].partition("-")[2]
-        if other != version:
-            raise ConfigError(
-                f"SPARK_HOME {home} is Spark {other}, but pyspark is {version}: unset SPARK_HOME, "
-                f"or install pyspark=={other}"
-            )
-
-
-def use_own_python(spark: SparkSession) -> None:
-    """Let workers of a local master run this Python, unless PYSPARK_PYTHON is set.
-
-    By default Spark runs ``python3`` of PATH, which lacks this package if its virtual environment
-    is not activated.
-    """
-    context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
-    if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
-        context.pythonExec = sys.executable
-
-
-def refuse_speculation(spark: SparkSession) -> None:
-    """Raise ConfigError if the session starts second copies of slow tasks.
-
-    A copy takes over what the first task has staged, as a retry does, which fails the first task,
-    whose retry fails the copy in turn, until the query fails. In the sink both would publish their
-    rows.
-    """
-    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        raise ConfigError(
-            "spark.speculation is true, so two copies of a task would take over each other's "
-            "messages until both fail: set it to false"
-        )
 
 
 @contextlib.contextmanager
@@ -137,19 +39,22 @@ def open_session(
 ) -> Iterator[SparkSession]:
     """Start a JVM and a session; both end with the context.
 
-    The stderr of the JVM and its Python workers is appended to ``log_file``, or discarded. Entries
-    of ``conf`` override the defaults: UTC, timestamps in microseconds, no web interface, no
-    progress bars and, with a local master or one on loopback, no ports on other interfaces. A local
-    master retries a failed task as often as a cluster does. Raises ConfigError if Spark or Java is
-    missing, the log cannot be written, or the session cannot start.
+    The stderr of the JVM and its Python workers is appended to ``log_file``, or discarded. ``conf``
+    and what spark-submit gives override the defaults: UTC, timestamps in microseconds, Parquet in
+    zstd, no web interface, no progress bars and, with a local master or one on loopback, no ports
+    on other interfaces. A local master retries a failed task as often as a cluster does. Raises
+    ConfigError if Spark or Java is missing, the log cannot be written, or the session cannot start.
     """
     require_spark()
     with _quiet_loggers(), contextlib.ExitStack() as stack:
-        with _environment(master, conf), _own_signals():
-            spark = _start(master, conf, app_name, log_file, stack)
+        with _environment(master, conf):
+            spark = _start(properties(master, conf), app_name, log_file, stack)
+        gateway: Any = spark.sparkContext._gateway
         try:
             yield spark
         except JavaEndedError as error:
+            if _exit_code(gateway) == _OUT_OF_MEMORY:
+                raise NSQError(_NO_HEAP) from error
             if not log_file:
                 raise
             raise NSQError(f"{_ENDED}: see {log_file}") from error
@@ -163,7 +68,7 @@ def _environment(master: str, conf: Mapping[str, str]) -> Iterator[None]:
         wanted["PYSPARK_PYTHON"] = python
     elif is_local(master) or "PYSPARK_PYTHON" not in os.environ:
         wanted["PYSPARK_PYTHON"] = sys.executable
-    if _on_loopback(master):
+    if on_loopback(master):
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -178,7 +83,6 @@ def _environment(master: str, conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _start(
-    master: str,
     conf: Mapping[str, str],
     app_name: str,
     log_file: str | None,
@@ -190,16 +94,15 @@ def _start(
         from pyspark import SparkConf, SparkContext, java_gateway
         from pyspark.sql import SparkSession
 
-        loopback = _LOOPBACK if _on_loopback(master) else {}
-        settings = SparkConf().setAll(list({**_DEFAULTS, **loopback, **conf}.items()))
-        settings = settings.setMaster(_with_tries(master)).setAppName(app_name)
+        settings = SparkConf().setAll(list(conf.items())).setAppName(app_name)
         log = _open_log(log_file)
         try:
             if SparkContext._active_spark_context:
                 raise ConfigError("this process already has a Spark session: stop it first")
             launch: Any = java_gateway.launch_gateway
             # A signal to the group of this process, as of a terminal or systemd, is not for Java.
-            gateway = launch(settings, {"stderr": log, "start_new_session": True})
+            own = {"stderr": log, "start_new_session": True}
+            gateway = SparkContext._gateway or launch(settings, own)  # the former of spark-submit
             stack.callback(_end_jvm, gateway)
             context = SparkContext(conf=settings, gateway=gateway)
             stack.callback(_stop, context)
@@ -224,29 +127,6 @@ def _open_log(path: str | None) -> int:
         raise ConfigError(f"--spark-log {path}: {error.strerror}") from error
 
 
-def _on_loopback(master: str) -> bool:
-    return is_local(master) or re.match(r"spark://(127\.|localhost\b|\[::1\])", master) is not None
-
-
-def _with_tries(master: str) -> str:
-    """``local[2]`` as ``local[2,4]``; what names its tries itself stays, and so do clusters."""
-    found = _LOCAL.fullmatch(master)
-    return f"local[{found[1] or 1},{_TASK_TRIES}]" if found and "," not in master else master
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """SparkContext takes SIGINT for itself; whoever opened the session wants it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @contextlib.contextmanager
 def _quiet_loggers() -> Iterator[None]:
     """Loggers that repeat on stderr what an exception says already."""
@@ -269,11 +149,13 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 def _stop(context: SparkContext) -> None:
     """End it, even if its JVM is dead."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         context.stop()
+    SparkContext._active_spark_context = None  # also if Java is out of memory
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
@@ -285,7 +167,7 @@ def _end_jvm(gateway: Any) -> None:
     with contextlib.suppress(Exception):
         gateway.shutdown()
     process = gateway.proc
-    if process is None:
+    if process is None:  # spark-submit's own
         return
     with contextlib.suppress(OSError):
         process.stdin.close()  # which tells it to end
@@ -294,6 +176,14 @@ def _end_jvm(gateway: Any) -> None:
     except Exception:
         process.kill()
         process.wait()
+
+
+def _exit_code(gateway: Any) -> int | None:
+    """That of a JVM that is about to end; None if it goes on, or is not a child of ours."""
+    process: subprocess.Popen[bytes] | None = gateway.proc
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(_EXIT_TIMEOUT) if process else None
+    return None
 
 
 _OURS = re.compile(r"^(?:\S*: )?(nsqtools(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
@@ -313,6 +203,25 @@ _DIED = re.compile(
 """What Spark says of it in words, or shows by where it read or wrote when a connection ended."""
 _NOISE = re.compile(r"\s*SQLSTATE: \w{5}[;\s]*(?:\(?line (\d+),? pos \d+\)?[;\s]*)?$")
 _ENDED = "Spark's Java process has ended"
+_SHUT_DOWN = "because SparkContext was shut down"
+_OUT_OF_MEMORY = 52  # org.apache.spark.util.SparkExitCode
+_MEMORY = re.compile(
+    r"OutOfMemoryError(?!: unable to create)|Java heap space|GC overhead limit exceeded"
+    rf"|[Ee]xit(?:ed with(?: exit)?)? (?:code|status):? (?:{_OUT_OF_MEMORY}|(137))\b"
+    r"|(exceeding (?:physical |virtual )?memory limits|OOMKilled|possible container OOM)"
+)
+"""With a group if what ended the executor was its container, or its machine, and not Java."""
+_EXECUTOR = re.compile(r"\(\S+ executor (\w+)\)|\(executor (\w+) exited")
+_NO_HEAP = (
+    "Java is out of memory: raise the heap of Spark's driver, 1g by default, such as with --conf "
+    "spark.driver.memory=4g"
+)
+_NO_CLASS = re.compile(
+    r"Class org\.apache\.hadoop\.fs\.(s3a|azurebfs|gs)\.\w+ not found"
+    r"|No (?:Abstract)?FileSystem (?:configured )?for scheme:? \"?(\w+)"
+)
+_MODULES = {"s3a": "hadoop-aws", "azurebfs": "hadoop-azure", "gs": "hadoop-gcp"}
+"""The artifacts of Hadoop with file systems that Spark does not bring."""
 
 
 class JavaEndedError(NSQError):
@@ -332,22 +241,61 @@ def explain(error: BaseException) -> NSQError:
     if isinstance(error, NSQError):
         return error
     text = _text(error)
-    if text == _ENDED:
+    if text == _ENDED or _SHUT_DOWN in text:
         return JavaEndedError(f"{_ENDED}: run again with --spark-log FILE to see why")
-    if found := list(_OURS.finditer(text)):
-        module, name, said = found[-1].groups()
+    if ours := list(_OURS.finditer(text)):
+        module, name, said = ours[-1].groups()
         return _again(getattr(sys.modules.get(module), name, None), said.strip())
-    if _DIED.search(f"{text}\n{getattr(error, '_stackTrace', '')}"):
+    whole = f"{text}\n{getattr(error, '_stackTrace', '')}"
+    if found := _NO_CLASS.search(whole):
+        return ConfigError(_without(found[1] or found[2]))
+    if found := _MEMORY.search(whole):
+        return NSQError(_out_of_memory(whole, killed=any(found.groups())))
+    if _DIED.search(whole):
         return NSQError(
             "a Python worker of Spark was killed or ran out of memory: run the command again"
         )
-    if found := list(_PYTHON.finditer(text)):
-        return NSQError(found[-1][1].strip())
+    if raised := list(_PYTHON.finditer(text)):
+        return NSQError(raised[-1][1].strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and _CALLING.match(lines[0]):  # what pyspark does not convert comes with its stack
         lines = _CAUSE.findall(text)[-1:] or lines[1:]
     line = lines[0] if lines else type(error).__name__
     return NSQError(_NOISE.sub(_in_line, _STAGE.sub("", _TERMINATED.sub("", line))))
+
+
+def _out_of_memory(text: str, *, killed: bool) -> str:
+    """A job on a local master names its executor ``driver``."""
+    found = _EXECUTOR.search(text)
+    executor = (found[1] or found[2]) if found else "driver"
+    if executor == "driver":
+        return _NO_HEAP
+    if killed:
+        return (
+            f"executor {executor} was killed, probably because its container or machine is out of "
+            "memory: raise spark.executor.memoryOverhead, such as with --conf "
+            "spark.executor.memoryOverhead=1g"
+        )
+    return (
+        f"executor {executor} is out of memory: raise its heap, 1g by default, such as with --conf "
+        "spark.executor.memory=4g"
+    )
+
+
+def _without(name: str) -> str:
+    """What to do about a file system whose classes are missing."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    jars = Path(_find_spark_home(), "jars").glob("hadoop-client-api-*.jar")
+    version = next((jar.stem.rpartition("-")[2] for jar in jars), "VERSION")
+    if name not in _MODULES:
+        return (
+            f"Spark has no file system for {name}:// URLs: add it with --conf spark.jars.packages"
+        )
+    return (
+        f"Spark needs {_MODULES[name]} for this URL: add --conf "
+        f"spark.jars.packages=org.apache.hadoop:{_MODULES[name]}:{version}"
+    )
 
 
 def _in_line(noise: re.Match[str]) -> str:

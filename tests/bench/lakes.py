@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqtools.spark.progress import Written
+    from nsqtools.spark.jobs.progress import Written
     from tests.support.binaries import Nsq
     from tests.support.servers import Nsqd
 
@@ -47,13 +47,10 @@ class Lakes:
 
     @cached_property
     def spark(self) -> SparkSession:
-        from nsqtools.cli.commands.pipeline.run import session_conf
-        from nsqtools.config import SparkOptions
         from nsqtools.spark import register
         from nsqtools.spark.sparksession import open_session
 
-        conf = session_conf(SparkOptions())
-        spark = self._stack.enter_context(open_session("local[2]", conf))
+        spark = self._stack.enter_context(open_session("local[2]", {}))
         register(spark)
         return spark
 
@@ -80,8 +77,8 @@ class Lakes:
         print(f"the same of {self._n:,}: {seconds:.1f} s, at most {memory:.0f} MiB in all")
 
     def _archive(self) -> Run:
-        from nsqtools.spark.archive import ArchiveSettings, archive
-        from nsqtools.spark.streams import Stream
+        from nsqtools.spark.jobs.archive import ArchiveSettings, archive
+        from nsqtools.spark.jobs.streams import Stream
 
         seconds = []
         # Java has compiled what is used once a first archive of this size is done.
@@ -125,9 +122,9 @@ class Lakes:
 
     def _latency(self) -> float:
         """Seconds from when a message was published to when its file was there."""
-        from nsqtools.spark import archive as archives
-        from nsqtools.spark.claims import Stamp
-        from nsqtools.spark.streams import Stream, read, run
+        from nsqtools.spark.jobs import archive as archives
+        from nsqtools.spark.jobs.checkpoint import Stamp
+        from nsqtools.spark.jobs.streams import Stream, read, run
 
         folder, stop, late = self._emptied(), threading.Event(), list[float]()
         with filled(self._nsqd, 0) as topic:
@@ -135,7 +132,7 @@ class Lakes:
             settings = archives.ArchiveSettings(
                 {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
             )
-            stamp = Stamp(self.spark, stream.checkpoint, settings.stamp)
+            stamp = Stamp(settings.checkpoint, settings.stamp)
             writer = archives.ArchiveWriter(self.spark, settings, stamp)
 
             def write(batch: DataFrame, query: str, number: int) -> Written:

@@ -28,9 +28,14 @@ from nsqtools.config import (
 )
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.spark import claims, folders, replay, replayed
-from nsqtools.spark.progress import Progress
-from nsqtools.spark.sourceoptions import parse_source
+from nsqtools.spark.jobs import replay, replayed
+from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
+from nsqtools.spark.jobs.guard import only_one
+from nsqtools.spark.jobs.progress import Progress
+from nsqtools.spark.jobs.versions import Versions
+from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.staging.log import EntryKind, PartitionLog
+from nsqtools.spark.stores import open_store
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
@@ -159,7 +164,7 @@ class Pipeline:
             return count
 
         self.patch("cli.commands.pipeline.stream.waiting", waiting)
-        self.patch("spark.replay.reach", waiting)
+        self.patch("spark.jobs.replay.reach", waiting)
 
     def spark(self, start: Callable[..., Any] | None = None) -> None:
         """A session is what ``start`` gives; without it no test may reach Spark."""
@@ -256,6 +261,10 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
         assert len(pipeline.warnings) == (code != 0)
 
 
+def versions(staging: str) -> Versions:
+    return Versions(open_store(staging), "replay", "replay.json")
+
+
 def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_are_left(
     pipeline: Pipeline,
 ) -> None:
@@ -273,16 +282,17 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
     def stage(_: object, settings: Any, **__: object) -> None:
         staged.append(settings.staging)
         os.makedirs(settings.staging)
-        replayed.save(settings.staging, replayed.ReplayState(chosen, [("part-0", 2000)]))
+        state = replayed.ReplayState(chosen, [("part-0", 2000)])
+        replayed.save(versions(settings.staging), state)
         interrupted.signal()
 
     pipeline.waits(0)
     pipeline.spark(session)
-    pipeline.patch("spark.replay.stage", stage)
+    pipeline.patch("spark.jobs.replay.stage", stage)
     assert pipeline(*REPLAY)[0] == 1
     (told,) = pipeline.warnings
     assert "2,000" in told
-    assert replayed.load(staged[0], chosen)
+    assert replayed.load(versions(staged[0]), staged[0], chosen)
 
 
 def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
@@ -292,9 +302,9 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
     done = replay.Replayed(rows=2000, published=7, before=2, empty=1, stopped=True)
     pipeline.waits(0)
     pipeline.spark(session)
-    pipeline.patch("spark.replay.stage", started)
-    pipeline.patch("spark.replay.is_staged", lambda _: True)
-    pipeline.patch("spark.replay.publish", lambda *_: done)
+    pipeline.patch("spark.jobs.replay.stage", started)
+    pipeline.patch("spark.jobs.replay.is_staged", lambda _: True)
+    pipeline.patch("spark.jobs.replay.publish", lambda *_: done)
     _, _, err = pipeline(*REPLAY, "-v")
     for told in ("5 messages published", "2 by earlier runs", "1,992 left", "1 empty"):
         assert told in err
@@ -367,17 +377,16 @@ class TestConsole:
         self, pipeline: Pipeline
     ) -> None:
         place: list[str] = []
-        kept = claims.only_one
 
-        def only_one(held: str, _: str) -> Any:
+        def watched(held: str, flag: str) -> Any:
             place.append(held)
-            return kept(held)
+            return only_one(held, flag)
 
         pipeline.waits(0)
         pipeline.spark(started)
-        pipeline.patch("cli.commands.pipeline.stream.only_one", only_one)
+        pipeline.patch("cli.commands.pipeline.stream.only_one", watched)
         assert pipeline(*ASK) == (0, "", "")
-        leave(f"{place[0]}/console")
+        leave(place[0], "console")
         for answer in (0, UnreachableError("nobody")):
             pipeline.waits(answer)
             assert "Spark is started" in pipeline(*ASK)[2]
@@ -408,29 +417,29 @@ class TestConsole:
                 os.close(reading)
 
 
-def leave(stream: str) -> None:
+def leave(staging: str, stream: str) -> None:
     """Leave a batch of a run that was killed, of 7 messages."""
-    segment = Path(stream, "b00000001/p0000/sealed-0001/seg-000000-0001-7-0123abcd.arrow")
-    segment.parent.mkdir(parents=True)
-    segment.touch()
+    PartitionLog(open_store(staging), f"{stream}/b0000000001/p00000").put(
+        (), EntryKind.SEGMENT, "0" * 32, rows=7
+    )
 
 
 def test_messages_of_a_lost_checkpoint_are_warned_of(pipeline: Pipeline) -> None:
     pipeline.waits(UnreachableError("nobody"))
-    leave("lake/_nsqtools/staging/s")
+    leave("lake/_nsqtools/staging", "s")
     assert pipeline(*ARCHIVE)[0] == 3
     assert "lake/_nsqtools/staging" in pipeline.warnings[0]
 
 
 def test_a_run_is_refused_while_another_one_goes_on(pipeline: Pipeline) -> None:
-    with claims.only_one(str(pipeline.checkpoint)):
+    with only_one(str(pipeline.checkpoint)):
         code, _, err = pipeline(*ARCHIVE)
         assert code == 75
         given = ("--checkpoint", "lake/_nsqtools/checkpoint", "--output", "other")
         assert pipeline(*ARCHIVE, *given)[0] == 75
     assert list(pipeline.folder.iterdir()) == []
     assert f"process {os.getpid()}" in err
-    with claims.only_one("mine"):
+    with only_one("mine"):
         assert pipeline(*ARCHIVE, "--lock", "mine/lock")[0] == 75
 
 
@@ -472,7 +481,7 @@ class TestOutputs:
 
     def stamp(self, output: str, checkpoint: str = "") -> dict[str, Any]:
         checkpoint = checkpoint or f"{output.rstrip('/')}/_nsqtools/checkpoint"
-        return claims.stamp_of({"subscribe": "t", "channel": "c"}, checkpoint, output)
+        return stamp_of({"subscribe": "t", "channel": "c"}, checkpoint, output)
 
     def test_a_lake_that_was_moved_with_its_checkpoint_is_the_same(self, tmp_path: Path) -> None:
         for name in ("a", "b"):
@@ -496,7 +505,7 @@ class TestOutputs:
         for place in (f"--checkpoint {top}/{state}", f"{top}/a", f"{top}/lake"):
             assert place in err
         (top / state / "nsq-source").unlink()
-        claims.check_stamp(str(top / state), self.stamp(f"{top}/lake", "/s"))
+        assert Stamp.check(Checkpoint(str(top / state), "/s"), self.stamp(f"{top}/lake")) is None
 
 
 def test_missing_java_is_an_error_that_says_which_is_needed(
@@ -525,7 +534,7 @@ class TestCheckpoint:
 
     def settled(self, checkpoint: Path, channel: str = "c") -> bool:
         stamp = {"topics": ["t"], "channel": channel}
-        return claims.is_settled(str(checkpoint), str(checkpoint.parent / "s"), stamp)
+        return Checkpoint(str(checkpoint), str(checkpoint.parent / "s")).is_settled(stamp)
 
     def test_nothing_is_left_to_do_once_all_that_was_planned_is_done(
         self, checkpoint: Path
@@ -540,38 +549,21 @@ class TestCheckpoint:
 
     def test_a_run_unlike_the_last_one_or_a_new_one_asks_spark(self, checkpoint: Path) -> None:
         assert not self.settled(checkpoint, "d")
+        self.done(checkpoint, 0, "offsets", "commits")
         (checkpoint / "nsq-source").unlink()
         assert not self.settled(checkpoint)
-        assert not claims.is_settled("hdfs://n/c", "/s", {})
 
     def test_a_batch_that_is_staged_but_not_in_the_log_is_left_to_do(
         self, checkpoint: Path
     ) -> None:
-        from nsqtools.spark.ledger import Ledger
-        from nsqtools.spark.plans import Offset, Quota
-        from nsqtools.spark.stores import LocalStore
+        from nsqtools.spark.source.plans import Offset, Quota
+        from nsqtools.spark.staging.ledger import Ledger
 
         self.done(checkpoint, 0, "offsets", "commits")
         staging = str(checkpoint.parent / "s")
-        ledger = Ledger(LocalStore(), staging, "0" * 32)
+        ledger = Ledger(open_store(staging), "0" * 32)
         ledger.prepare(Offset("0" * 32, 2, (Quota("t", "a:1", 1),)))
         assert not self.settled(checkpoint)
-
-
-class TestPlaces:
-    def test_of_what_killed_writers_left_a_query_removes_its_own_alone(
-        self, tmp_path: Path
-    ) -> None:
-        mine, other = "5e0fa0a19c1d4f0b", "5e0fa0a19c1d4f0c"
-        kept = {f"date=2026-11-22/hour=00/batch={other}-00000001", "key=1", "_temporary/0", "."}
-        left = {f"date=2026-11-22/hour=00/batch={mine}-00000001", f"_temporary/0/1/batch={mine}-2"}
-        for number, name in enumerate(sorted(kept | left)):
-            (tmp_path / f".spark-staging-{number}" / name).mkdir(parents=True)
-        (tmp_path / f"batch={mine}-00000001").mkdir()
-        folders.remove_killed(tmp_path, f"batch={mine}-")
-        numbers = [number for number, name in enumerate(sorted(kept | left)) if name in kept]
-        names = {f".spark-staging-{number}" for number in numbers}
-        assert set(os.listdir(tmp_path)) == {*names, f"batch={mine}-00000001"}
 
 
 class TestViews:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.replay import ReplaySettings
+    from nsqtools.spark.jobs.replay import ReplaySettings
+    from tests.support.minio import Minio
     from tests.support.process import Cli
     from tests.support.pulling import Staging
     from tests.support.replays import Taken
@@ -48,6 +49,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
+    from tests.support.minio import Minio
+
+    with Minio(tmp_path_factory.mktemp("minio"), "stores in S3") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(minio: Minio, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a new bucket, which the environment gives access to."""
+    for name, value in minio.environment.items():
+        monkeypatch.setenv(name, value)
+    return minio.bucket()
+
+
 @pytest.fixture
 def staging(tmp_path: Path, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch) -> Staging:
     from tests.support.pulling import Staging
@@ -59,7 +76,7 @@ def staging(tmp_path: Path, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPa
 def replaying(nsqd: Nsqd, topic: str, tmp_path: Path) -> ReplaySettings:
     """A replay of ``lake`` into a topic that has a channel, by way of ``staging``."""
     from nsqtools.config import ProducerConfig
-    from nsqtools.spark.replay import ReplaySettings
+    from nsqtools.spark.jobs.replay import ReplaySettings
 
     nsqd.create(topic, "c")
     lake, staging = str(tmp_path / "lake"), str(tmp_path / "staging")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.spark import source
-from nsqtools.spark.checkpoints import check_staged, sync_log
-from nsqtools.spark.ledger import Ledger
-from nsqtools.spark.plans import Offset, Quota
-from nsqtools.spark.source import NsqStreamReader
-from nsqtools.spark.sourceoptions import parse_source
+from nsqtools.spark.jobs.checkpoint import Checkpoint
+from nsqtools.spark.lake.folders import sync_log
+from nsqtools.spark.source import source
+from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.source.source import NsqStreamReader
+from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.stores import LocalStore
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(
     given = {"subscribe": "events", "channel": "lake", "checkpointPath": "/checkpoint"}
     reader = NsqStreamReader(parse_source({**given, "stagingLocation": str(staging)}))
     end = Offset("a" * 32, 1, (Quota("events", "127.0.0.1:4150", 1),)).to_json()
-    Ledger(LocalStore(), str(staging), "a" * 32).prepare(Offset.from_json(end))
+    Ledger(LocalStore(str(staging)), "a" * 32).prepare(Offset.from_json(end))
     reader.partitions(Offset("a" * 32, 0, ()).to_json(), end)
     assert noted == [("offsets", ["b"])]
     reader.commit(end)
@@ -92,10 +93,10 @@ def test_a_batch_under_way_is_refused_in_a_staging_that_does_not_have_it(
     tmp_path: Path, write_log: Callable[[list[int], int], str]
 ) -> None:
     checkpoint = write_log([0, 1, 2], 2)
-    Ledger(LocalStore(), str(tmp_path / "old"), "a" * 32).prepare(offset(2))
-    check_staged(checkpoint, str(tmp_path / "old"))
+    Ledger(LocalStore(str(tmp_path / "old")), "a" * 32).prepare(offset(2))
+    Checkpoint(checkpoint, str(tmp_path / "old")).check_staged()
     with pytest.raises(OutputError, match="--staging"):
-        check_staged(checkpoint, str(tmp_path / "new"))
+        Checkpoint(checkpoint, str(tmp_path / "new")).check_staged()
     assert not (tmp_path / "new").exists()
 
 
@@ -110,13 +111,12 @@ def test_where_none_is_under_way_any_staging_will_do(
     batches: list[int],
     commits: int,
 ) -> None:
-    check_staged(write_log(batches, commits), str(tmp_path / "new"))
+    Checkpoint(write_log(batches, commits), str(tmp_path / "new")).check_staged()
 
 
 def test_what_cannot_be_looked_at_is_left_to_spark(
     tmp_path: Path, write_log: Callable[[list[int], int], str]
 ) -> None:
-    check_staged("hdfs://n/c", str(tmp_path))
     checkpoint = write_log([0], 0)
     (tmp_path / "state/offsets/1").write_text("torn")
-    check_staged(checkpoint, str(tmp_path / "new"))
+    Checkpoint(checkpoint, str(tmp_path / "new")).check_staged()

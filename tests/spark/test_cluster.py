@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
+import nsqtools.__main__
+from nsqtools.cli.docs import sections
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
+from tests.support.examples import shown
 from tests.support.replays import Taken
 from tests.support.servers import at, drained
-from tests.support.spark import START, needs_spark
+from tests.support.spark import START, needs_spark, submit, with_plugin
 from tests.support.streaming import numbered, publish, rows
 
 if TYPE_CHECKING:
-    import subprocess
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from tests.support.process import Cli
@@ -31,6 +37,7 @@ MESSAGES = 40_000
 def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_executors(
     make_nsqd: MakeNsqd, nsqtools_cli: Cli, topic: str, tmp_path: Path
 ) -> None:
+    # size: one cluster, which takes long to start, serves all
     needs_spark("clusters of Spark")
     nsqd = make_nsqd("-msg-timeout=2s")
     bodies = Counter(numbered(MESSAGES))
@@ -48,8 +55,9 @@ def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_execu
 
     def newest_staged() -> int:
         """The number of the last batch of which something was received."""
-        found = lake.glob("_nsqtools/staging/*/b*/p*/*/seg-*")
-        return max((int(path.parts[-4][1:]) for path in found), default=-1)
+        found = lake.glob("_nsqtools/staging/*/b*/p*/[0-9]*")
+        claimed = {path.parts[-3] for path in found if int(path.name)}
+        return max((int(name[1:]) for name in claimed), default=-1)
 
     with Cluster(tmp_path / "spark") as cluster:
         subscribed = ("--topic", topic, "--channel", "c", "--nsqd-http-address", str(nsqd.http))
@@ -73,5 +81,36 @@ def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_execu
         assert set(Taken(nsqtools_cli, nsqd, f"{topic}.sql")()) == set(bodies)  # at least once
 
         ordered = ("--where", "attempts > 0", "--order-by", "timestamp")
-        end(start("replay", "--input", str(lake), "--topic", f"{topic}.replay", *ordered))
+        replay = ("replay", "--input", str(lake), "--topic", f"{topic}.replay", *ordered)
+        program = nsqtools.__main__.__file__
+        submitted = [*submit(), *cluster.options(), program, "pipeline", *replay, *at(nsqd)]
+        assert run(submitted, tmp_path, os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}) == 0
         assert Counter(Taken(nsqtools_cli, nsqd, f"{topic}.replay")()) == bodies
+
+        nsqd.create(topic, "program")
+        nsqd.publish(topic, [b"one", b"two"])
+        blocks = shown(sections("nsqtools-pipeline.7", "guides")["PYSPARK"])
+        (text,) = [block for block in blocks if "readStream" in block]
+        source = f'"nsqd.tcp.addresses", "{nsqd.tcp}/{nsqd.http.port}"'
+        for written, real in (
+            ('"nsqlookupd.http.addresses", "lookup1:4161"', source),
+            ('"lake")', '"program")'),
+            ('"events")', f'"{topic}")'),
+            ("/nfs/lake", str(tmp_path)),
+        ):
+            assert written in text
+            text = text.replace(written, real)
+        (tmp_path / "program.py").write_text(text)
+        submitted = [*submit(), *cluster.options(sys.executable), "program.py"]
+        assert run(submitted, tmp_path, with_plugin(tmp_path / "site")) == 0
+        found = pq.read_table(tmp_path / "events", columns=["body"])["body"].to_pylist()
+        assert sorted(found) == ["one", "two"]
+
+
+def run(command: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> int:
+    """Its exit code."""
+    with (folder / "submitted").open("ab") as log:
+        done = subprocess.run(
+            command, cwd=folder, env=env, stdout=log, stderr=log, timeout=START, check=False
+        )
+    return done.returncode

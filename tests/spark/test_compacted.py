@@ -1,5 +1,7 @@
 """The output directory of ``compact`` through crashes at every step, without Spark."""
 
+# size: one run after another on one output
+
 from __future__ import annotations
 
 import errno
@@ -11,18 +13,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opendal import Operator
 
-from nsqtools.errors import ConfigError
-from nsqtools.spark import compacted
-from nsqtools.spark.compacted import HourFile, Known, OutputDirectory
-from nsqtools.spark.inputs import find
+from nsqtools.errors import ConfigError, LockedError
+from nsqtools.spark.jobs import compacted
+from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known
+from nsqtools.spark.lake.inputs import find
+from nsqtools.spark.stores import ObjectStore
 from tests.support.lakes import NINE, RAW, at, sent, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from nsqtools.spark.inputs import Input
+    from nsqtools.spark.lake.inputs import Input
 
 NINE_O_CLOCK, TEN_O_CLOCK = "date=2026-11-21/hour=09", "date=2026-11-21/hour=10"
 OLD, NEW = ({NINE_O_CLOCK: text, TEN_O_CLOCK: text} for text in ("old", "new"))
@@ -38,9 +42,8 @@ class Mortal:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 10**9
         for module, name in (
-            *((os, name) for name in ("rename", "replace", "unlink", "fsync")),
+            *((os, name) for name in ("rename", "link", "unlink", "fsync", "makedirs")),
             (shutil, "rmtree"),
-            (compacted, "make_directory"),
         ):
             monkeypatch.setattr(module, name, self._deadly(getattr(module, name)))
 
@@ -70,16 +73,16 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Mortal:
     return Mortal(monkeypatch)
 
 
-Made = tuple[str, dict[str, dict[str, HourFile]]]
+Made = tuple[tuple[str, str], dict[str, dict[str, HourFile]]]
 
 
-def make(output: OutputDirectory, hours: Mapping[str, str]) -> Made:
+def make(output: CompactOutput, hours: Mapping[str, str]) -> Made:
     """Hours of one file each, which holds this text."""
     made = output.begin()
     parts = {}
     for hour, text in hours.items():
-        os.makedirs(f"{made}/{hour}")
-        with open(f"{made}/{hour}/part-{text}.parquet", "w") as file:
+        os.makedirs(f"{made[0]}/{hour}")
+        with open(f"{made[0]}/{hour}/part-{text}.parquet", "w") as file:
             file.write(text)
         parts[hour] = {f"part-{text}.parquet": HourFile(len(text), 1)}
     return made, parts
@@ -87,16 +90,16 @@ def make(output: OutputDirectory, hours: Mapping[str, str]) -> Made:
 
 def made(
     root: Path, hours: Mapping[str, str], inputs: Mapping[str, Known] | None = None
-) -> OutputDirectory:
+) -> CompactOutput:
     """An output that was made of these inputs, as the next run finds it."""
-    output = OutputDirectory(str(root))
+    output = CompactOutput(str(root))
     output.commit(*make(output, hours), inputs or {})
-    return OutputDirectory(str(root))
+    return CompactOutput(str(root))
 
 
 def known(each: Input, rows: int, *hours: str, keyed: bool = False) -> dict[str, Known]:
     digest = "" if keyed else each.digest()
-    found = Known(each.size, each.mtime_ns, each.inode, each.skip + rows, hours, digest)
+    found = Known(each.size, each.mtime_ns, each.skip + rows, hours, digest)
     return {each.path: found}
 
 
@@ -121,9 +124,9 @@ def test_a_new_state_replaces_hours_and_remembers_inputs(tmp_path: Path) -> None
     output = made(root, {NINE_O_CLOCK: "ab"}, known(second, 1))
     assert contents(root) == {NINE_O_CLOCK: "ab", TEN_O_CLOCK: "x"}
     assert output.divide([first, second]) == ([], [first, second])
-    nine = f"{root}/{NINE_O_CLOCK}/part-ab.parquet"
-    assert output.files([NINE_O_CLOCK, "date=1/hour=1"]) == [nine]
-    assert [path.name for path in (root / "_nsqtools").iterdir()] == ["compact.json"]
+    assert output.hours[NINE_O_CLOCK] == {"part-ab.parquet": HourFile(2, 1)}
+    assert [path.name for path in (root / "_nsqtools").iterdir()] == ["compact"]
+    assert len(list((root / "_nsqtools/compact").iterdir())) == 1
 
 
 def test_a_run_killed_at_any_step_has_happened_or_not(tmp_path: Path, mortal: Mortal) -> None:
@@ -141,7 +144,7 @@ def test_a_run_killed_at_any_step_has_happened_or_not(tmp_path: Path, mortal: Mo
             lambda: output.commit(*run, known(each, 1)),  # noqa: B023
         )
         mortal.rest()
-        is_in = OutputDirectory(str(root)).divide([each]) == ([], [each])
+        is_in = CompactOutput(str(root)).divide([each]) == ([], [each])
         assert contents(root) == (NEW if is_in else before)
         assert not list((root / "_nsqtools").glob("compact-*"))
         outcomes.append(is_in)
@@ -159,9 +162,9 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, morta
         run = make(output, NEW)
         # The state is replaced, and the first hour moved aside.
         assert not mortal.survived(2, lambda: output.commit(*run, known(each, 1)))  # noqa: B023
-        survived = mortal.survived(step, lambda: OutputDirectory(str(root)))  # noqa: B023
+        survived = mortal.survived(step, lambda: CompactOutput(str(root)))  # noqa: B023
         mortal.rest()
-        assert OutputDirectory(str(root)).divide([each]) == ([], [each])
+        assert CompactOutput(str(root)).divide([each]) == ([], [each])
         assert contents(root) == NEW
         step += 1
     assert step > 5
@@ -180,11 +183,11 @@ def test_deleting_killed_at_any_step_loses_and_doubles_nothing(
         held = [open(each.path) for each in inputs]  # noqa: SIM115 - so no inode comes free
         survived = mortal.survived(step, lambda: output.delete(inputs))  # noqa: B023
         mortal.rest()
-        left = find([str(folder)], RAW)
+        left = find([str(folder)], RAW) if folder.exists() else []
         assert not (survived and left)
         gone = [each for each in inputs if not os.path.exists(each.path)]
         new = [raw(folder / os.path.basename(each.path), b"tick") for each in gone]
-        output = OutputDirectory(str(root))
+        output = CompactOutput(str(root))
         assert output.divide([*left, *new]) == (new, left)
         assert output.delete(left) == (len(left), 0)
         for file in held:
@@ -279,7 +282,7 @@ def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> 
     """It has files of others, or has lost a file, or its state, or has another file."""
     made(tmp_path, {NINE_O_CLOCK: "a"})
     (tmp_path / NINE_O_CLOCK / "_SUCCESS").touch()
-    OutputDirectory(str(tmp_path))
+    CompactOutput(str(tmp_path))
     for name in (
         "date=2026-11-21/hour=10/batch=0a-1/part-1.parquet",
         "date=2026-11-21/hour=10/part-1.parquet",
@@ -290,29 +293,29 @@ def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> 
         other.parent.mkdir(parents=True, exist_ok=True)
         other.write_text("x")
         with pytest.raises(ConfigError, match="date=2026-11-21"):
-            OutputDirectory(str(tmp_path))
+            CompactOutput(str(tmp_path))
         other.unlink()
         with suppress(OSError):
             other.parent.rmdir()
             other.parent.parent.rmdir()
-    OutputDirectory(str(tmp_path))
-    state, part = tmp_path / "_nsqtools/compact.json", tmp_path / NINE_O_CLOCK / "part-a.parquet"
+    CompactOutput(str(tmp_path))
+    [state] = (tmp_path / "_nsqtools/compact").iterdir()
+    part = tmp_path / NINE_O_CLOCK / "part-a.parquet"
     state.rename(tmp_path / "state")
     with pytest.raises(ConfigError, match="hour=09"):
-        OutputDirectory(str(tmp_path))
+        CompactOutput(str(tmp_path))
     (tmp_path / "state").rename(state)
-    for spoil in (lambda: part.write_text("longer"), part.unlink):
-        spoil()
-        with pytest.raises(ConfigError, match="hour=09"):
-            OutputDirectory(str(tmp_path))
+    part.write_text("longer")
+    with pytest.raises(ConfigError, match="hour=09"):
+        CompactOutput(str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "nsqtools compact 2"}', "\xff"])
 def test_a_state_that_is_none_is_named(tmp_path: Path, text: str) -> None:
-    OutputDirectory(str(tmp_path))
-    (tmp_path / "_nsqtools" / "compact.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError, match=r"compact\.json"):
-        OutputDirectory(str(tmp_path))
+    (tmp_path / "_nsqtools/compact").mkdir(parents=True)
+    (tmp_path / "_nsqtools/compact/0000000001").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"compact/0000000001"):
+        CompactOutput(str(tmp_path))
 
 
 def test_the_state_forgets_keyed_files_that_are_gone(tmp_path: Path) -> None:
@@ -321,5 +324,85 @@ def test_the_state_forgets_keyed_files_that_are_gone(tmp_path: Path) -> None:
     os.unlink(keyed.path)
     os.unlink(bare.path)
     made(tmp_path / "out", {})
-    state = json.loads((tmp_path / "out" / "_nsqtools" / "compact.json").read_text())
+    [path] = (tmp_path / "out/_nsqtools/compact").iterdir()
+    state = json.loads(path.read_text())
     assert list(state["inputs"]) == [bare.path]
+
+
+class StoredLake:
+    """An output in an object store, in which each change may be the last of a run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = ObjectStore("s3a://bucket/out", Operator("memory"))
+        self.left = 10**9
+        for name in ("put_if_absent", "delete"):
+            monkeypatch.setattr(self.store, name, self._deadly(getattr(self.store, name)))
+        monkeypatch.setattr(compacted, "open_store", lambda *_: self.store)
+
+    def _deadly(self, change: Any) -> Any:
+        def changed(*args: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise KilledError
+            return change(*args)
+
+        return changed
+
+    def output(self) -> CompactOutput:
+        return CompactOutput("s3a://bucket/out")
+
+    def make(self, output: CompactOutput, hours: Mapping[str, str]) -> Made:
+        made = output.begin()
+        parts = {}
+        for hour, text in hours.items():
+            name = f"batch={made[1]}/part-00000-000.parquet"
+            self.store.put(f"{hour}/{name}", text.encode())
+            parts[hour] = {name: HourFile(len(text), 1)}
+        return made, parts
+
+    def contents(self) -> list[tuple[str, str]]:
+        found = [each.path for each in self.store.files() if each.path.startswith("date=")]
+        return sorted((path[:23], self.store.get(path).to_pybytes().decode()) for path in found)
+
+
+def test_in_a_store_a_run_killed_at_any_step_has_happened_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost at any time; the next run removes what is there twice."""
+    each = raw(tmp_path / "a.log", b"a")
+    outcomes: list[bool] = []
+    survived = False
+    while not survived:
+        lake = StoredLake(monkeypatch)
+        output = lake.output()
+        output.commit(*lake.make(output, OLD), {})
+        lake.left = len(outcomes)
+        with suppress(KilledError):
+            output = lake.output()
+            output.commit(*lake.make(output, NEW), known(each, 1))
+            survived = True
+        lake.left = 10**9
+        seen = set(lake.contents())
+        assert seen >= set(OLD.items()) or seen >= set(NEW.items())
+        is_in = lake.output().divide([each]) == ([], [each])
+        assert lake.contents() == sorted((NEW if is_in else OLD).items())
+        outcomes.append(is_in)
+    assert outcomes == sorted(outcomes)
+    assert not outcomes[0]
+    assert len(outcomes) > 5
+
+
+def test_in_a_store_a_run_that_was_taken_over_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = StoredLake(monkeypatch)
+    obsolete = lake.output()
+    run = lake.make(obsolete, OLD)
+    output = lake.output()
+    output.commit(*lake.make(output, NEW), {})
+    with pytest.raises(LockedError):
+        obsolete.commit(*run, {})
+    lake.make(lake.output(), {})
+    lake.store.put(f"{NINE_O_CLOCK}/batch={run[0][1]}/part-00000-000.parquet", b"late")
+    lake.output()
+    assert lake.contents() == sorted(NEW.items())

@@ -10,13 +10,13 @@ import pytest
 
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.net.http.replies import ChannelStats, TopicStats
-from nsqtools.spark.depths import Depths, depth
-from nsqtools.spark.sourceoptions import parse_source
+from nsqtools.spark.source.depths import Depths, depth
+from nsqtools.spark.source.sourceoptions import parse_source
 from tests.support.eventually import eventually
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
-    from nsqtools.spark.sourceoptions import SourceSettings
+    from nsqtools.spark.source.sourceoptions import SourceSettings
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
 BODIES = [b"x"] * 3
@@ -110,7 +110,7 @@ async def test_an_nsqd_that_does_not_answer_is_empty_and_told_once_until_it_does
         assert found == {(topic, str(one.tcp)): 3, (topic, str(two.tcp)): 0}
     assert len(caplog.messages) == 1
     assert str(two.http) in caplog.messages[0]
-    caplog.set_level(logging.INFO, "nsqtools.spark.depths")
+    caplog.set_level(logging.INFO, "nsqtools.spark.source.depths")
     two.start()
     for _ in range(2):
         await depths.ask()

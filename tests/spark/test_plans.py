@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
-from nsqtools.spark.plans import Offset, Quota, plan
+from nsqtools.spark.source.plans import Offset, Quota, plan
 
 Depths = dict[tuple[str, str], int]
 

@@ -14,9 +14,8 @@ import pytest
 
 from nsqtools.errors import AuthError, ConfigError, NSQError, ProtocolError, RefusedError
 from nsqtools.proto.messages import Message
-from nsqtools.spark.ledger import ROW_SCHEMA
-from nsqtools.spark.rows import Rows
-from nsqtools.spark.segments import Ending
+from nsqtools.spark.rows import ROW_SCHEMA, RowOrigin, make_segment, rows_of
+from nsqtools.spark.staging.partitions import Ending
 from tests.support import wire
 from tests.support.proxy import Faults, Proxy
 from tests.support.pulling import CountingNsqd, Staging, bodies_of
@@ -136,18 +135,16 @@ def test_bodies_of_all_bytes_and_sizes_arrive_as_they_are(staging: Staging) -> N
 
 def test_rows_have_the_schema_of_the_ledger_even_for_empty_bodies() -> None:
     at = 1_700_000_000_123_456_789
-    maker = Rows("t", "c", "n:1")
-    rows = maker.make([Message(b"0" * 16, b"", at, 3), Message(b"1" * 16, b"x", 0, 1)])
+    messages = [Message(b"0" * 16, b"", at, 3), Message(b"1" * 16, b"x", 0, 1)]
+    (rows,) = rows_of(RowOrigin("t", "c", "n:1"), *make_segment(messages, "n:1").serialise())
     rows.validate(full=True)
     assert rows.schema == ROW_SCHEMA
     first, second = rows.to_pylist()
     assert (first["body"], second["body"]) == (b"", b"x")
     assert first["timestamp_ns"] == at
     assert first["timestamp"].isoformat() == "2023-11-14T22:13:20.123456+00:00"
-    for count in (0, 1, 9):  # of bodies that are all empty
-        assert maker.make([Message(b"0" * 16, b"", 0, 1)] * count).num_rows == count
     with pytest.raises(ProtocolError, match=r"^n:1: "):
-        maker.make([Message(b"\xff" * 16, b"", 0, 1)])
+        make_segment([Message(b"\xff" * 16, b"", 0, 1)], "n:1")
 
 
 def test_large_bodies_make_the_window_smaller(staging: Staging, look: Looks) -> None:
@@ -303,6 +300,6 @@ async def test_an_nsqd_that_falls_silent_in_the_handshake_gives_an_empty_partiti
 def test_executors_need_none_of_the_libraries_that_only_the_driver_uses() -> None:
     code = (
         "import sys; sys.modules.update(httpx=None, click=None, rich=None); "
-        "import nsqtools.spark.source, nsqtools.spark.sink"
+        "import nsqtools.spark.source.source, nsqtools.spark.source.sink"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from itertools import count
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.spark import again
-from nsqtools.spark import receive as receiving
-from nsqtools.spark.ledger import Claim, FencedError
+from nsqtools.spark.source import receive as receiving
+from nsqtools.spark.staging import redelivered
+from nsqtools.spark.staging.fencing import FencedError
 from tests.support import wire
 from tests.support.eventually import eventually
 from tests.support.ledgers import SETTLED
@@ -24,8 +25,8 @@ from tests.support.streaming import numbered
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pyarrow as pa
-
+    from nsqtools.spark.rows import Segment
+    from nsqtools.spark.staging.partitions import Claim
     from tests.support.servers import MakeNsqd
 
 SECOND: dict[str, Any] = {"nsq__msg_timeout": "1s"}
@@ -111,14 +112,15 @@ async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
 
 
 KILLED = """
-import os, signal, sys
-from nsqtools.spark.ledger import Ledger
-from nsqtools.spark.sourceoptions import parse_source
-from nsqtools.spark.plans import Quota
-from nsqtools.spark.receive import receive
+import json, os, signal, sys
+from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.source.plans import Offset
+from nsqtools.spark.source.receive import receive
 from nsqtools.spark.stores import LocalStore
-root, topic, nsqd, segments, before = sys.argv[1:]
-claim = Ledger(LocalStore(), root, "0" * 32).claim(1, 0)
+root, offset, segments, before = sys.argv[1:]
+offset = Offset.from_json(json.loads(offset))
+claim = Ledger(LocalStore(root), offset.stream).claim(offset, 0, "c")
 add, left = claim.add, int(segments)
 def hooked(rows):
     global left
@@ -129,9 +131,9 @@ def hooked(rows):
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
 claim.add = hooked
-options = {"subscribe": topic, "channel": "c", "stagingLocation": "/unused", "maxInFlight": "100",
-           "nsq.msg_timeout": "1s"}
-receive(Quota(topic, nsqd, 2000), parse_source(options), claim)
+options = {"subscribe": offset.quotas[0].topic, "channel": "c", "stagingLocation": "/unused",
+           "maxInFlight": "100", "nsq.msg_timeout": "1s"}
+receive(offset.quotas[0], parse_source(options), claim)
 """
 
 
@@ -150,7 +152,7 @@ class Killed:
 
     def die(self, segments: int, moment: str) -> None:
         """An attempt is killed at so many of its segments, and what it had comes again."""
-        where = (str(self.staging.path), self.staging.topic, str(self.staging.nsqd.tcp))
+        where = str(self.staging.path), json.dumps(self.staging.offsets[1].to_json())
         command = [sys.executable, "-c", KILLED, *where, str(segments), moment]
         assert subprocess.run(command, check=False, timeout=60).returncode == -9
         self.staging.rest()
@@ -215,10 +217,10 @@ def test_who_was_taken_over_while_pulling_finishes_nothing_more(staging: Staging
     segments, add = count(1), claim.add
     others: list[Claim] = []
 
-    def hooked(rows: pa.RecordBatch) -> None:
+    def hooked(segment: Segment) -> None:
         if next(segments) == 5:
             others.append(staging.claim(batch)[1])
-        add(rows)
+        add(segment)
 
     staging.monkeypatch.setattr(claim, "add", hooked)
     with pytest.raises(FencedError):
@@ -270,7 +272,7 @@ def test_a_stall_of_several_timeouts_stages_nothing_after_it_and_doubles_nothing
 ) -> None:
     """nsqd sends a window and another one for as long as it lasts."""
     staging.monkeypatch.setattr(receiving, "WINDOW", 10)
-    staging.monkeypatch.setattr(again, "_TAIL", 20)
+    staging.monkeypatch.setattr(redelivered, "_TAIL", 20)
     staging.publish(*numbered(300), alert=True)
     segments = []
 

@@ -19,9 +19,9 @@ from nsqtools.config import ProducerConfig
 from nsqtools.errors import ConfigError, LockedError, PublishError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.spark import replay as job
-from nsqtools.spark import replayed
-from nsqtools.spark.replay import Replayed, ReplaySettings, is_staged, publish
+from nsqtools.spark.jobs import replay as job
+from nsqtools.spark.jobs import replayed
+from nsqtools.spark.jobs.replay import Replayed, ReplaySettings, is_staged, publish
 from tests.support.eventually import eventually
 from tests.support.lakes import JSON
 from tests.support.replays import HOSTILE, Taken, nothing
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nsqtools.spark.replayed import ReplayState
+    from nsqtools.spark.jobs.replayed import ReplayState
+    from nsqtools.spark.jobs.versions import Versions
     from tests.support.servers import Nsqd
 
 LARGE = [body + bytes(1000) for body in numbered(2000)]
@@ -112,10 +113,10 @@ def test_after_a_crash_one_batch_is_there_twice_and_no_more(
     class KilledError(BaseException):
         pass
 
-    def save(root: str, state: ReplayState) -> None:
+    def save(versions: Versions, state: ReplayState) -> None:
         if next(calls) == call:
             raise KilledError
-        replayed.save(root, state)
+        replayed.save(versions, state)
 
     monkeypatch.setattr(job, "save", save)
     with pytest.raises(KilledError):
@@ -134,7 +135,7 @@ PUBLISH = """
 import sys, threading
 from nsqtools.config import ProducerConfig
 from nsqtools.names import Address
-from nsqtools.spark.replay import ReplaySettings, publish
+from nsqtools.spark.jobs.replay import ReplaySettings, publish
 lake, topic, nsqd, staging = sys.argv[1:]
 settings = ReplaySettings(
     (lake,), topic, (Address.parse(nsqd),), staging, ProducerConfig(), rate=1000.0
@@ -212,7 +213,7 @@ def test_two_runs_at_once_are_refused(
     replaying: ReplaySettings, staged: Staged, tmp_path: Path
 ) -> None:
     staged([b"a"])
-    path = str(tmp_path / "staging" / "replay.lock")
+    path = str(tmp_path / "staging" / "lock")
     with Lock(path), pytest.raises(LockedError, match=path):
         publish(replaying, threading.Event(), nothing)
 

@@ -9,7 +9,13 @@ import pytest
 
 from nsqtools.errors import AuthError, ConfigError
 from nsqtools.names import Address
-from nsqtools.spark.sourceoptions import NamedNsqd, parse_sink, parse_source, respelled, with_secret
+from nsqtools.spark.source.sourceoptions import (
+    NamedNsqd,
+    parse_sink,
+    parse_source,
+    respelled,
+    with_secret,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

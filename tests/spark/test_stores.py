@@ -1,153 +1,278 @@
-"""The file systems of the staging, and which locations have none that will do."""
+"""What every kind of store promises, and what it says where it cannot."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.stores import ArrowStore, LocalStore, Store, make_store, probe
+from nsqtools.spark import stores
+from nsqtools.spark.stores import HadoopStore, LocalStore, Store, open_store, probe
 from tests.support.hdfs import HdfsLike
+from tests.support.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-STORES: dict[str, Callable[[], Store]] = {
-    "local": LocalStore,
-    "arrow": lambda: ArrowStore(fs.LocalFileSystem()),
-    "hdfs": lambda: ArrowStore(fs.PyFileSystem(HdfsLike())),
-}
+    from tests.support.minio import Minio
+
+pytestmark = pytest.mark.timeout(900)  # MinIO may have to be built
 
 
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest) -> Store:
-    return STORES[request.param]()
+@pytest.fixture(params=["local", "hdfs", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    match request.param:
+        case "local":
+            return open_store(f"{tmp_path}/place")
+        case "hdfs":
+            return HadoopStore("hdfs://name/place", fs.PyFileSystem(HdfsLike()), f"{tmp_path}/x")
+        case _:
+            return open_store(f"{request.getfixturevalue('bucket')}/place")
 
 
-def tree(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+def names(store: Store) -> list[str]:
+    return sorted(file.path for file in store.files())
 
 
-def test_a_directory_is_made_with_its_parents_and_again(store: Store, tmp_path: Path) -> None:
+def content(store: Store, path: str) -> bytes:
+    data: bytes = store.get(path).to_pybytes()
+    return data
+
+
+def test_a_file_is_created_once(store: Store) -> None:
+    assert store.put_if_absent("a/b/1", b"one")
+    assert not store.put_if_absent("a/b/1", b"two")
+    assert content(store, "a/b/1") == b"one"
+    assert names(store) == ["a/b/1"]
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+def test_of_eight_who_create_a_file_one_does(store: Store, size: int) -> None:
+    start = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        start.wait()
+        return store.put_if_absent("a/file", bytes([number]) * size)
+
+    with ThreadPoolExecutor(8) as threads:
+        done = list(threads.map(create, range(8)))
+    assert done.count(True) == 1
+    assert content(store, "a/file") == bytes([done.index(True)]) * size
+    assert names(store) == ["a/file"]
+
+
+def test_a_repeated_request_whose_response_was_lost_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    handler = HdfsLike()
+    handler.loses_responses = True
+    hdfs = HadoopStore("hdfs://name/x", fs.PyFileSystem(handler), str(tmp_path / "hdfs"))
+    assert hdfs.put_if_absent("a", b"one")
+    assert not hdfs.put_if_absent("a", b"two")
+
+    cloud = open_store(bucket)
+    cloud.put("a", b"one")
+    assert cloud.put_if_absent("a", b"one")
+
+    def link(source: str, target: str) -> None:
+        linked(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists", target)
+
+    linked = os.link
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        assert LocalStore(str(tmp_path)).put_if_absent("a", b"one")
+
+
+def test_a_file_is_replaced_as_a_whole(store: Store) -> None:
+    store.put("file", b"one" * 1000)
+    store.put("file", b"two")
+    assert content(store, "file") == b"two"
+    assert names(store) == ["file"]
+
+
+def test_a_part_of_a_file_can_be_read(store: Store) -> None:
+    store.put("file", pa.py_buffer(bytes(range(200))))
+    store.put("empty", b"")
+    assert store.get("file", 10, 20).to_pybytes() == bytes(range(10, 30))
+    assert store.get("file", 0, 5).to_pybytes() == bytes(range(5))
+    assert store.get("file", 190).to_pybytes() == bytes(range(190, 200))
+    assert content(store, "empty") == b""
+
+
+def test_what_was_read_outlives_the_file(store: Store) -> None:
+    store.put("file", b"data" * 10_000)
+    data = store.get("file")
+    store.delete("file")
+    assert data.to_pybytes() == b"data" * 10_000
+
+
+def test_folders_come_and_go_with_their_files(store: Store) -> None:
+    for path in ("a/x", "a/b/y", "ab", "c"):
+        store.put(path, b"12345")
+    assert sorted(store.list("")) == ["a", "ab", "c"]
+    assert sorted(store.list("a")) == ["b", "x"]
+    assert names(store) == ["a/b/y", "a/x", "ab", "c"]
+    assert sorted((file.path, file.size) for file in store.files("a")) == [("a/b/y", 5), ("a/x", 5)]
+    assert all(file.mtime_ns > 1e18 for file in store.files())
     for _ in range(2):
-        store.make_dir(f"{tmp_path}/a/b")
-        store.sync_dir(f"{tmp_path}/a")
-    assert store.list(str(tmp_path)) == ["a"]
-    assert store.list(f"{tmp_path}/a/b") == []
+        store.delete("a")
+        store.delete("c")
+        assert names(store) == ["ab"]
 
 
-def test_a_directory_is_renamed_with_what_is_in_it(store: Store, tmp_path: Path) -> None:
-    store.make_dir(f"{tmp_path}/a/x")
-    store.rename(f"{tmp_path}/a", f"{tmp_path}/b")
-    assert tree(tmp_path) == ["b", "b/x"]
+def test_what_does_not_exist_is_file_not_found_or_empty(store: Store) -> None:
+    store.put("a", b"")
+    with pytest.raises(FileNotFoundError) as missing:
+        store.get("none/file")
+    assert missing.value.filename
+    assert store.list("none") == []
+    assert list(store.files("none")) == []
+
+
+@pytest.mark.parametrize("size", [0, 10, 20 << 20])
+def test_a_file_that_is_written_appears_at_the_end(store: Store, size: int) -> None:
+    with store.create("a/file") as file:
+        file.write(b"x" * size)
+        assert names(store) == []
+    assert [(each.path, each.size) for each in store.files()] == [("a/file", size)]
+
+
+@pytest.mark.parametrize("size", [0, 10, 20 << 20])
+def test_of_a_file_whose_writer_fails_nothing_is_left(store: Store, size: int) -> None:
+    store.put("file", b"before")
+    for path in ("file", "new"):
+        with suppress(ZeroDivisionError), store.create(path) as file:
+            file.write(b"x" * size)
+            raise ZeroDivisionError
+    assert names(store) == ["file"]
+    assert content(store, "file") == b"before"
+
+
+def test_arrow_writes_to_it_and_does_not_complete_it_after_an_error(store: Store) -> None:
+    table = pa.table({"n": list(range(1000))})
+    with store.create("whole") as file:
+        pq.write_table(table, file)
+    assert pq.read_table(pa.BufferReader(store.get("whole"))).equals(table)
+    with suppress(ZeroDivisionError), store.create("half") as file:
+        writer = pq.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+        writer.close()
+        raise ZeroDivisionError
+    assert names(store) == ["whole"]
+
+
+def test_a_probe_leaves_nothing(store: Store) -> None:
+    probe(store)
+    assert names(store) == []
+
+
+def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path) -> None:
+    class Careless(LocalStore):
+        def put_if_absent(self, path: str, data: stores.Data) -> bool:
+            self.put(path, data)
+            return True
+
+    with pytest.raises(ConfigError, match="twice"):
+        probe(Careless(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
-    "use",
-    [
-        lambda store, path: store.list(f"{path}/none"),
-        lambda store, path: store.read(f"{path}/none"),
-        lambda store, path: store.rename(f"{path}/a", f"{path}/b"),
-        lambda store, path: store.rename(f"{path}/none/a", f"{path}/none/b"),
-        # A file must not bring a directory back that is gone.
-        lambda store, path: store.write(f"{path}/p/a/file", b"data"),
-    ],
-    ids=["list", "read", "rename", "rename in what is gone", "write"],
+    ("code", "kind"), [(errno.ENOSPC, OutputError), (errno.EROFS, ConfigError)]
 )
-def test_what_is_not_there_is_file_not_found(
-    store: Store, tmp_path: Path, use: Callable[[Store, Path], object]
+def test_a_probe_tells_a_full_disk_from_a_wrong_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
-    store.make_dir(f"{tmp_path}/p/b")
-    with pytest.raises(FileNotFoundError):
-        use(store, tmp_path)
-    assert tree(tmp_path) == ["p", "p/b"]
+    def link(source: str, target: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(kind, match=os.strerror(code)):
+        probe(LocalStore(str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_with_something_in_it_is_not_replaced(store: Store, tmp_path: Path) -> None:
-    store.make_dir(f"{tmp_path}/a/x")
-    store.make_dir(f"{tmp_path}/b/y")
-    with pytest.raises(FileExistsError):
-        store.rename(f"{tmp_path}/a", f"{tmp_path}/b")
-    assert tree(tmp_path) == ["a", "a/x", "b", "b/y"]
-
-
-def test_a_file_is_read_as_it_was_written(store: Store, tmp_path: Path) -> None:
-    store.make_dir(f"{tmp_path}/p/a")
-    for name, data in {"full": b"data" * 1000, "empty": b""}.items():
-        store.write(f"{tmp_path}/p/a/{name}", data)
-        assert store.read(f"{tmp_path}/p/a/{name}").to_pybytes() == data
-    assert tree(tmp_path) == ["p", "p/a", "p/a/empty", "p/a/full"]
-
-
-def test_what_was_read_outlives_the_file(store: Store, tmp_path: Path) -> None:
-    path = f"{tmp_path}/p/a/file"
-    store.make_dir(f"{tmp_path}/p/a")
-    store.write(path, b"data" * 10000)
-    data = store.read(path)
-    store.remove(path)
-    assert data.to_pybytes() == b"data" * 10000
-
-
-def test_files_and_directories_are_removed_once_and_again(store: Store, tmp_path: Path) -> None:
-    store.make_dir(f"{tmp_path}/a/b")
-    store.write(f"{tmp_path}/a/file", b"data")
-    store.write(f"{tmp_path}/a/b/file", b"data")
-    for _ in range(2):
-        store.remove(f"{tmp_path}/a/file")
-    assert tree(tmp_path) == ["a", "a/b", "a/b/file"]
-    for _ in range(2):
-        store.remove(f"{tmp_path}/a")
-    assert tree(tmp_path) == []
-
-
-def test_an_error_of_a_write_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left") as failed:
-        LocalStore().write(f"{tmp_path}/file", b"data")
-    assert failed.value.filename == f"{tmp_path}/file"
-    assert tree(tmp_path) == []
-
-
-def test_a_probe_leaves_nothing_but_the_directory(store: Store, tmp_path: Path) -> None:
-    probe(store, f"{tmp_path}/staging")
-    assert tree(tmp_path) == ["staging"]
-
-
-def test_a_probe_of_what_is_no_directory_is_a_matter_of_configuration(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_probe_of_what_is_no_directory_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="file/staging") as bad:
-        probe(store, f"{tmp_path}/file/staging")
+    with pytest.raises(ConfigError, match=str(tmp_path / "file")) as bad:
+        probe(open_store(f"{tmp_path}/file/staging"))
     assert "\n" not in str(bad.value)
 
 
-class Unfit(LocalStore):
-    """Whose renames fail."""
+def test_files_have_the_rights_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        LocalStore(str(tmp_path)).put("a/file", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "a/file").stat().st_mode) == 0o644
 
-    def __init__(self, reason: int) -> None:
-        self._reason = reason
 
-    def rename(self, source: str, target: str) -> None:
-        raise OSError(self._reason, os.strerror(self._reason), source)
+def test_a_full_disk_can_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, "full", path)
+
+    store = LocalStore(str(tmp_path))
+    store.put("file", b"")
+    monkeypatch.setattr(os, "mkdir", full)
+    assert store.list("") == ["file"]
 
 
-def test_a_probe_tells_a_full_disk_from_a_wrong_one(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="No space left on device"):
-        probe(Unfit(errno.ENOSPC), str(tmp_path))
-    with pytest.raises(ConfigError, match="Read-only file system"):
-        probe(Unfit(errno.EROFS), str(tmp_path))
-    assert tree(tmp_path) == []
+class TestS3:
+    """Errors are a line that names the URL; most need no retry."""
+
+    def refusal(self, place: str) -> OSError:
+        with pytest.raises(OSError, match="file") as failed:
+            open_store(place).put_if_absent("file", uuid4().bytes)
+        assert failed.value.filename == f"{place}/file"
+        assert "\n" not in str(failed.value)
+        return failed.value
+
+    @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+    def test_a_wrong_key_names_the_variables(
+        self, bucket: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(wrong, "wrong")
+        error = self.refusal(bucket)
+        assert error.errno == errno.EACCES
+        assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(error)
+
+    def test_so_does_a_missing_one(
+        self, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert "AWS_ACCESS_KEY_ID" in str(self.refusal(bucket))
+
+    def test_a_bucket_that_does_not_exist(self, bucket: str) -> None:
+        error = self.refusal("s3a://not-there")
+        assert error.errno == errno.EIO
+        assert "NoSuchBucket" in str(error)
+
+    def test_a_server_that_cannot_be_reached_or_does_not_respond(
+        self, minio: Minio, bucket: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert sum(min(0.1 * 2**n, stores._LONGEST_PAUSE) for n in range(stores._RETRIES)) < 15
+        monkeypatch.setattr(stores, "_RETRIES", 1)
+        monkeypatch.setattr(stores, "_IO_TIMEOUT", 0.1)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+        assert "refused" in str(self.refusal(bucket))
+        with pytest.raises(ConfigError, match=f"{bucket}.*refused"):
+            probe(open_store(bucket))
 
 
 @pytest.mark.parametrize(
@@ -157,33 +282,72 @@ def test_a_probe_tells_a_full_disk_from_a_wrong_one(tmp_path: Path) -> None:
         ("/data//x/../staging/", "/data/staging"),
         ("file:/data/staging", "/data/staging"),
         ("file:///data/staging", "/data/staging"),
-        ("FILE://localhost/data/staging", "/data/staging"),
         ("/data/a:b", "/data/a:b"),
         ("/data/a%20b", "/data/a%20b"),
     ],
 )
 def test_a_local_path_may_be_a_url(location: str, path: str) -> None:
-    store, found = make_store(location)
+    store = open_store(location)
     assert isinstance(store, LocalStore)
-    assert found == path
+    assert store.place == path
 
 
 @pytest.mark.parametrize(
-    "location",
+    "location", ["file://host/x", "FILE://localhost/x", "https://h/x", "ftp://h/x", "abfs://b/x"]
+)
+def test_other_places_are_refused(location: str) -> None:
+    with pytest.raises(ConfigError, match=f"--staging .?{location}.?: "):
+        open_store(location, "--staging")
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
     [
-        *("", "staging", "./staging", "file:staging", "file://host/x"),
-        *("s3a://bucket/x", "gs://b/x", "abfs://b/x", "https://h/x", "C:/x"),
+        ("gs://b/p/q", {"scheme": "gcs", "bucket": "b"}),
+        (
+            "abfss://c@account.dfs.core.windows.net/p/q",
+            {
+                "scheme": "azblob",
+                "container": "c",
+                "endpoint": "https://account.blob.core.windows.net",
+                "account_name": "account",
+                "account_key": "a2V5",
+            },
+        ),
+        ("s3://b/p/q", {"scheme": "s3", "bucket": "b", "region": "eu-north-1"}),
     ],
 )
-def test_a_place_that_depends_on_the_process_or_cannot_rename_at_once_is_refused(
-    location: str,
+def test_other_clouds_are_opened_with_what_the_url_and_the_environment_say(
+    place: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=f"staging .?{location}.?: "):
-        make_store(location)
+    import opendal
+
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_SAS_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    given: list[dict[str, str]] = []
+
+    def operator(**options: str) -> opendal.Operator:
+        given.append(options)
+        return made(**options)
+
+    made = opendal.Operator
+    with monkeypatch.context() as patch:
+        patch.setattr(opendal, "Operator", operator)
+        store = open_store(place)
+    assert given == [expected | {"root": "/p/q"}]
+    assert store.url("x") == f"{place}/x"
+
+
+def test_without_opendal_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "opendal", None)
+    with pytest.raises(ConfigError, match=r"s3a://b/x: .*nsqtools\[cloud\]"):
+        open_store("s3a://b/x")
 
 
 def test_hdfs_without_its_library_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"staging hdfs://name/x: .+libhdfs"):
-        make_store("hdfs://name/x")
+        open_store("hdfs://name/x")

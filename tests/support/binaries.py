@@ -1,10 +1,12 @@
-"""Which programs the tests run: NSQ's servers and Go tools, and whatever else a test needs.
+"""Which programs the tests run: NSQ's servers and Go tools, MinIO, and whatever else a test needs.
 
 NSQ is taken from PATH, from the directory ``$NSQTOOLS_NSQD_BIN``, or from a cache outside the
 repository that the Go toolchain fills once from ``tests/nsqd/go.mod``; the first place with an
 nsqd and an nsqlookupd of version 1 is used. Where there is none, what talks to an nsqd is tested
-with the sandbox alone. Any other program that is missing skips the test and says what it would have
-tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or ``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
+with the sandbox alone. MinIO is taken from PATH, or built from ``tests/minio/go.mod`` likewise;
+``python -m tests.support.binaries`` builds all that is missing. Any other program that is missing
+skips the test and says what it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or
+``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,6 @@ from typing import NoReturn
 
 import pytest
 
-GO_MODULE = Path(__file__).parents[1] / "nsqd"
-OLDEST_GO = (1, 24)  # the first with `go install tool`
 LIVE = "everything that talks to a real nsqd or nsqlookupd"
 
 missing: dict[str, list[str]] = {}
@@ -50,6 +50,37 @@ class Nsq:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class GoModule:
+    """A directory with a go.mod whose tools are built once, into a directory of the cache."""
+
+    path: Path
+    name: str
+    oldest_go: tuple[int, int]
+
+    @property
+    def target(self) -> Path:
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        sums = b"".join((self.path / name).read_bytes() for name in ("go.mod", "go.sum"))
+        digest = hashlib.sha256(sums).hexdigest()[:12]
+        return Path(root, "nsqtools-tests", f"{self.name}-{digest}")
+
+
+_TESTS = Path(__file__).parents[1]
+NSQ = GoModule(_TESTS / "nsqd", "nsq-1.3.0", (1, 24))  # the first with `go install tool`
+MINIO = GoModule(_TESTS / "minio", "minio", (1, 25))
+
+
+def needs_minio(tests: str) -> str:
+    """Path of MinIO, built if that is the only way, or else the test ends here."""
+    found = shutil.which("minio")
+    if found:
+        return found
+    if failure := _build(MINIO):
+        give_up("minio", tests, f"no minio on PATH, and {failure}", "TOOLS")
+    return str(MINIO.target / "minio")
+
+
 def needs(program: str, tests: str) -> str:
     """Path of a program on PATH, or else the test ends here; ``tests`` says what is lost."""
     return shutil.which(program) or give_up(program, tests, f"no {program} on PATH", "TOOLS")
@@ -60,7 +91,7 @@ def require_nsq() -> Nsq:
     found = installed_nsq()
     if found:
         return found
-    failure = _build(_cache_directory())
+    failure = _build(NSQ)
     return installed_nsq() or give_up(
         "nsqd", LIVE, f"no nsqd 1.x on PATH or in $NSQTOOLS_NSQD_BIN, and {failure}", "NSQD"
     )
@@ -71,7 +102,7 @@ def installed_nsq() -> Nsq | None:
     places = {
         "PATH": os.environ.get("PATH", ""),
         "$NSQTOOLS_NSQD_BIN": os.environ.get("NSQTOOLS_NSQD_BIN", ""),
-        str(_cache_directory()): str(_cache_directory()),
+        str(NSQ.target): str(NSQ.target),
     }
     for origin, search in places.items():
         nsqd = shutil.which("nsqd", path=search)
@@ -90,7 +121,7 @@ def expect_nsq(*, build: bool) -> bool:
         return True
     if not build:
         return shutil.which("go") is not None
-    failure = _build(_cache_directory())
+    failure = _build(NSQ)
     if failure and shutil.which("go"):
         remember("nsqd", f"{LIVE} ({failure})")
     return installed_nsq() is not None
@@ -101,7 +132,7 @@ def describe_nsq() -> str:
     if found := installed_nsq():
         return f"{found}, and the sandbox"
     if shutil.which("go"):
-        return f"to be built once by go into {_cache_directory()}, and the sandbox"
+        return f"to be built once by go into {NSQ.target}, and the sandbox"
     return "the sandbox alone (for nsqd too: install it, set $NSQTOOLS_NSQD_BIN, or install go)"
 
 
@@ -129,21 +160,17 @@ def _version(nsqd: str) -> str:
 
 
 @cache
-def _cache_directory() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    sums = b"".join((GO_MODULE / name).read_bytes() for name in ("go.mod", "go.sum"))
-    return Path(root, "nsqtools-tests", f"nsq-1.3.0-{hashlib.sha256(sums).hexdigest()[:12]}")
-
-
-@cache
-def _build(target: Path) -> str:
-    """Build all programs into ``target``; the answer says why that failed, or is empty."""
+def _build(module: GoModule) -> str:
+    """Build all programs of a module; the answer says why that failed, or is empty."""
+    target = module.target
+    if target.exists():
+        return ""
     go = shutil.which("go")
     if not go:
         return "no go to build it with"
-    shown = _run_go(go, "env", "GOVERSION").stdout
+    shown = _run_go(go, module.path, "env", "GOVERSION").stdout
     version = re.match(r"go(\d+)\.(\d+)", shown)
-    if not version or (int(version[1]), int(version[2])) < OLDEST_GO:
+    if not version or (int(version[1]), int(version[2])) < module.oldest_go:
         return f"{shown.strip() or 'this go'} is too old to build it"
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.parent / f"{target.name}.lock", "w") as lock:
@@ -152,19 +179,24 @@ def _build(target: Path) -> str:
             return ""
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             built = Path(scratch, "bin")
-            done = _run_go(go, "install", "tool", GOBIN=str(built))
+            done = _run_go(go, module.path, "install", "tool", GOBIN=str(built))
             if done.returncode:
                 return f"`go install tool` failed: {done.stderr.strip().splitlines()[-1:]}"
             built.rename(target)
     return ""
 
 
-def _run_go(go: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+def _run_go(go: str, folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [go, *args],
-        cwd=GO_MODULE,
+        cwd=folder,
         env={**os.environ, "GOWORK": "off", "CGO_ENABLED": "0", **env},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+if __name__ == "__main__":
+    for each in (NSQ, MINIO):
+        print(_build(each) or each.target)

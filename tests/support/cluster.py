@@ -65,11 +65,14 @@ class Cluster:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def options(self) -> Iterator[str]:
-        """Of a command whose executors fit on the workers and start quickly."""
+    def options(self, python: str = "") -> Iterator[str]:
+        """Of a command, or of spark-submit, whose executors fit on the workers and start quickly.
+
+        They run the isolated Python, or ``python``.
+        """
         yield from ("--master", self.master)
         for given in (
-            f"spark.pyspark.python={self.python}",
+            f"spark.pyspark.python={python or self.python}",
             "spark.executor.memory=512m",
             f"spark.executor.extraJavaOptions={QUICK_JVM}",
             f"spark.driver.extraJavaOptions={QUICK_JVM}",

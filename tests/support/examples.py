@@ -27,7 +27,14 @@ TIMEOUT = 250.0
 LINES = [line for node in walk(cli) for _, line in node.examples]
 BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']
 
+_SHOWN = re.compile(r"(?:^    .*\n|^\n(?=\n*    ))+", re.MULTILINE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+def shown(text: str) -> list[str]:
+    """What a guide shows as it is typed or printed, without its indentation."""
+    found = _SHOWN.findall(f"{text}\n")
+    return [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip("\n") for block in found]
 
 
 @dataclass(slots=True)

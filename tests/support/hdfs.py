@@ -28,11 +28,12 @@ def _none(*_: Any) -> None:
 
 
 class HdfsLike(fs.FileSystemHandler):  # type: ignore[misc]
-    """Stalls before each call, makes the directories of a new file, and moves into directories."""
+    """Stalls before each call, makes the directories of a new file, and replaces none by a move."""
 
     def __init__(self, stall: Callable[[], None] = lambda: None) -> None:
         self.local = fs.LocalFileSystem()
         self.stall = stall
+        self.loses_responses = False
 
     def get_type_name(self) -> str:
         return "hdfs-like"
@@ -49,9 +50,12 @@ class HdfsLike(fs.FileSystemHandler):  # type: ignore[misc]
         if os.path.isdir(dest):
             dest = os.path.join(dest, os.path.basename(src))
         try:
-            os.rename(src, dest)
+            os.link(src, dest)  # unlike a rename, it never replaces a file
+            os.unlink(src)
         except OSError:
             raise OSError("HDFS rename failed, errno: 5 (Input/output error)") from None
+        if self.loses_responses:
+            raise OSError("HDFS rename failed, errno: 110 (Connection timed out)")
 
     get_file_info = get_file_info_selector = _local("get_file_info")
     delete_dir, delete_file = _local("delete_dir"), _local("delete_file")

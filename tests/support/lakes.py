@@ -20,8 +20,8 @@ from nsqtools.names import Address
 from nsqtools.records.compression import make_encoder, method_of
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.spark.compact import Compacted, CompactSettings, compact
-from nsqtools.spark.ledger import ROW_SCHEMA
+from nsqtools.spark.jobs.compact import Compacted, CompactSettings, compact
+from nsqtools.spark.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.inputs import ProgressReport
+    from nsqtools.spark.lake.inputs import ProgressReport
 
 HOUR = 3600 * 10**9
 NINE = 1_795_251_600 * 10**9

@@ -1,59 +1,57 @@
-"""Ledgers for tests: stores that stop, stall, forget and fail, and the work done on them."""
+"""Ledgers for tests: a store in memory that stalls, loses and delays, and the work done on it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
 
-from nsqtools.spark.ledger import ROW_SCHEMA, Claim, FencedError, Ledger
-from nsqtools.spark.plans import Offset, Quota
-from nsqtools.spark.segments import Ending
-from nsqtools.spark.stores import LocalStore
+from nsqtools.errors import OutputError
+from nsqtools.proto.messages import Message
+from nsqtools.spark.rows import make_segment
+from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.staging.partitions import Claim, Ending, Sealed
+from nsqtools.spark.stores import Store, StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from nsqtools.spark.again import MessageKey
-    from nsqtools.spark.ledger import Sealed
+    from nsqtools.spark.rows import Segment
+    from nsqtools.spark.staging.ledger import Ledger
+    from nsqtools.spark.staging.redelivered import MessageKey
+    from nsqtools.spark.stores import Data
 
 STREAM = "0123456789abcdef" * 2
+NSQD = "a:4150"
 SETTLED = Ending(settled=True)
+UNSETTLED = Ending(settled=False)
 
 
 def offset(batch: int = 1, partitions: int = 1, stream: str = STREAM) -> Offset:
-    return Offset(stream, batch, tuple(Quota("t", "a:4150", 6) for _ in range(partitions)))
-
-
-def rows(ids: Sequence[int]) -> pa.RecordBatch:
-    """One row for each."""
-    return _rows(tuple(ids))
+    return Offset(stream, batch, (Quota("t", NSQD, 3),) * partitions)
 
 
 @cache  # pa.array looks for pandas each time, in all the path
-def _rows(ids: tuple[int, ...]) -> pa.RecordBatch:
-    columns = [
-        pa.array(["t"] * len(ids)),
-        pa.array(["c"] * len(ids)),
-        pa.array(["a:4150"] * len(ids)),
-        pa.array([f"{each:016x}" for each in ids]),
-        pa.array([each * 1000 for each in ids], pa.timestamp("us", "UTC")),
-        pa.array([each * 1_000_000 for each in ids], pa.int64()),
-        pa.array([1] * len(ids), pa.int32()),
-        pa.array([b"body %d" % each for each in ids]),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+def _segment(ids: tuple[int, ...]) -> Segment:
+    messages = [Message(b"%016x" % each, b"body %d" % each, each * 1_000_000, 1) for each in ids]
+    return make_segment(messages, NSQD)
+
+
+def segment(*ids: int) -> Segment:
+    return _segment(ids)
 
 
 def key(number: int) -> MessageKey:
-    """That of its row."""
-    return "t", "c", "a:4150", f"{number:016x}", number * 1_000_000
+    return f"{number:016x}", number * 1_000_000
+
+
+def keys(*numbers: int) -> set[MessageKey]:
+    return {key(each) for each in numbers}
 
 
 def ids(sealed: Sealed) -> list[int]:
@@ -66,212 +64,119 @@ def ids(sealed: Sealed) -> list[int]:
     return found
 
 
-def counts(ledger: Ledger, batch: int, partitions: int) -> list[int]:
-    """Rows of the partitions that are complete."""
-    return [each.rows if each else 0 for each in ledger.complete(batch, partitions)]
-
-
-def claimed(ledger: Ledger, batch: int = 1, k: int = 0) -> Claim:
-    claim = ledger.claim(batch, k)
+def claimed(ledger: Ledger, of: Offset | None = None, k: int = 0) -> Claim:
+    claim = ledger.claim(of or offset(), k, "c")
     assert isinstance(claim, Claim)
     return claim
 
 
-def filled(ledger: Ledger, *segments: Sequence[int], batch: int = 1, k: int = 0) -> Sealed:
+def sealed(ledger: Ledger, of: Offset | None = None, k: int = 0) -> Sealed:
+    found = ledger.claim(of or offset(), k, "c")
+    assert isinstance(found, Sealed)
+    return found
+
+
+def filled(
+    ledger: Ledger,
+    *segments: Sequence[int],
+    of: Offset | None = None,
+    k: int = 0,
+    ending: Ending = SETTLED,
+) -> Sealed:
     """A partition that was prepared, with these segments."""
-    claim = claimed(ledger, batch, k)
-    for segment in segments:
-        claim.add(rows(segment))
-    return claim.seal(SETTLED)
+    claim = claimed(ledger, of, k)
+    for each in segments:
+        claim.add(segment(*each))
+    return claim.seal(ending)
 
 
 class Stop(BaseException):
     """The process is killed, or the power fails."""
 
 
-class Memory:
-    """A Store that knows what would be left after a power failure, and can stop at any step.
+class Memory(Store):
+    """A client of a store in memory, which it calls ``stall`` before and after each change to.
 
-    What ``write`` made has its content for good, but names in a directory last from its next
-    ``sync_dir`` on; until then a failure leaves them as they were after any of the changes.
+    ``fate`` is what happens to the next file that it creates: its response is ``lost``, or it is
+    ``late`` and arrives when somebody calls ``arrive``.
     """
 
-    def __init__(self) -> None:
-        self._root = _Dir()
-        self.stop_at = -1
-        """The step that is not taken any more; 0 is the next."""
-        self.after = False
-        """Whether that step is taken, and only what follows is not."""
-        self.keeps_all = False
-        """Whether nothing can be removed."""
+    def __init__(self, shared: Memory | None = None, stall: Callable[[], None] = lambda: None):
+        super().__init__("memory:/staging")
+        self.content: dict[str, bytes] = shared.content if shared else {}
+        self.late: list[tuple[str, bytes]] = shared.late if shared else []
+        self.created: Callable[[str, bytes], None] = shared.created if shared else lambda *_: None
+        self.stall = stall
+        self.fate = ""
+        self.calls: Counter[str] = Counter()
 
-    def fail(self, choose: Callable[[int], int]) -> None:
-        """The power fails: ``choose(n)`` tells which of n states each directory has then."""
-        self._root.fail(choose)
-
-    def peek(self, path: str) -> list[str]:
-        """As ``list``, but no step."""
-        return list(self._at(path).entries)
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        self.stop_at -= 1
-        stop = self.stop_at == -1
-        if stop and not self.after:
-            raise Stop
+    @contextlib.contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        self.calls[name] += 1
+        self.stall()
         yield
-        if stop:
-            raise Stop
+        self.stall()
 
-    def make_dir(self, path: str) -> None:
-        with self._step():
-            folder = self._root
-            for name in path.strip("/").split("/"):
-                if name not in folder.entries:
-                    folder.change({**folder.entries, name: _Dir()})
-                folder = folder.sub(name)
+    def put_if_absent(self, path: str, data: Data) -> bool:
+        with self._call("put_if_absent"):
+            fate, self.fate = self.fate, ""
+            if fate == "late":
+                self.late.append((path, bytes(data)))
+            else:
+                done = self._create(path, bytes(data))
+            if fate:
+                raise OSError(errno.EIO, "no response", path)
+        return done
 
-    def list(self, path: str) -> list[str]:
-        with self._step():
-            return list(self._at(path).entries)
+    def _create(self, path: str, data: bytes) -> bool:
+        absent = self.content.setdefault(path, data) is data
+        if absent:
+            self.created(path, data)
+        return absent
 
-    def rename(self, source: str, target: str) -> None:
-        with self._step():
-            folder, name = self._parent(source)
-            to, new = self._parent(target)
-            assert folder is to
-            if name not in folder.entries:
-                raise FileNotFoundError(errno.ENOENT, "gone", source)
-            if new in folder.entries and folder.sub(new).entries:
-                raise FileExistsError(errno.EEXIST, "there", target)
-            entries = dict(folder.entries)
-            entries[new] = entries.pop(name)
-            folder.change(entries)
+    def arrive(self, number: int) -> None:
+        """A late request arrives, if there is one."""
+        if self.late:
+            self._create(*self.late.pop(number % len(self.late)))
 
-    def write(self, path: str, data: bytes | pa.Buffer) -> None:
-        stop = self.stop_at == 0
-        try:
-            with self._step():
-                self._make_file(path, pa.py_buffer(bytes(data)))
-        except Stop:
-            if stop and not self.after:
-                self._make_file(path, pa.py_buffer(bytes(data)[: len(data) // 2]))
-            raise
+    def put(self, path: str, data: Data) -> None:
+        with self._call("put"):
+            self.content[path] = bytes(data)
 
-    def read(self, path: str) -> pa.Buffer:
-        with self._step():
-            folder, name = self._parent(path)
-            if name not in folder.entries:
-                raise FileNotFoundError(errno.ENOENT, "gone", path)
-            return folder.entries[name]
-
-    def remove(self, path: str) -> None:
-        with self._step():
-            if self.keeps_all:
-                raise PermissionError(errno.EPERM, "not permitted", path)
-            folder, name = self._parent(path)
-            if name in folder.entries:
-                folder.change({key: each for key, each in folder.entries.items() if key != name})
-
-    def sync_dir(self, path: str) -> None:
-        with self._step():
-            folder = self._at(path)
-            folder.states = [folder.entries]
-
-    def _make_file(self, path: str, data: pa.Buffer) -> None:
-        folder, name = self._parent(path)
-        assert name not in folder.entries
-        folder.change({**folder.entries, name: data})
-
-    def _parent(self, path: str) -> tuple[_Dir, str]:
-        parent, _, name = path.rpartition("/")
-        return self._at(parent), name
-
-    def _at(self, path: str) -> _Dir:
-        folder = self._root
-        for name in filter(None, path.split("/")):
-            if name not in folder.entries:
-                raise FileNotFoundError(errno.ENOENT, "gone", path)
-            folder = folder.sub(name)
-        return folder
-
-
-@dataclass(slots=True)
-class _Dir:
-    entries: dict[str, Any] = field(default_factory=dict)
-    states: list[dict[str, Any]] = field(default_factory=lambda: [{}])
-
-    def sub(self, name: str) -> _Dir:
-        found = self.entries[name]
-        if not isinstance(found, _Dir):
-            raise NotADirectoryError(errno.ENOTDIR, "a file", name)
-        return found
-
-    def change(self, entries: dict[str, Any]) -> None:
-        self.entries = entries
-        self.states.append(entries)
-
-    def fail(self, choose: Callable[[int], int]) -> None:
-        self.entries = self.states[choose(len(self.states))]
-        self.states = [self.entries]
-        for each in self.entries.values():
-            if isinstance(each, _Dir):
-                each.fail(choose)
-
-
-class Late(LocalStore):
-    """A LocalStore that stalls between looking up a directory and using it, and before both.
-
-    So what it does may hit a directory that was renamed meanwhile, as with a process that is
-    stopped within a system call, or an NFS client that trusts its cache. Nothing is fsynced.
-    """
-
-    def __init__(self, stall: Callable[[], None]) -> None:
-        self._stall = stall
-
-    @contextmanager
-    def _folder(self, path: str) -> Iterator[int]:
-        self._stall()
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._stall()
-            yield fd
-        finally:
-            os.close(fd)
+    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+        with self._call("get"):
+            if path not in self.content:
+                raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            end = None if size is None else start + size
+            return pa.py_buffer(self.content[path][start:end])
 
     def list(self, path: str) -> list[str]:
-        with self._folder(path) as fd:
-            return os.listdir(fd)
+        with self._call("list"):
+            names = (name[len(path) + 1 :] for name in _below(self.content, path))
+            return sorted({name.partition("/")[0] for name in names})
 
-    def rename(self, source: str, target: str) -> None:
-        parent, name = os.path.split(source)
-        with self._folder(parent) as fd:
-            try:
-                os.rename(name, os.path.basename(target), src_dir_fd=fd, dst_dir_fd=fd)
-            except OSError as error:
-                if error.errno == errno.ENOTEMPTY:
-                    raise FileExistsError(errno.EEXIST, "there", target) from error
-                raise
+    def files(self, path: str = "") -> Iterator[StoredFile]:
+        return (StoredFile(name, len(self.content[name]), 0) for name in _below(self.content, path))
 
-    def write(self, path: str, data: bytes | pa.Buffer) -> None:
-        parent, name = os.path.split(path)
-        with self._folder(parent) as fd:
-            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=fd)
-            os.write(file, data)
-            os.close(file)
+    def stat(self, path: str) -> StoredFile:
+        return next(each for each in self.files() if each.path == path)
 
-    def read(self, path: str) -> pa.Buffer:
-        self._stall()
-        with open(path, "rb") as file:
-            return pa.py_buffer(file.read())
+    def delete(self, path: str) -> None:
+        for name in [path, *reversed(_below(self.content, path))]:
+            if name in self.content:
+                with self._call("delete"):
+                    self.content.pop(name, None)
 
-    def remove(self, path: str) -> None:
-        self._stall()
-        super().remove(path)
+    def create(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        raise NotImplementedError
 
-    def sync_dir(self, path: str) -> None:
-        with self._folder(path):
-            pass
+
+def _below(content: dict[str, bytes], path: str) -> list[str]:
+    return sorted(name for name in list(content) if name.startswith(f"{path}/"))
+
+
+class Overtaken(Exception):  # noqa: N818 - as Spark calls it, more or less
+    """Another driver was faster, which Spark's log tells."""
 
 
 class Actor:
@@ -284,6 +189,7 @@ class Actor:
         self._stalled.acquire()
         self._work = work
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._killed = False
         self.alive = True
         self.error: BaseException | None = None
         self._thread.start()
@@ -291,26 +197,96 @@ class Actor:
     def _run(self) -> None:
         self._go.acquire()
         try:
-            self._work(self._stall)
-        except FencedError:
-            pass
+            if not self._killed:
+                self._work(self._stall)
+        except (OutputError, Overtaken, Stop):
+            pass  # to fail is an end like another
         except BaseException as error:
             self.error = error
         self.alive = False
         self._stalled.release()
 
     def _stall(self) -> None:
-        self._stalled.release()
-        self._go.acquire()
+        if not self._killed:
+            self._stalled.release()
+            self._go.acquire()
+        if self._killed:
+            raise Stop
 
     def step(self, count: int | None = None) -> None:
-        """Let it go on by so many stalls, or to its end; raises what it failed of, if not fenced.
-
-        To be fenced is the end of an attempt like another.
-        """
+        """Let it go on by so many stalls, or to its end; raises errors that are not OutputError."""
         while self.alive and count != 0:
             self._go.release()
             self._stalled.acquire()
             count = count - 1 if count is not None else None
         if self.error:
             raise self.error
+
+    def kill(self) -> None:
+        """End it where it is."""
+        self._killed = True
+        self.step()
+
+
+class Nsqd:
+    """A channel: it delivers again whatever was not finished by whom it was delivered to."""
+
+    def __init__(self, total: int) -> None:
+        self.waiting = list(range(total))
+        self.in_flight: dict[int, Connection] = {}
+        self.deliveries: Counter[int] = Counter()
+        self.finished: list[int] = []
+
+    def requeue(self, number: int) -> None:
+        """A message in flight times out, or was given back."""
+        del self.in_flight[number]
+        self.waiting.append(number)
+
+
+class Connection:
+    """A consumer of the channel; ``settled`` is whether all it took is finished, as it knows."""
+
+    def __init__(self, nsqd: Nsqd) -> None:
+        self._nsqd = nsqd
+        self.lost = False
+        self.settled = True
+
+    def take(self, most: int) -> tuple[list[int], list[int]]:
+        """Messages, and those of them that were delivered before."""
+        if self.lost:
+            self.settled = False
+            return [], []
+        taken, self._nsqd.waiting = self._nsqd.waiting[:most], self._nsqd.waiting[most:]
+        again = [each for each in taken if self._nsqd.deliveries[each]]
+        self._nsqd.deliveries.update(taken)
+        self._nsqd.in_flight.update(dict.fromkeys(taken, self))
+        return taken, again
+
+    def finish(self, taken: Sequence[int]) -> None:
+        for each in taken:
+            if not self.lost and self._nsqd.in_flight.get(each) is self:
+                del self._nsqd.in_flight[each]
+                self._nsqd.finished.append(each)
+            else:
+                self.settled = False
+
+    def held(self) -> list[int]:
+        return [each for each, who in self._nsqd.in_flight.items() if who is self]
+
+
+def pull(
+    claim: Claim, connection: Connection, count: int, stall: Callable[[], None] = lambda: None
+) -> Sealed:
+    """Stage up to ``count`` messages and finish them, as ``receive`` does."""
+    while (left := count - claim.rows) > 0:
+        taken, again = connection.take(min(left, 2))
+        stall()
+        staged = claim.staged(keys(*again)) if again else set()
+        if fresh := [each for each in taken if key(each) not in staged]:
+            claim.add(segment(*fresh))
+        stall()
+        connection.finish(taken)
+        stall()
+        if not (taken and connection.settled):
+            break
+    return claim.seal(Ending(connection.settled))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from nsqtools.names import Address
-from nsqtools.spark.ledger import ROW_SCHEMA, Claim, Ledger
-from nsqtools.spark.plans import Offset, Quota
-from nsqtools.spark.receive import receive
-from nsqtools.spark.segments import Ending
-from nsqtools.spark.sourceoptions import parse_source
+from nsqtools.spark.rows import ROW_SCHEMA
+from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.source.receive import receive
+from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.partitions import Claim, Ending
 from nsqtools.spark.stores import LocalStore
 from tests.support import wire
 from tests.support.eventually import eventually
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from nsqtools.spark.ledger import Sealed
+    from nsqtools.spark.rows import Segment
+    from nsqtools.spark.staging.partitions import Sealed
     from tests.support.servers import Nsqd
 
     Found = list[dict[str, Any]]
@@ -47,20 +49,23 @@ class Staging:
     batches: count[int] = field(default_factory=lambda: count(1))
     ending: Ending = field(default_factory=lambda: Ending(settled=True))
     """Of the last pull."""
+    offsets: dict[int, Offset] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(LocalStore(), str(self.path), STREAM)
+        return Ledger(LocalStore(str(self.path)), STREAM)
 
     def prepare(self, batch: int, partitions: int = 1) -> None:
-        self.ledger.prepare(Offset(STREAM, batch, (Quota("t", "n:1", 1),) * partitions))
+        quota = Quota(self.topic, str(self.nsqd.tcp), 2000)
+        self.offsets[batch] = Offset(STREAM, batch, (quota,) * partitions)
+        self.ledger.prepare(self.offsets[batch])
 
     def claim(self, batch: int | None = None, k: int = 0) -> tuple[int, Claim]:
         """A partition, of a new batch unless it is said which."""
         if batch is None:
             batch = next(self.batches)
             self.prepare(batch)
-        claim = self.ledger.claim(batch, k)
+        claim = self.ledger.claim(self.offsets[batch], k, "c")
         assert isinstance(claim, Claim)
         return batch, claim
 
@@ -88,8 +93,8 @@ class Staging:
         if on_add:
             add = claim.add
 
-            def hooked(rows: pa.RecordBatch) -> None:
-                on_add(lambda: add(rows), rows.num_rows)
+            def hooked(segment: Segment) -> None:
+                on_add(lambda: add(segment), segment.keys.num_rows)
 
             self.monkeypatch.setattr(claim, "add", hooked)
         self.ending = self.receive(claim, number, address, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.spark.replay import publish, stage
+from nsqtools.spark.jobs.replay import publish, stage
 from tests.support.raw import unprefixed
 from tests.support.servers import empty
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.inputs import ProgressReport
-    from nsqtools.spark.replay import Replayed, ReplaySettings
+    from nsqtools.spark.jobs.replay import Replayed, ReplaySettings
+    from nsqtools.spark.lake.inputs import ProgressReport
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import nsqtools
 from tests.support import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PACKAGES = ("pyspark", "pyarrow")
+
+PLUGIN = Path(nsqtools.__file__).with_name("spark") / "pyspark_nsq.py"
+"""What the wheel has at its top level."""
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of Java for JVMs that live for seconds: they start in three quarters of the time."""
@@ -66,6 +70,23 @@ def needs_spark(tests: str) -> None:
         if find_spec(package) is None:
             binaries.give_up(package, tests, f"no package {package}", "TOOLS")
     binaries.needs("java", tests)
+
+
+def submit() -> list[str | Path]:
+    """The command spark-submit of the pip package, which wants to know where that is."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    home = Path(spec.origin).parent
+    return ["env", f"SPARK_HOME={home}", home / "bin" / "spark-submit"]
+
+
+def with_plugin(folder: Path) -> dict[str, str]:
+    """The environment of a Python in which nsqtools is installed from its wheel."""
+    folder.mkdir()
+    (folder / PLUGIN.name).symlink_to(PLUGIN)
+    own = {"PYTHONPATH": str(folder), "PYSPARK_PYTHON": sys.executable}
+    return {**os.environ, **own, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 class SparkModule(pytest.Module):

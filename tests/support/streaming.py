@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 
-from nsqtools.spark.streams import Stream
+from nsqtools.spark.jobs.streams import Stream
 from tests.support.eventually import eventually
 from tests.support.servers import SandboxNsqd
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from pyarrow import fs
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.progress import Progress
+    from nsqtools.spark.jobs.progress import Progress
     from tests.support.servers import Nsqd
 
 
@@ -56,9 +57,9 @@ def numbered(*numbers: int) -> list[bytes]:
     return [b"%d" % each for each in range(*numbers)]
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(folder: str | Path, filesystem: fs.FileSystem | None = None) -> list[dict[str, Any]]:
     """All that is in the Parquet files of a directory, as any reader sees it."""
-    table = ds.dataset(folder, partitioning="hive").to_table()
+    table = ds.dataset(folder, filesystem=filesystem, partitioning="hive").to_table()
     found: list[dict[str, Any]] = table.to_pylist()
     return found
 

@@ -193,7 +193,7 @@ async def _run(step: Scene, folder: Path, environment: Mapping[str, str]) -> Non
 
 def steps() -> Sequence[Scene]:
     """The steps that this installation can show."""
-    from nsqtools.spark.sparksession import require_spark
+    from nsqtools.spark.requirements import require_spark
 
     try:
         require_spark()

@@ -266,14 +266,14 @@ def move_aside(path: str) -> str:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
-def make_directory(path: str) -> None:
+def make_directory(path: str, mode: int = _DIRECTORY_MODE) -> None:
     """Create a directory and its parents, durably. The directory may exist."""
     if not path or os.path.isdir(path):
         return
     parent = os.path.dirname(path)
-    make_directory(parent)
+    make_directory(parent, mode)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(path, _DIRECTORY_MODE)
+        os.mkdir(path, mode)
     sync_directory(parent)
 
 

@@ -12,15 +12,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrameWriter
+from pyspark.sql import DataFrameWriter, SparkSession
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
-from nsqtools.spark import archive as archives
-from nsqtools.spark.archive import ArchiveSettings, ArchiveWriter, Shape, archive
-from nsqtools.spark.bodies import read_schema, with_columns
-from nsqtools.spark.claims import Stamp
-from nsqtools.spark.outputs import replace_batch
+from nsqtools.spark.jobs import batches
+from nsqtools.spark.jobs.archive import ArchiveSettings, Shape, archive
+from nsqtools.spark.lake.bodies import read_schema, with_columns
+from nsqtools.spark.lake.delta import append_delta
+from nsqtools.spark.lake.write import summary
 from tests.support.binaries import give_up
 from tests.support.faults import small_disk
 from tests.support.servers import free_port
@@ -29,9 +30,7 @@ from tests.support.streaming import OfTopic, numbered, rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import SparkSession
-
-    from nsqtools.spark.progress import Totals, Written
+    from nsqtools.spark.jobs.progress import Totals, Written
     from tests.support.servers import Nsqd
 
 BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xff\x00", b"null"]
@@ -77,7 +76,7 @@ def crashing(*names: str) -> Iterator[None]:
             yield
 
 
-SYNC = "nsqtools.spark.outputs.sync"
+WRITTEN = "nsqtools.spark.jobs.batches.summary"
 """What is called when the files of a batch are complete, and Spark does not know of that."""
 
 
@@ -89,7 +88,7 @@ def lake(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Lake:
 def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishing(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its file, and all names above it, are synced before the batch is done."""
+    """And all names above its file are synced before the batch is done."""
     synced: set[Path] = set()
     fsync = os.fsync
 
@@ -128,7 +127,8 @@ def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishin
         assert (str(row["date"]), row["hour"]) == (f"{published:%Y-%m-%d}", published.hour)
     (leaf,) = lake.folder.glob("date=*/hour=??/batch=*")
     assert leaf.name.endswith("-00000000")
-    assert {*leaf.iterdir(), leaf, *leaf.parents[:3]} <= synced
+    assert [each.name for each in leaf.iterdir()] == ["part-00000-000.parquet"]
+    assert {leaf, *leaf.parents[:3]} <= synced
     assert {each.name for each in lake.folder.iterdir()} == {"_nsqtools", leaf.parents[1].name}
 
 
@@ -167,7 +167,7 @@ def test_where_and_select_choose_rows_and_columns_and_json_has_text(lake: Lake) 
         format="json",
         schema="user INT",
         where="user = 1 OR _corrupt IS NOT NULL",
-        select="body, message_id AS id, -- a note\nlength(body) AS size",
+        select="body, message_id AS id, -- a note\nlength(body) AS size -- another",
     )
     assert (totals.received, totals.written) == (5, 5)
     (file,) = lake.folder.glob("date=*/hour=*/batch=*/*.json")
@@ -188,10 +188,12 @@ def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wante
     lake.publish(b"2", b"3")
     old = lake.folder / "date=2001-01-01/hour=00"
     for where, wanted in (("", b"123"), ("body <> X'33'", b"12"), ("", b"123")):
-        with crashing(SYNC):
+        with crashing(WRITTEN):
             lake.archive(where=where)
         assert lake.bodies == Counter(bytes([each]) for each in wanted)
-        old.joinpath(*lake.batches("1")).mkdir(parents=True, exist_ok=True)
+        (batch,) = lake.batches("1")
+        old.joinpath(batch).mkdir(parents=True, exist_ok=True)
+        old.joinpath(batch, "part-00000-000.parquet").touch()
     assert lake.archive(where="body <> X'33'").received == 2
     assert lake.bodies == Counter([b"1", b"2"])
     assert not any(old.iterdir())
@@ -202,53 +204,94 @@ def test_what_a_killed_run_left_is_removed_also_where_the_stamp_is_gone(lake: La
     stamp = lake.checkpoint / "nsq-source"
     lake.publish(b"1", b"2")
     where = "body <> X'32'"
-    with crashing(SYNC):
+    with crashing(WRITTEN):
         lake.archive(where=where)
     (batch,) = lake.batches("0")
-    half = lake.folder / "date=2001-01-01/hour=00" / batch
-    left, other = (lake.folder / f".spark-staging-{number}/date=2026-01-01" for number in (1, 2))
-    for folder in (half, left / "hour=00" / batch, other / "hour=00/batch=9"):
-        folder.mkdir(parents=True)
+    half = lake.folder / "date=2001-01-01/hour=00" / batch / "part-00007-000.parquet"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"")
     stamp.write_text(stamp.read_text()[:-9])
     with pytest.raises(OutputError, match="nsq-source"):
         lake.archive(where=where)
     assert half.exists()
     stamp.unlink()
-    with crashing("nsqtools.spark.claims.remove_all"):  # the run that finds no stamp is killed, too
+    # The run that finds no stamp is killed, too.
+    with crashing("nsqtools.spark.jobs.batches.remove_batch"):
         lake.archive(where=where)
     assert half.exists()
     lake.archive(where=where)
     assert not half.exists()
-    assert not left.parent.exists()
-    assert other.exists(), "another job of Spark writes there"
     assert lake.bodies == Counter([b"1"])
     assert {each.name for each in stamp.parent.glob("nsq-source*")} == {"nsq-source"}
+
+
+def test_files_of_other_tasks_of_a_killed_run_are_removed(lake: Lake) -> None:
+    """SQL may shuffle rows, and then the tasks depend on the machine."""
+    lake.publish(b"1", b"2")
+    with crashing(WRITTEN):
+        lake.archive()
+    (file,) = lake.folder.glob("date=*/hour=*/batch=*/part-*")
+    other = file.with_name("part-00007-000.parquet")
+    other.write_bytes(file.read_bytes())
+    lake.archive()
+    assert lake.bodies == Counter([b"1", b"2"])
+    assert not other.exists()
+
+
+def test_a_small_batch_is_one_file_whatever_the_number_of_its_partitions(lake: Lake) -> None:
+    lake.publish(*numbered(10))
+    lake.archive({"connectionsPerNsqd": "4"})
+    (file,) = lake.folder.glob("date=*/hour=*/batch=*/part-*")
+    assert file.name == "part-00000-000.parquet"
+    assert lake.bodies == Counter(numbered(10))
+
+
+@pytest.mark.parametrize("select", ["", "topic, body", "body"])
+def test_topics_have_directories_where_asked_and_files_no_such_column(
+    lake: Lake, select: str
+) -> None:
+    lake.publish(b"1", b"2")
+    assert lake.archive(partition_by="topic", select=select).written == 2
+    (file,) = lake.folder.glob(f"date=*/hour=*/topic={lake.topic}/batch=*/part-*")
+    columns = pq.read_schema(file).names
+    assert "topic" not in columns
+    assert "body" in columns
+    assert {row["topic"] for row in rows(lake.folder)} == {lake.topic}
 
 
 def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What it has of a batch is in its log, below the commits of other writers."""
+    query = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab"
     told: dict[str, Any] = {}
+    log = lake.folder / "_delta_log"
+    log.mkdir(parents=True)
+
+    def commit(version: int, *actions: Mapping[str, Any]) -> None:
+        lines = "\n".join(map(json.dumps, actions))
+        (log / f"{version:020d}.json").write_text(lines)
 
     def save(writer: Any, place: str) -> None:
-        writer._df.count()
         told["place"] = place
+        add = {"path": "date=2026-11-22/a%20b.parquet", "stats": '{"numRecords": 3}'}
+        (lake.folder / "date=2026-11-22").mkdir()
+        (lake.folder / "date=2026-11-22/a b.parquet").touch()
+        commit(4, {"txn": {"appId": query, "version": 7}}, {"add": add}, {"add": {"path": "b"}})
+        commit(5, {"txn": {"appId": "another", "version": 7}}, {"add": add})
 
     def option(writer: Any, key: str, value: Any) -> Any:
         told[key] = value
         return writer
 
-    settings = lake.settings(format="delta")
-    stamp = Stamp(lake.spark, settings.stream.checkpoint, settings.stamp)
-    writer = ArchiveWriter(lake.spark, settings, stamp)
-    batch = lake.spark.range(1).selectExpr(
-        "timestamp_micros(id) AS timestamp", "id AS timestamp_ns"
-    )
+    def history(_: SparkSession, __: str) -> Any:
+        return batch.selectExpr("5 AS version")
+
+    batch = lake.spark.range(1)
     monkeypatch.setattr(DataFrameWriter, "option", option)
     monkeypatch.setattr(DataFrameWriter, "save", save)
-    (lake.folder / "_delta_log").mkdir()
-    query = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab"
-    assert writer.write(batch, query, 7).rows == 1
+    monkeypatch.setattr(SparkSession, "sql", history)
+    assert append_delta(batch, str(lake.folder), ("date",), query, 7).rows == 3
     assert told == {"txnAppId": query, "txnVersion": 7, "place": f"file://{lake.folder}"}
 
 
@@ -277,7 +320,7 @@ def test_nothing_to_do_is_no_batch_and_nothing_that_is_wanted_no_file(lake: Lake
         ({"where": "user ="}, "PARSE_SYNTAX_ERROR"),
         ({"where": "usr = 1"}, "UNRESOLVED_COLUMN"),
         ({"where": "body"}, "DATATYPE_MISMATCH"),
-        ({"select": "body,"}, "PARSE_SYNTAX_ERROR"),
+        ({"select": "body,"}, "TRAILING_COMMA"),
         ({"select": "bdy"}, "UNRESOLVED_COLUMN"),
         ({"select": "body, topic AS date"}, "date"),
         ({"select": "body AS Batch"}, "Batch"),
@@ -298,6 +341,14 @@ def test_what_cannot_be_written_is_known_before_a_message_moves(
     assert "\n" not in str(caught.value)
     with pytest.raises(LookupError):
         lake.nsqd.topic(lake.topic)
+
+
+def test_options_that_the_source_refuses_are_an_error_of_ours_also_after_the_session(
+    lake: Lake,
+) -> None:
+    """Spark's own error asks the JVM for its text."""
+    with pytest.raises(ConfigError, match="chanel"):
+        lake.archive({"chanel": "x"})
 
 
 def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on(
@@ -326,14 +377,12 @@ def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(
 ) -> None:
     lake.publish(*numbered(300))
     small = {"maxMessagesPerTrigger": "100"}
-    write = replace_batch
 
     def stop_after(*args: Any) -> Written:
-        written = write(*args)
         lake.stop.set()
-        return written
+        return summary(*args)
 
-    monkeypatch.setattr(archives, "replace_batch", stop_after)
+    monkeypatch.setattr(batches, "summary", stop_after)
     lake.archive(small)
     assert len(rows(lake.folder)) == 100
     lake.stop = threading.Event()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark.compact import Compacted, CompactSettings, compact
+from nsqtools.spark.jobs.compact import Compacted, CompactSettings, compact
 from tests.support.lakes import (
     HOUR,
     JSON,
@@ -110,7 +110,10 @@ def test_a_second_run_changes_nothing_and_a_third_only_the_hours_of_what_is_new(
     )
     assert keys(tmp_path / "out") == rows_of([*messages, late])
     changed = {name for name, data in walk(tmp_path / "out") if before.get(name) != data}
-    assert {name.rpartition("/")[0] for name in changed} == {"date=2026-11-21/hour=10", "_nsqtools"}
+    assert {name.rpartition("/")[0] for name in changed} == {
+        "date=2026-11-21/hour=10",
+        "_nsqtools/compact",
+    }
 
 
 def test_records_without_metadata_are_told_apart_by_their_place(
@@ -286,7 +289,7 @@ def test_files_that_changed_lately_are_left_for_another_run(
 def test_outputs_that_cannot_be_are_refused_and_nothing_is_made(
     run: Compacting, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Those within an input, inputs within them, and remote ones."""
+    """Those within an input, and inputs within them."""
     to_parquet(tmp_path / "part-1.parquet", sent(b"a"))
     (tmp_path / "link").symlink_to(tmp_path)
     for place in (tmp_path, tmp_path / "link"):
@@ -296,6 +299,7 @@ def test_outputs_that_cannot_be_are_refused_and_nothing_is_made(
         with pytest.raises(ConfigError, match=f"{place}: is within --.*out"):
             run(place)
     assert not (tmp_path / "out").exists()
-    chosen = CompactSettings((str(tmp_path),), "s3a://bucket/lake")
-    with pytest.raises(ConfigError, match="s3a://bucket/lake"):
-        compact(spark, chosen, threading.Event(), lambda *_: None)
+    for url in ("s3a://bucket/lake", "s3a://bucket/lake/date=2026-11-21"):
+        chosen = CompactSettings((url,), "s3a://bucket/lake/")
+        with pytest.raises(ConfigError, match="s3a://bucket/lake"):
+            compact(spark, chosen, threading.Event(), lambda *_: None)

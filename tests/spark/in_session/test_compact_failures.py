@@ -14,17 +14,16 @@ import pytest
 
 from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.spark import compact as job
-from nsqtools.spark.compact import Compacted
-from nsqtools.spark.compacted import OutputDirectory
 from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.jobs import compact as job
+from nsqtools.spark.jobs.compact import Compacted
+from nsqtools.spark.jobs.compacted import CompactOutput
 from tests.support.lakes import (
     JSON,
     NINE,
     RAW,
     Compacting,
     bodies,
-    files,
     sent,
     to_file,
     to_parquet,
@@ -32,6 +31,8 @@ from tests.support.lakes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from pyspark.sql import SparkSession
 
 
@@ -68,13 +69,16 @@ def test_a_damaged_file_is_named_and_changes_nothing(
     assert good.exists()
 
 
-def test_parquet_whose_pages_are_damaged_is_named(
-    run: Compacting, tmp_path: Path, before: dict[str, bytes]
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda data: data[:20] + bytes(180) + data[200:], lambda data: data[:100]],
+    ids=["pages", "torn"],
+)
+def test_parquet_that_is_damaged_is_named(
+    run: Compacting, tmp_path: Path, before: dict[str, bytes], spoil: Callable[[bytes], bytes]
 ) -> None:
     bad = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(*[b"c" * 500] * 1000))
-    data = bytearray(bad.read_bytes())
-    data[20:200] = bytes(180)
-    bad.write_bytes(data)
+    bad.write_bytes(spoil(bad.read_bytes()))
     with pytest.raises(RecordError, match=f"^{bad}: ") as caught:
         run(tmp_path / "lake", delete_inputs=True)
     assert "\n" not in str(caught.value)
@@ -107,14 +111,12 @@ def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
     path = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c", start=NINE + 1))
     read_back = job._read_back
 
-    def damaged(spark: SparkSession, made: str) -> Any:
-        [part] = files(Path(made))
+    def damaged(spark: SparkSession, paths: Sequence[str]) -> Any:
+        [part] = map(Path, paths)
         found = pq.ParquetFile(part).read()
         bodies = pa.array([b"x", b"y", b"z"], pa.binary())
         pq.write_table(found.set_column(found.schema.get_field_index("body"), "body", bodies), part)
-        for crc in part.parent.glob(".*.crc"):
-            crc.unlink()
-        return read_back(spark, made)
+        return read_back(spark, paths)
 
     monkeypatch.setattr(job, "_read_back", damaged)
     with pytest.raises(OutputError, match="3 rows"):
@@ -126,7 +128,7 @@ def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
 def test_a_second_run_at_once_is_refused(
     run: Compacting, tmp_path: Path, before: dict[str, bytes]
 ) -> None:
-    path = tmp_path / "out" / "_nsqtools" / "compact.lock"
+    path = tmp_path / "out" / "_nsqtools" / "lock"
     with Lock(str(path)), pytest.raises(LockedError, match=str(path)):
         run(tmp_path / "lake")
     assert dict(walk(tmp_path / "out")) == before
@@ -159,7 +161,7 @@ def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
 
     path = to_file(tmp_path / "x.log", sent(b"tick", b"tick"), RAW)
     for name in ("_swap", "_sweep"):
-        monkeypatch.setattr(OutputDirectory, name, killed)
+        monkeypatch.setattr(CompactOutput, name, killed)
         with pytest.raises(KilledError):
             run(path, layout=RAW)
         monkeypatch.undo()

@@ -5,6 +5,7 @@ That it works on a cluster is shown on a real one, in ``test_cluster``.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -15,11 +16,11 @@ import pytest
 from nsqtools import __version__
 from nsqtools.errors import ConfigError
 from nsqtools.spark import register
-from nsqtools.spark.dataframe import frame
-from nsqtools.spark.inputs import find
-from nsqtools.spark.shipping import check_executors, make_zip, readers_of, ship
-from nsqtools.spark.sparksession import use_own_python
+from nsqtools.spark.executors import check_executors, make_zip, readers_of, ship
+from nsqtools.spark.lake.dataframes import frame
+from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import RAW, sent, to_file
+from tests.support.spark import PLUGIN, java_options, needs_spark, with_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,12 +61,12 @@ def test_the_zip_has_what_executors_import_and_not_the_command_line(tmp_path: Pa
         names = archive.namelist()
     assert all(name.startswith("nsqtools/") and name.endswith(".py") for name in names)
     assert not [name for name in names if name.split("/")[1] in ("cli", "sandbox")]
-    script = "import sys; sys.path.insert(0, sys.argv[1]); import nsqtools.spark.receive as found; "
-    script += "import nsqtools.spark.sink; print(found.__file__)"
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import nsqtools.spark.source.sink; "
+    script += "import nsqtools.spark.source.receive as found; print(found.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", script, str(made)], capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr) == (f"{made}/nsqtools/spark/receive.py\n", "")
+    assert (done.stdout, done.stderr) == (f"{made}/nsqtools/spark/source/receive.py\n", "")
 
 
 def test_a_local_master_needs_no_zip_and_no_check(spark: SparkSession) -> None:
@@ -170,7 +171,7 @@ def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.setattr(context, "pythonExec", "/no/such/python3")
     monkeypatch.setenv("PYSPARK_PYTHON", "/asked/for")
-    use_own_python(spark)
+    register(spark)
     assert context.pythonExec == "/no/such/python3"
     monkeypatch.delenv("PYSPARK_PYTHON")
     register(spark)
@@ -180,12 +181,82 @@ def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
     body.write.format("nsq").mode("append").options(**where).save()
     assert nsqd.topic(topic)["message_count"] == 1
 
-    class Context:
-        master, pythonExec = "yarn", "python3"  # noqa: N815 - as pyspark calls it
 
-    class Session:
-        sparkContext = Context()  # noqa: N815 - as pyspark calls it
+BY_NAME = """
+import json, sys
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+conf, tcp, http, topic, folder = json.loads(sys.argv[1])
+builder = SparkSession.builder.master("local[2]")
+for name, value in conf.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+options = {"nsqd.tcp.addresses": tcp, "topic": topic}
+text = ", ".join(f"`{name}` '{value}'" for name, value in options.items())
+try:
+    spark.sql(f"CREATE TABLE outgoing USING nsq OPTIONS ({text})")
+    raise SystemExit("Spark passes the options of tables on")
+except AnalysisException as error:
+    assert "TEMPORARY VIEW" in str(error), error
+spark.sql(f"CREATE TEMPORARY VIEW outgoing (body BINARY) USING nsq OPTIONS ({text})")
+spark.sql("INSERT INTO outgoing SELECT CAST(CAST(id AS STRING) AS BINARY) FROM range(3)")
+options = {"nsqd.tcp.addresses": f"{tcp}/{http}", "subscribe": topic, "channel": "c"}
+rows = []
+query = (
+    spark.readStream.format("nsq")
+    .options(stagingLocation=f"{folder}/staging", **options)
+    .load()
+    .writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+    .option("checkpointLocation", f"{folder}/checkpoint")
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()
+print(json.dumps(sorted(row.body.decode() for row in rows)))
+"""
 
-    cluster: Any = Session()
-    use_own_python(cluster)
-    assert cluster.sparkContext.pythonExec == "python3"
+
+def test_every_session_knows_the_format_by_its_name_also_in_sql(
+    nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    needs_spark("format('nsq') without register()")
+    nsqd.create(topic, "c")
+    conf = {
+        "spark.driver.extraJavaOptions": java_options(),
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    given = json.dumps([conf, str(nsqd.tcp), str(nsqd.http.port), topic, str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-c", BY_NAME, given],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=with_plugin(tmp_path / "site"),
+    )
+    assert (done.returncode, done.stdout) == (0, '["0", "1", "2"]\n'), done.stderr
+
+
+def test_the_format_is_known_without_what_it_needs(tmp_path: Path) -> None:
+    """Spark imports the module in every session, also of somebody who has no use for it."""
+    script = """
+import importlib.util, sys, time
+for name in ("pyarrow", "opendal"):
+    sys.modules[name] = None
+import pyspark.sql.datasource, pyspark.sql.types
+before = set(sys.modules)
+spec = importlib.util.spec_from_file_location("pyspark_nsq", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert module.DefaultSource.name() == "nsq"
+print(*sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, PLUGIN], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    loaded = set(done.stdout.split())
+    assert "nsqtools.spark.source.datasource" in loaded
+    assert not {"asyncio", "nsqtools.config", "nsqtools.engine", "nsqtools.net"} & loaded

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from nsqtools.errors import ConfigError, RecordError, UnreachableError
-from nsqtools.spark.sink import Columns, TaskCommit, make_writer, split
+from nsqtools.spark.source.sink import Columns, TaskCommit, make_writer, split
 from nsqtools.spark.sparksession import explain
 from tests.support.eventually import eventually
 from tests.support.replays import Taken

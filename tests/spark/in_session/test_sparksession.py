@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import AuthError, ConfigError, NSQError
-from nsqtools.spark import sparksession
-from nsqtools.spark.sparksession import explain, first_line, is_local, open_session, require_spark
-from tests.support.spark import java_options, needs_spark
+from nsqtools.errors import ConfigError
+from nsqtools.spark import requirements
+from nsqtools.spark.requirements import require_spark
+from nsqtools.spark.sparksession import first_line, open_session
+from tests.support.spark import java_options, needs_spark, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ def test_a_missing_package_names_the_command_that_installs_it(
     absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        sparksession, "find_spec", lambda name: None if name in absent else object()
+        requirements, "find_spec", lambda name: None if name in absent else object()
     )
     assert f"{sys.executable} -m pip install" in refused_with(" and ".join(absent))
 
@@ -87,119 +88,6 @@ def test_a_spark_home_of_another_version_is_named(
     refused_with(r"SPARK_HOME .* 3\.5\.1")
 
 
-def test_a_local_master_is_told_from_a_cluster() -> None:
-    assert all(map(is_local, ("local", "local[*]", "local[2,4]")))
-    assert not any(map(is_local, ("local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "yarn")))
-
-
-WORKER_ERROR = """
-[STREAM_FAILED] Query [id = 5d1e, runId = 77a0] terminated with exception: Job aborted due to \
-stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage \
-0.0 (TID 3) (10.0.0.1 executor 1): org.apache.spark.api.python.PythonException: Traceback (most \
-recent call last):
-  File "/opt/pyspark/worker.py", line 2000, in main
-    process()
-nsqtools.errors.ConnectError: 10.0.0.1:4150: refused
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "/opt/nsqtools/spark/source.py", line 100, in read
-    raise AuthError(text)
-{error}
-
-\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "line"),
-    [
-        ("nsqtools.errors.ConfigError: channel 'a b'", ConfigError, "channel 'a b'"),
-        ("nsqtools.errors.AuthError: h:1: E_AUTH", AuthError, "h:1: E_AUTH"),
-        ("nsqtools.errors.PublishError: not taken", NSQError, "not taken"),
-        ("nsqtools.errors.LaterError: of another version", NSQError, "of another version"),
-        ("nsqtools.spark.sparksession.re: no error at all", NSQError, "no error at all"),
-    ],
-)
-def test_an_error_of_ours_comes_back_from_a_worker_as_it_was(
-    error: str, kind: type[NSQError], line: str
-) -> None:
-    found = explain(RuntimeError(WORKER_ERROR.strip().format(error=error)))
-    assert (type(found), str(found)) == (kind, line)
-    assert explain(found) is found
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("[STREAM_FAILED] Query [id = 1] terminated with exception: disk is full", "disk is full"),
-        (
-            "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent "
-            "failure: Lost task 0.0 in stage 1.0 (TID 1) (host executor driver): "
-            "java.io.IOException: gone\n\tat x.y",
-            "java.io.IOException: gone",
-        ),
-        (
-            "Failed when Python streaming data source perform planPartitions: Traceback (most "
-            'recent call last):\n  File "x.py", line 1, in f\n    g()\nOSError: disk is full\n',
-            "OSError: disk is full",
-        ),
-        ("[A] A column `usr`. SQLSTATE: 42703; line 1 pos 0;\n'Filter", "[A] A column `usr`."),
-        ("[B] Syntax at 'x'. SQLSTATE: 42601 (line 3, pos 6)", "[B] Syntax at 'x'. (line 3)"),
-        ("[C] Division by zero. SQLSTATE: 22012", "[C] Division by zero."),
-        (
-            "An error occurred while calling o92.save.\n: java.io.IOException: No space left\n"
-            "\tat java.base/java.io.FileOutputStream.writeBytes(FileOutputStream.java:352)\n"
-            "\tat org.apache.hadoop.fs.RawLocalFileSystem.write(RawLocalFileSystem.java:1)",
-            "No space left",
-        ),
-        ("", "RuntimeError"),
-    ],
-)
-def test_an_error_of_spark_is_its_first_line(text: str, line: str) -> None:
-    assert first_line(RuntimeError(text)) == line
-
-
-PLANNER_DIED = """
-org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] Query [id = 5d1e, runId = \
-77a0] terminated with exception:  SQLSTATE: XXKST (no cause message)
-\tat org.apache.spark.sql.execution.streaming.runtime.StreamExecution.run(StreamExecution.scala:236)
-Caused by: java.io.EOFException
-\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)
-\tat org.apache.spark.sql.execution.python.streaming.PythonStreamingSourceRunner.latestOffset(P.s:2)
-"""
-
-DAEMON_DIED = """
-An error occurred while calling o92.load.
-: java.io.IOException: Stream closed
-\tat java.base/java.lang.ProcessBuilder$NullOutputStream.write(ProcessBuilder.java:445)
-\tat org.apache.spark.api.python.PythonWorkerFactory.stopWorker(PythonWorkerFactory.scala:523)
-"""
-
-WORKER_DIED = """
-Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost \
-task 0.3 in stage 0.0 (TID 3) (10.0.0.1 executor 1): org.apache.spark.SparkException: Python \
-worker exited unexpectedly (crashed)
-"""
-
-
-class CapturedError(Exception):
-    """As pyspark's: what it says is the first line of what Java has."""
-
-    _stackTrace = PLANNER_DIED  # noqa: N815 - as pyspark calls it
-
-    def __str__(self) -> str:
-        return "[STREAM_FAILED] Query [id = 5d1e] terminated with exception:  SQLSTATE: X"
-
-
-@pytest.mark.parametrize(
-    "error", [CapturedError(), RuntimeError(DAEMON_DIED), RuntimeError(WORKER_DIED)]
-)
-def test_python_workers_that_died_are_told_as_such(error: Exception) -> None:
-    assert "Python worker" in first_line(error)
-
-
 def test_errors_of_a_real_session_are_one_line(spark: SparkSession) -> None:
     def fail(number: int) -> int:
         raise ValueError("no such thing")
@@ -232,9 +120,9 @@ def test_a_second_session_in_a_process_is_refused_and_harms_the_first_one_not(
 
 
 SESSION = """
-import json, os, signal, sys
+import json, os, signal, sys, threading
+from nsqtools.spark.interrupts import interruptible
 from nsqtools.spark.sparksession import explain, open_session, first_line
-signal.signal(signal.SIGINT, signal.SIG_IGN)
 names = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"
 before = [os.environ.get(name) for name in names]
 found = {}
@@ -248,7 +136,6 @@ try:
     with open_session("local[2]", conf, log_file=sys.argv[1]) as spark:
         context = spark.sparkContext
         found["restored"] = [os.environ.get(name) for name in names] == before
-        found["ignores"] = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         found["master"] = context.master
         found["jvm"] = context._gateway.proc.pid
         found["leads"] = os.getpgid(found["jvm"]) == os.getsid(found["jvm"]) == found["jvm"]
@@ -265,11 +152,23 @@ try:
             raise explain(error)
 except Exception as error:
     found["named"] = str(error)
+small = {**conf, "spark.driver.memory": "480m"}  # Spark refuses less than 472 MB
+repeated = "length(concat(repeat('x', 300000000 + id), repeat('y', 300000000)))"
+for name, work in (
+    ("heap", lambda spark: spark.range(2).selectExpr(repeated).collect()),
+    ("exit", lambda spark: spark._jvm.java.lang.System.exit(52)),  # as Spark does
+):
+    try:
+        with open_session("local[1]", small, log_file=sys.argv[1]) as spark:
+            with interruptible(spark, threading.Event()):
+                work(spark)
+    except Exception as error:
+        found[name] = str(error)
 print(json.dumps(found))
 """
 
 
-@pytest.mark.full("sessions that are refused, end, and whose Java process dies")
+@pytest.mark.full("sessions that are refused, end, and whose Java process dies or is out of memory")
 def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path: Path) -> None:
     needs_spark("sessions of Spark")
     log = tmp_path / "spark.log"
@@ -285,11 +184,46 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
     assert str(log) in refused
     assert "--spark-log" in found.pop("dead")
     assert str(log) in found.pop("named")
+    for name in ("heap", "exit"):
+        assert "spark.driver.memory" in found.pop(name)
     assert found == {
         "restored": True,
-        "ignores": True,
         "leads": True,
         "master": "local[2,4]",
         "python": sys.executable,
     }
     assert "WARN" in log.read_text()
+
+
+SUBMITTED = """
+import json
+from nsqtools.spark.properties import default_master
+from nsqtools.spark.sparksession import open_session
+conf = {"spark.sql.shuffle.partitions": "3"}
+names = "spark.sql.session.timeZone", "spark.sql.shuffle.partitions", "spark.ui.enabled"
+with open_session(default_master(), conf) as spark:
+    print(json.dumps([spark.sparkContext.master, *map(spark.conf.get, names)]))
+"""
+
+
+@pytest.mark.full("a session that spark-submit starts")
+def test_the_master_and_the_properties_of_spark_submit_count(tmp_path: Path) -> None:
+    needs_spark("spark-submit")
+    script = tmp_path / "submitted.py"
+    script.write_text(SUBMITTED)
+    given = {
+        "spark.driver.extraJavaOptions": java_options(),
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.shuffle.partitions": "5",
+    }
+    properties = [word for pair in given.items() for word in ("--conf", "=".join(pair))]
+    done = subprocess.run(
+        [*submit(), "--master", "local[3]", *properties, script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["local[3,4]", "Asia/Tokyo", "3", "false"]

@@ -10,7 +10,7 @@ import pytest
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.interrupts import StoppedError
-from nsqtools.spark.sql import (
+from nsqtools.spark.jobs.sql import (
     ArchivesSettings,
     Destination,
     Query,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.progress import Totals
+    from nsqtools.spark.jobs.progress import Totals
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
@@ -80,7 +80,7 @@ def test_a_stream_is_queried_into_files_that_a_repeated_batch_replaces(
     target = Destination("parquet", output=str(asking.folder))
     asking.publish(*ORDERS)
     with monkeypatch.context() as crashing:
-        crashing.setattr("nsqtools.spark.outputs.sync", crash)
+        crashing.setattr("nsqtools.spark.jobs.batches.summary", crash)
         with pytest.raises(OutputError):
             asking.ask("SELECT user, total FROM nsq WHERE total >= 10", target)
     totals = asking.ask("SELECT user, total FROM nsq WHERE total >= 20", target)

@@ -60,7 +60,7 @@ def archive(**groups: Any) -> None:
     Files are in date=*/hour=*/batch=* below --output, by the time of publishing (UTC). A message is
     finished once it is on disk in --staging. If a run is killed, the next one completes its batch.
     """
-    _module("stream").archive(**groups)
+    _call("stream", "archive", groups)
 
 
 @pipeline.command(
@@ -81,7 +81,7 @@ def compact(**groups: Any) -> None:
     Archives are those of pipeline archive and of to-file. Only files that are new since the last
     run are read, and only the hours that their messages fall into are written anew.
     """
-    _module("jobs").compact(**groups)
+    _call("jobs", "compact", groups)
 
 
 @pipeline.command(
@@ -104,7 +104,7 @@ def replay(**groups: Any) -> None:
     Archives are those of pipeline archive, pipeline compact and to-file. Every message is published
     at least once. If a run is killed, the next one continues it.
     """
-    _module("jobs").replay(**groups)
+    _call("jobs", "replay", groups)
 
 
 @pipeline.command(
@@ -131,17 +131,21 @@ def sql(**groups: Any) -> None:
     topics is a streaming query, with windows and watermarks. It consumes messages: they are
     finished once they are on disk in --staging.
     """
-    _module("query").sql(**groups)
+    _call("query", "sql", groups)
 
 
-def _module(name: str) -> Any:
-    """Load a module of this package that imports Spark. Raises ConfigError without Spark or Java.
+def _call(module: str, function: str, groups: dict[str, Any]) -> None:
+    """Call a function of a module of this package that imports Spark.
 
-    Its function takes the arguments that ``options`` passes to the command.
+    Raises ConfigError without Spark or Java.
     """
     from importlib import import_module
 
-    from nsqtools.spark.sparksession import require_spark
+    from nsqtools.spark.properties import default_master
+    from nsqtools.spark.requirements import require_spark
 
     require_spark()
-    return import_module(f"{__name__}.{name}")
+    spark: SparkOptions = groups["spark"]
+    if not spark.master:
+        groups["spark"] = SparkOptions(**vars(spark) | {"master": default_master()})
+    getattr(import_module(f"{__name__}.{module}"), function)(**groups)

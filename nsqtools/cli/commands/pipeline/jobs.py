@@ -15,12 +15,12 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark import compact as compacting
-from nsqtools.spark import replay as republishing
-from nsqtools.spark.compact import CompactSettings
-from nsqtools.spark.folders import check_output
-from nsqtools.spark.places import OURS, local
-from nsqtools.spark.replay import ReplaySettings
+from nsqtools.spark.jobs import compact as compacting
+from nsqtools.spark.jobs import replay as republishing
+from nsqtools.spark.jobs.compact import CompactSettings
+from nsqtools.spark.jobs.replay import ReplaySettings
+from nsqtools.spark.lake.folders import check_output
+from nsqtools.spark.places import OURS, below, is_pattern, local
 
 if TYPE_CHECKING:
     from nsqtools.config import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         SparkOptions,
         TargetOptions,
     )
-    from nsqtools.spark.compact import Compacted
+    from nsqtools.spark.jobs.compact import Compacted
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def compact(
     root = local(settings.output)
     if root is not None:
         check_output(settings.output, "--output")
-        check_free(str(root / OURS / compacting.LOCK))
+        check_free(str(root / OURS / "lock"))
     done = asyncio.run(_compact(settings, spark, metrics))
     conclude(
         f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
@@ -110,17 +110,18 @@ def replay(
         rate=replaying.rate,
     )
     with locked(replaying.lock):
-        check_free(f"{settings.staging}/{republishing.LOCK}")
+        if local(settings.staging) is not None:
+            check_free(f"{settings.staging}/lock")
         asyncio.run(_replay(settings, spark, metrics))
 
 
 def _replay_staging(place: str, topic: str) -> str:
-    """The default of --staging. Raises ConfigError if the input is not a local directory."""
+    """The default of --staging. Raises ConfigError if the input is a file or a pattern."""
     check_inputs([place])
     path = local(place)
-    if path is None or not path.is_dir():
+    if is_pattern(place) or (path is not None and not path.is_dir()):
         raise ConfigError(f"--staging is required, because --input {place} is not a directory")
-    return str(path / OURS / f"replay-{topic}")
+    return below(place if path is None else str(path), OURS, f"replay-{topic}")
 
 
 async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> None:

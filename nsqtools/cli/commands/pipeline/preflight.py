@@ -13,10 +13,10 @@ from nsqtools.errors import ConfigError, PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.spark.depths import Depths
-from nsqtools.spark.places import local
-from nsqtools.spark.sourceoptions import parse_sink, parse_source, with_secret
-from nsqtools.spark.sparksession import is_local
+from nsqtools.spark.places import is_pattern, local
+from nsqtools.spark.properties import is_local
+from nsqtools.spark.source.depths import Depths
+from nsqtools.spark.source.sourceoptions import parse_sink, parse_source, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def check_inputs(inputs: Iterable[str]) -> None:
     """Raise ConfigError for a local input that does not exist."""
     for place in inputs:
         path = local(place)
-        if path is not None:
+        if path is not None and not is_pattern(place):
             try:
                 path.stat()
             except OSError as error:
@@ -76,9 +76,9 @@ async def waiting(options: Mapping[str, str], master: str) -> int:
 
 def check_staging(staging: str) -> None:
     """Raise ConfigError or OutputError if the directory of --staging cannot hold a staging."""
-    from nsqtools.spark.stores import make_store, probe
+    from nsqtools.spark.stores import open_store, probe
 
-    probe(*make_store(staging))
+    probe(open_store(staging))
 
 
 async def check_sink(options: Mapping[str, str], master: str) -> None:

@@ -34,9 +34,8 @@ from nsqtools.cli.output import print_rows
 from nsqtools.cli.remotes import beside_producer
 from nsqtools.config.lake import result_format
 from nsqtools.errors import ConfigError
-from nsqtools.spark.places import below, local
-from nsqtools.spark.shipping import packages_of
-from nsqtools.spark.sql import (
+from nsqtools.spark.executors import packages_of
+from nsqtools.spark.jobs.sql import (
     ArchivesSettings,
     Destination,
     Query,
@@ -45,7 +44,8 @@ from nsqtools.spark.sql import (
     query_archives,
     query_stream,
 )
-from nsqtools.spark.streams import Stream
+from nsqtools.spark.jobs.streams import Stream
+from nsqtools.spark.places import below, local
 
 if TYPE_CHECKING:
     import threading

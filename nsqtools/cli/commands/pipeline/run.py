@@ -14,12 +14,12 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.service import Signals, supervised
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
+from nsqtools.spark.executors import check_executors, ship
 from nsqtools.spark.interrupts import StoppedError
-from nsqtools.spark.shipping import check_executors, ship
-from nsqtools.spark.sparksession import is_local, open_session
+from nsqtools.spark.sparksession import open_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from nsqtools.cli.commands.pipeline.views import View
     from nsqtools.config import MetricsOptions, SparkOptions
@@ -38,8 +38,6 @@ class PipelineJob(Protocol):
 
 
 log = logging.getLogger(__name__)
-
-_CODEC = "spark.sql.parquet.compression.codec"
 
 
 class Run:
@@ -114,7 +112,7 @@ class Run:
         """Called in a thread."""
         with open_session(
             self._spark.master,
-            session_conf(self._spark),
+            _properties(self._spark.conf),
             log_file=self._spark.spark_log or None,
         ) as session:
             if self.stop.is_set():
@@ -142,16 +140,6 @@ class Run:
         self._state = "finishing the current step"
         self._show(f"{self._state}, Ctrl-C again to end now")
         self.stop.set()
-
-
-def session_conf(spark: SparkOptions) -> Mapping[str, str]:
-    """Properties of the session; those of --conf take precedence.
-
-    Parquet is compressed with zstd. On one machine Spark's default of 200 partitions would take
-    seconds for each batch of an aggregation.
-    """
-    few = {"spark.sql.shuffle.partitions": "8"} if is_local(spark.master) else {}
-    return {_CODEC: "zstd", **few, **_properties(spark.conf)}
 
 
 def _properties(texts: Sequence[str]) -> dict[str, str]:

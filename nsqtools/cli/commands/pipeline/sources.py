@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError
 from nsqtools.records.layout import Layout
-from nsqtools.spark.sparksession import is_local
+from nsqtools.spark.properties import is_local
 
 if TYPE_CHECKING:
     from nsqtools.config import (

@@ -16,25 +16,18 @@ from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
 from nsqtools.cli.commands.pipeline.views import StreamView, conclude
 from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, PeerError
-from nsqtools.spark.archive import ArchiveSettings, Shape
-from nsqtools.spark.archive import archive as archive_topics
-from nsqtools.spark.checkpoints import (
-    check_staged,
-    committed,
-    has_orphans,
-    is_finished,
-    staged,
-)
-from nsqtools.spark.claims import check_stamp, is_settled, note_java, only_one
-from nsqtools.spark.depths import Depths
-from nsqtools.spark.folders import check_output
+from nsqtools.spark.executors import packages_of
 from nsqtools.spark.interrupts import StoppedError
-from nsqtools.spark.ledger import Ledger
+from nsqtools.spark.jobs.archive import ArchiveSettings, Shape
+from nsqtools.spark.jobs.archive import archive as archive_topics
+from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
+from nsqtools.spark.jobs.guard import only_one
+from nsqtools.spark.jobs.streams import Stream
+from nsqtools.spark.lake.folders import check_output
 from nsqtools.spark.places import OURS, below, local
-from nsqtools.spark.shipping import packages_of
-from nsqtools.spark.sourceoptions import parse_source
-from nsqtools.spark.stores import make_store
-from nsqtools.spark.streams import Stream
+from nsqtools.spark.source.depths import Depths
+from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.staging.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +42,7 @@ if TYPE_CHECKING:
         StreamOptions,
         StreamSourceOptions,
     )
+    from nsqtools.spark.jobs.guard import RunGuard
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +88,13 @@ def archive(
         source=source_options(source, stream, config, master=spark.master, staging=places.staging),
         output=places.output,
         stream=Stream(places.checkpoint, stream.trigger if stream.continuous else None),
-        shape=Shape(lake.format, schema_text(bodies.schema), lake.where, lake.select),
+        shape=Shape(
+            lake.format,
+            schema_text(bodies.schema),
+            lake.where,
+            lake.select,
+            lake.partition_by,
+        ),
     )
     StreamJob(
         partial(archive_topics, settings=settings),
@@ -129,6 +129,11 @@ class StreamJob:
     sink: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint and the staging."""
+        return Checkpoint(self.places.checkpoint, self.places.staging)
+
+    @property
     def held(self) -> str:
         """The path to lock for the run: the checkpoint, or a staging that outlives it."""
         return self.places.staging if self.is_kept else self.places.checkpoint
@@ -143,73 +148,74 @@ class StreamJob:
 
         Options are checked before anything is created. A run without messages leaves no files.
         """
-        _, checkpoint, staging = self.places
         if self.places.output:
             check_output(self.places.output, "--output")
-        make_store(staging)
+        checkpoint = self.checkpoint
         option = "--staging" if self.is_kept else "--checkpoint"
-        with locked(self.stream.lock), only_one(self.held, option):
+        with locked(self.stream.lock), only_one(self.held, option) as guard:
             if self.is_kept:
-                self._run_kept()
+                self._run_kept(guard)
                 return
-            check_stamp(checkpoint, self.stamp)
-            check_staged(checkpoint, staging)
-            if has_orphans(checkpoint, staging):
+            Stamp.check(checkpoint, self.stamp)
+            checkpoint.check_staged()
+            if checkpoint.has_orphans():
                 log.warning(
                     "--staging %s has messages of another checkpoint than %s: nsqd has "
                     "forgotten them, so only a run with that checkpoint can still write them",
-                    staging,
-                    checkpoint,
+                    self.places.staging,
+                    self.places.checkpoint,
                 )
-            asyncio.run(self._run())
+            asyncio.run(self._run(guard))
 
-    def _run_kept(self) -> None:
+    def _run_kept(self, guard: RunGuard) -> None:
         """Run with a temporary checkpoint, and a staging that the next run continues from.
 
         The staging has the only copy of its messages; those that Spark has not committed were not
         shown.
         """
-        _, checkpoint, staging = self.places
+        checkpoint = self.checkpoint
         mask = os.umask(0o077)
         try:
-            asyncio.run(self._run())
+            asyncio.run(self._run(guard))
         finally:
             os.umask(mask)
             with contextlib.suppress(OSError, ValueError, LookupError):
-                done = committed(checkpoint)
-                Ledger(*make_store(staging), self.source["streamName"]).clean(done)
-            if left := staged(staging):
+                done = checkpoint.committed()
+                Ledger(checkpoint.staging, self.source["streamName"]).clean(done)
+            if left := checkpoint.staged():
                 log.warning(
                     "%s received but not completely shown, kept in %s: the next query of the same "
                     "topics, channel and servers shows them first",
-                    *(counted(left, "message"), staging),
+                    *(counted(left, "message"), self.places.staging),
                 )
 
-    async def _run(self) -> None:
+    async def _run(self, guard: RunGuard) -> None:
         """Ask the nsqds how many messages wait, and start Spark only if there are any."""
         view = StreamView(self.verb)
         packages = packages_of(self.source, self.sink)
         run = Run(self.spark, self.metrics, view, packages=packages, prints=self.prints)
-        left = self.is_kept and staged(self.held)
+        checkpoint = self.checkpoint
+        left = self.is_kept and checkpoint.staged()
         if self.sink:
             await check_sink(self.sink, self.spark.master)
         try:
             count = await waiting(self.source, self.spark.master)
         except PeerError as error:
-            if is_finished(self.places.checkpoint) and not left:
+            if checkpoint.is_finished() and not left:
                 raise
             log.warning("%s", error)  # staged messages need no nsqd
         else:
-            settled = not left and is_settled(*self.places[1:], self.stamp)
+            settled = not left and checkpoint.is_settled(self.stamp)
             if not count and not self.stream.continuous and settled:
                 log.info("no messages wait")
                 return
+        guard.stops(run.stop)
         if run.stop.is_set():
             return
         check_staging(self.places.staging)
 
         def work(spark: Any, **given: Any) -> None:
-            note_java(self.held, spark)
+            guard.note_java(spark)
             self.work(spark, **given)
 
         continuous = self.stream.continuous
@@ -220,6 +226,7 @@ class StreamJob:
         finally:
             if watching:
                 watching.cancel()
+        guard.check()
         conclude(view.summary)
 
 

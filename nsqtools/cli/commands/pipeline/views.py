@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nsqtools.metrics import MetricType
-    from nsqtools.spark.progress import Progress, Totals
+    from nsqtools.spark.jobs.progress import Progress, Totals
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class StreamView:
     """
 
     def __init__(self, verb: str = "") -> None:
-        from nsqtools.spark.progress import Totals
+        from nsqtools.spark.jobs.progress import Totals
 
         self._verb = verb
         self.totals: Totals = Totals()

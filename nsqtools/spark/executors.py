@@ -1,0 +1,136 @@
+"""Installation of this package on the executors of a cluster, and checks of executors.
+
+pyspark is imported inside functions: executors import this module before they are checked.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools import __version__
+from nsqtools.errors import ConfigError, NSQError
+from nsqtools.records.compression import method_of
+from nsqtools.spark.properties import is_local
+from nsqtools.spark.sparksession import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+_PACKAGE = Path(__file__).parents[1]
+_STAYS = ("cli", "sandbox")
+"""Parts that no executor imports."""
+
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+
+_INSTALLED_BY = {"snappy": "python-snappy"}
+"""The package of a module, where their names differ."""
+
+
+def ship(spark: SparkSession) -> None:
+    """Let executors import this package from a zip of the driver's copy, in place of their own.
+
+    Does nothing with a local master. The driver keeps using its installed package.
+    """
+    if is_local(spark.sparkContext.master or ""):
+        return
+    from pyspark import SparkFiles
+
+    # Executors fetch it during the whole session, at whose end Spark removes this directory.
+    folder = Path(SparkFiles.getRootDirectory(), "nsqtools")
+    folder.mkdir(exist_ok=True)
+    archive = make_zip(folder / f"nsqtools-{__version__}.zip")
+    path = sys.path.copy()
+    spark.sparkContext.addPyFile(str(archive))
+    sys.path[:] = path
+
+
+def make_zip(target: Path) -> Path:
+    """Write a zip from which executors can import the package."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(_PACKAGE.rglob("*.py")):
+            inside = file.relative_to(_PACKAGE)
+            if inside.parts[0] not in _STAYS:
+                archive.write(file, Path(_PACKAGE.name, inside))
+    return target
+
+
+def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",)) -> None:
+    """Raise ConfigError unless executors have the driver's Python and the packages.
+
+    ``packages`` are names of modules. Checks all current executors; with a local master, which runs
+    the driver's own Python, there is nothing to check.
+    """
+    context = spark.sparkContext
+    if is_local(context.master or ""):
+        return
+    count = max(context.defaultParallelism, 1)
+    try:
+        found = context.parallelize(range(count), count).mapPartitions(_probe(packages)).collect()
+    except Exception as error:
+        raise _diagnosed(explain(error), context.pythonExec) from error
+    for host, python, lacking, version in found:
+        if lacking:
+            names = " ".join(_INSTALLED_BY.get(name, name) for name in lacking)
+            raise ConfigError(
+                f"executor {host} lacks {', '.join(lacking)}: run {python} -m pip install {names} "
+                "there, or choose another Python with --conf spark.pyspark.python=PATH"
+            )
+        if version != __version__:
+            raise ConfigError(
+                f"executor {host} imports nsqtools {version}, but the driver has {__version__}: "
+                "remove nsqtools there"
+            )
+
+
+def packages_of(*connections: Mapping[str, str]) -> Sequence[str]:
+    """Return the modules that executors need for sources and sinks with these options."""
+    snappy = any("nsq.snappy" in options for options in connections)
+    return ("pyarrow", "snappy") if snappy else ("pyarrow",)
+
+
+def readers_of(paths: Iterable[str]) -> Sequence[str]:
+    """Return the modules, besides pyarrow, that executors need to read these archives."""
+    return [_ZSTD] if any(method_of(path) == "zstd" for path in paths) else []
+
+
+def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequence[Any]]]:
+    """What an executor runs: a function within a function goes there as code, not by its name."""
+    wanted = tuple(packages)
+
+    def probe(_: Iterable[int]) -> Iterator[Sequence[Any]]:
+        import importlib
+        import sys
+        from socket import gethostname
+
+        lacking = []
+        for name in wanted:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                lacking.append(name)
+        from nsqtools import __version__ as version
+
+        yield gethostname(), sys.executable, lacking, version
+
+    return probe
+
+
+def _diagnosed(error: NSQError, python: str) -> ConfigError:
+    """An error of the check itself as one that says what to do."""
+    text = str(error)
+    name = "choose it with --conf spark.pyspark.python=PATH"
+    if "PYTHON_VERSION_MISMATCH" in text:
+        theirs, ours = [*re.findall(r"\d+\.\d+", text), "another", "the same"][:2]
+        return ConfigError(
+            f"executors run Python {theirs}, but the driver runs {ours}: install {ours} there "
+            f"and {name}"
+        )
+    if "Cannot run program" in text:
+        return ConfigError(f"executors have no {python}: install it there, or {name}")
+    return ConfigError(f"executors: {text}")

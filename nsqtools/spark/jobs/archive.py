@@ -1,0 +1,173 @@
+"""``pipeline archive``: topics to files in ``date=/hour=/batch=``, each message once.
+
+A batch has the same rows each time it is written, because its messages are staged, and the number
+of its tasks follows from its plan. So the next run overwrites everything that a killed run has
+left, for all readers, which Spark's own file sink with its log does not achieve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import AnalysisException
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.jobs.batches import BatchFiles
+from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
+from nsqtools.spark.jobs.streams import Stream, read, run_stamped
+from nsqtools.spark.lake.bodies import DATE, HOUR, PARTITIONS, read_schema, with_columns
+from nsqtools.spark.lake.delta import append_delta, check_delta
+from nsqtools.spark.sparksession import first_line
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nsqtools.spark.jobs.progress import Progress, Totals, Written
+
+_VIEW = "nsqtools_archive"
+_PUBLISHED = "_nsqtools_published"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Format, columns and rows of the files; empty texts mean all.
+
+    ``partition_by`` is empty or ``topic``: the directories below date and hour.
+    """
+
+    format: str = "parquet"
+    schema: str = ""
+    where: str = ""
+    select: str = ""
+    partition_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSettings:
+    """An archive: ``source`` has options of the source ``nsq``, ``output`` is a path or URL."""
+
+    source: Mapping[str, str]
+    output: str
+    stream: Stream
+    shape: Shape = Shape()
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, and the staging of its source."""
+        return Checkpoint(self.stream.checkpoint, self.source["stagingLocation"])
+
+    @property
+    def stamp(self) -> dict[str, Any]:
+        """The settings that batches of a checkpoint depend on."""
+        return stamp_of(self.source, self.stream.checkpoint, self.output, **asdict(self.shape))
+
+
+def archive(
+    spark: SparkSession,
+    settings: ArchiveSettings,
+    *,
+    stop: threading.Event,
+    report: Callable[[Progress], None],
+) -> Totals:
+    """Archive until all waiting messages are written or ``stop`` is set; see ``streams.run``.
+
+    Raises ConfigError, before any message is received, for SQL that Spark cannot parse and for a
+    checkpoint of other topics.
+    """
+    frame = read(spark, settings.source, settings.stream)
+    stamp = Stamp(settings.checkpoint, settings.stamp)
+    writer = ArchiveWriter(spark, settings, stamp)
+    writer.check(frame)
+    return run_stamped(
+        frame,
+        writer.write,
+        settings.stream,
+        stamp=stamp,
+        stop=stop,
+        report=report,
+    )
+
+
+class ArchiveWriter:
+    """Writes the batches of an archive."""
+
+    def __init__(self, spark: SparkSession, settings: ArchiveSettings, stamp: Stamp) -> None:
+        self._spark = spark
+        self._settings = settings
+        shape = settings.shape
+        self._schema = read_schema(shape.schema) if shape.schema else None
+        self._files: BatchFiles | None = None
+        if shape.format != "delta":
+            self._files = BatchFiles(settings.output, shape.format, settings.checkpoint, stamp)
+
+    def check(self, frame: DataFrame) -> None:
+        """Raise ConfigError if the columns cannot be selected or the format cannot be written."""
+        for name in self._shaped(frame).columns:
+            if name.lower() in PARTITIONS[2:]:
+                raise ConfigError(
+                    f"--select: {name} is the name of a directory: rename the column with AS"
+                )
+        if self._files is None:
+            check_delta(self._spark, self._settings.output)
+
+    def write(self, batch: DataFrame, query: str, number: int) -> Written:
+        """Write a batch; it replaces files of an earlier attempt."""
+        rows = self._shaped(batch)
+        if self._files is None:
+            return append_delta(rows, self._settings.output, self._partitions, query, number)
+        times = _PUBLISHED if _PUBLISHED in rows.columns else ""
+        return self._files.write(rows, query, number, partitions=self._partitions, times=times)
+
+    @property
+    def _partitions(self) -> tuple[str, ...]:
+        more = self._settings.shape.partition_by
+        return (*PARTITIONS[:2], *([more] if more else []))
+
+    def _shaped(self, frame: DataFrame) -> DataFrame:
+        """The rows to write, followed by the columns of partitions that they lack.
+
+        Raises ConfigError.
+        """
+        shape = self._settings.shape
+        if self._schema:
+            frame = with_columns(frame, self._schema)
+        if shape.where:
+            try:
+                frame = frame.where(shape.where)
+            except AnalysisException as error:
+                raise ConfigError(f"--where: {first_line(error)}") from error
+        found = _selected(frame, shape.select or "*")
+        names = [name.lower() for name in found.columns]
+        more = [f"{DATE} AS date", f"{self._hour} AS hour"]
+        if shape.partition_by and shape.partition_by not in names:
+            more.append(shape.partition_by)
+        if self._files is not None and not _is_distinct(found):
+            more.append(f"timestamp AS {_PUBLISHED}")
+        found = _selected(frame, ", ".join([f"{shape.select or '*'}\n", *more]))
+        names = [name.lower() for name in found.columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"--select: two columns are named {name}: rename one with AS")
+        return found
+
+    @property
+    def _hour(self) -> str:
+        return f"lpad(CAST({HOUR} AS STRING), 2, '0')" if self._files is None else HOUR
+
+
+def _selected(frame: DataFrame, columns: str) -> DataFrame:
+    frame.createOrReplaceTempView(_VIEW)
+    try:  # a batch has a session of its own
+        return frame.sparkSession.sql(f"SELECT {columns}\nFROM {_VIEW}")
+    except AnalysisException as error:
+        raise ConfigError(f"--select: {first_line(error)}") from error
+
+
+def _is_distinct(frame: DataFrame) -> bool:
+    """Whether one more column would make more rows."""
+    plan: str = frame._jdf.queryExecution().analyzed().toString()
+    return plan.lstrip("~").startswith("Distinct")

@@ -1,0 +1,84 @@
+"""The files of the batches of a stream, each batch once."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.spark.lake.write import summary, write_files
+from nsqtools.spark.staging.fencing import as_output_error
+from nsqtools.spark.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
+    from nsqtools.spark.jobs.progress import Written
+    from nsqtools.spark.source.plans import Quota
+
+_PER_TASK = 10_000
+"""Messages for which another task is worth another file."""
+
+
+class BatchFiles:
+    """Writes batches of a checkpoint to an output, as ``form`` (parquet or json)."""
+
+    def __init__(self, output: str, form: str, checkpoint: Checkpoint, stamp: Stamp) -> None:
+        self._output = output
+        self._form = form
+        self._checkpoint = checkpoint
+        self._stamp = stamp
+        self._is_first = True
+
+    def write(
+        self, rows: DataFrame, query: str, number: int, *, few: bool = True, **more: Any
+    ) -> Written:
+        """Write a batch; it replaces files of an earlier attempt.
+
+        With ``few``, small batches are written by fewer tasks than they have partitions. ``more``
+        are arguments of ``write_files``. Raises OutputError.
+        """
+        name = named(query, number)
+        if self._stamp.changed:
+            remove_batch(self._output, name)
+            self._stamp.settle()
+        offset = self._checkpoint.planned(number) if few else None
+        tasks = tasks_for(offset.quotas) if offset else None
+        # A run may have been killed within this batch, and some SQL has other tasks each time.
+        files = write_files(
+            rows, self._output, self._form, name=name, tasks=tasks, replace=self._is_first, **more
+        )
+        self._is_first = False
+        return summary(files)
+
+
+def tasks_for(quotas: Sequence[Quota]) -> int | None:
+    """Return the number of tasks that write a batch, at most one per quota; None for no quotas.
+
+    It follows from the plan alone, so a retry has the same tasks on any machine.
+    """
+    count = sum(quota.count for quota in quotas)
+    return min(len(quotas), -(-count // _PER_TASK)) or None
+
+
+def named(query: str, batch: int) -> str:
+    """Return the name of a batch's directories: 16 digits of the query's id, and the number.
+
+    The id prevents checkpoints that write to one output from replacing each other's batches. Spark
+    chooses it at random, and these digits have 60 random bits: the probability that two of a
+    million checkpoints share them is 1 in 2,000,000. With 8 digits it would be 1 in 9,000 for a
+    thousand checkpoints.
+    """
+    return f"{query.replace('-', '')[:16]}-{batch:08d}"
+
+
+def remove_batch(output: str, name: str) -> None:
+    """Remove the files of a batch, wherever they are in an output. Raises OutputError."""
+    store = open_store(output, "--output")
+    with as_output_error(output):
+        folders = {posixpath.dirname(each.path) for each in store.files()}
+        for folder in sorted(folders):
+            if posixpath.basename(folder) == f"batch={name}":
+                store.delete(folder)

@@ -1,0 +1,232 @@
+"""A checkpoint of Spark: its logs, the staging of its stream, and the settings of its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigError, NSQError, OutputError
+from nsqtools.spark.places import below, local
+from nsqtools.spark.source.plans import Offset
+from nsqtools.spark.staging.fencing import as_output_error
+from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqtools.spark.stores import Store
+
+_OFFSETS, _COMMITS = "offsets", "commits"
+_STAMP = "nsq-source"
+_UNREADABLE = (OSError, ValueError, LookupError, NSQError)
+
+
+class Checkpoint:
+    """A checkpoint and the staging of its stream, in any stores; both may not exist yet.
+
+    Methods raise OutputError for errors of the stores.
+    """
+
+    def __init__(self, place: str, staging: str) -> None:
+        """Raises ConfigError for places that are not supported."""
+        self.place = place
+        self.store = open_store(place, "--checkpoint")
+        self.staging = open_store(staging, "--staging")
+
+    def is_finished(self) -> bool:
+        """Whether there is no unfinished batch."""
+        return self._last(_OFFSETS) == self._last(_COMMITS)
+
+    def committed(self) -> int:
+        """Return the last committed batch; raises OSError or ValueError if a log is damaged."""
+        offset = self._offset(self._last(_OFFSETS) - self._last(_COMMITS))
+        return offset.batch if offset else 0
+
+    def planned(self, batch: int) -> Offset | None:
+        """Return the offset of a batch, by Spark's number of it; None if Spark has none."""
+        with as_output_error(self.place), contextlib.suppress(FileNotFoundError):
+            return self._logged(batch)
+        return None
+
+    def is_unused(self) -> bool:
+        """Whether no batch of messages has been planned."""
+        with contextlib.suppress(*_UNREADABLE):
+            return (offset := self._offset()) is None or not offset.batch
+        return False
+
+    def is_settled(self, stamp: Mapping[str, Any]) -> bool:
+        """Whether there is no work left: it is unused, or its last run had the same settings."""
+        if not self.is_finished():
+            return False
+        text = self.read_stamp()
+        if text is None:
+            return self._last(_OFFSETS) < 0
+        try:
+            return bool(json.loads(text) == stamp) and not self._has_forgotten()
+        except ValueError:
+            return False
+
+    def staged(self) -> int:
+        """Return the number of messages in the staging."""
+        with as_output_error(self.staging.place):
+            return sum(Ledger(self.staging, name).rows() for name in self.staging.list(""))
+
+    def has_orphans(self) -> bool:
+        """Whether messages are staged although the checkpoint does not exist."""
+        return self._last(_OFFSETS) < 0 and self.staged() > 0
+
+    def check_staged(self) -> None:
+        """Raise OutputError if the unfinished batch is staged elsewhere.
+
+        The source would raise the same error when Spark asks for the batch.
+        """
+        if self.is_finished():
+            return
+        try:
+            offset, before = self._offset(), self._offset(1)
+        except _UNREADABLE:
+            return
+        if offset and offset.quotas and offset != before:
+            Ledger(self.staging, offset.stream).expect(offset)
+
+    def read_stamp(self) -> str | None:
+        """Return the settings of the last run, as JSON; None if there are none."""
+        with as_output_error(self.place), contextlib.suppress(FileNotFoundError):
+            return str(self.store.get(_STAMP).to_pybytes(), "utf-8", "replace")
+        return None
+
+    def _has_forgotten(self) -> bool:
+        """Whether a batch is staged that a power failure has removed from Spark's log.
+
+        Also true if that cannot be determined.
+        """
+        try:
+            offset = self._offset()
+            if offset is None:
+                return False
+            return Ledger(self.staging, offset.stream).prepared(offset.batch + 1) is not None
+        except _UNREADABLE:
+            return True
+
+    def _offset(self, back: int = 0) -> Offset | None:
+        """The last one, or one before; None if there is none. Raises any of _UNREADABLE."""
+        batch = self._last(_OFFSETS) - back
+        return self._logged(batch) if batch >= 0 else None
+
+    def _logged(self, batch: int) -> Offset:
+        text = self.store.get(f"{_OFFSETS}/{batch}").to_pybytes().decode()
+        return Offset.from_json(json.loads(text.splitlines()[-1]))
+
+    def _last(self, folder: str) -> int:
+        """The highest batch of a log of Spark's; -1 if there is none."""
+        with as_output_error(self.place):
+            names = self.store.list(folder)
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+class Stamp:
+    """The settings of a checkpoint's batches: ``topics``, ``channel``, ``output`` and others.
+
+    A killed run may leave the next batch half written. A run with the same settings overwrites it
+    with the same rows in the same files; a run with other settings must remove it first.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, stamp: Mapping[str, Any]) -> None:
+        """Compare the settings of the last run; a checkpoint without a stamp gets one.
+
+        Raises as ``check`` does.
+        """
+        self._store: Store = checkpoint.store
+        self._stamp = stamp
+        said = self.check(checkpoint, stamp)
+        # Without a stamp what was left is not known: until that is removed this is not like it.
+        self.changed = said != stamp
+        """Whether files of other settings may have been left."""
+        if said is None:
+            self._write(dict(stamp) | {"settled": False})
+
+    @staticmethod
+    def check(checkpoint: Checkpoint, stamp: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the settings of the last run; None if there are none.
+
+        Raises ConfigError for other topics, another channel or another output, and OutputError if
+        the stamp cannot be read.
+        """
+        text = checkpoint.read_stamp()
+        if text is None:
+            return None
+        said = _parse(checkpoint.place, text)
+        if not checkpoint.is_unused():
+            _compare(checkpoint.place, said, stamp)
+        return said
+
+    def settle(self) -> None:
+        """Write the stamp, after files of other settings have been removed."""
+        if self.changed:
+            self._write(self._stamp)
+            self.changed = False
+
+    def _write(self, stamp: Mapping[str, Any]) -> None:
+        with as_output_error(self._store.place):
+            self._store.put(_STAMP, json.dumps(stamp).encode())
+
+
+def stamp_of(
+    source: Mapping[str, str], checkpoint: str, output: str, **more: Any
+) -> dict[str, Any]:
+    """Return the settings that batches depend on, from the source's options.
+
+    With other settings, batches have other rows or other places. An output that contains its
+    checkpoint is identified by the relative path, so that it can be moved.
+    """
+    topics = sorted({each.strip() for each in source["subscribe"].split(",")})
+    place, state = _real(output), _real(checkpoint)
+    if place and state.startswith(f"{place}/"):
+        place = "/".join([".."] * state[len(place) :].count("/"))
+    return {"topics": topics, "channel": source["channel"], "output": place, **more}
+
+
+def _real(place: str) -> str:
+    """The only name of a place of this machine; others are what they are called."""
+    path = local(place) if place else None
+    return place.rstrip("/") if path is None else os.path.realpath(path)
+
+
+def _parse(checkpoint: str, text: str) -> dict[str, Any]:
+    """What a stamp says; raises OutputError if it is damaged."""
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise OutputError(
+        f"{below(checkpoint, _STAMP)}: damaged: remove it if the last run had the same "
+        "--topic, --channel and --output, or give another --checkpoint"
+    )
+
+
+def _compare(checkpoint: str, said: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:
+    for name, flag in (("topics", "--topic"), ("channel", "--channel")):
+        if said.get(name) != stamp[name]:
+            raise ConfigError(
+                f"--checkpoint {checkpoint}: belongs to {flag} {_words(said.get(name))}, not "
+                f"{_words(stamp[name])}: give another --checkpoint, or that {flag}"
+            )
+    before, now = said.get("output"), stamp["output"]
+    if before and now and before != now:
+        raise ConfigError(
+            f"--checkpoint {checkpoint}: belongs to --output {_place(before, checkpoint)}, not"
+            f" {_place(now, checkpoint)}: give another --checkpoint, or that --output; if the "
+            f"output was moved, remove {below(checkpoint, _STAMP)}"
+        )
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _place(output: str, checkpoint: str) -> str:
+    """An output as ``stamp_of`` has it, by its name."""
+    above = output.split("/").count("..") if output.startswith("..") else 0
+    return _real(checkpoint).rsplit("/", above)[0] if above else output

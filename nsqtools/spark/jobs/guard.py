@@ -1,0 +1,293 @@
+"""One run at a time on a checkpoint, or on the output of a job.
+
+On a mounted file system the kernel holds a lock. Elsewhere a run puts an entry that no other run
+can put, and renews a file: who finds that the newest run does not renew it any more puts the next
+entry. That takes over from a dead run, and a run that only seemed dead finds the entry and stops.
+No message depends on these times: the staging fences attempts by itself, and a batch is written
+with the same content by whoever writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from nsqtools.errors import ConfigError, LockedError, OutputError
+from nsqtools.sinks.files.disk import make_directory
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark.places import local
+from nsqtools.spark.staging.fencing import as_output_error
+from nsqtools.spark.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from nsqtools.spark.stores import Store
+
+log = logging.getLogger(__name__)
+
+_LOCK = "lock"
+_JAVA = "java"
+_JAVA_ENDS = 60.0  # seconds
+_LOOK = 0.1
+
+_RUNS = "runs"
+_RENEWED = "renewed"
+_RENEW_INTERVAL = 5.0
+_LEASE = 30.0
+"""Seconds after which a run that has not renewed its file counts as dead."""
+_PATIENCE = 20.0
+"""Seconds after which a run that cannot renew its file stops: before another one takes over."""
+
+
+class RunGuard:
+    """The right to run; what a subclass needs to keep it."""
+
+    def note_java(self, spark: SparkSession) -> None:
+        """Record the Java process of this run, for the next run on this host."""
+
+    def stops(self, stop: threading.Event) -> None:
+        """Set ``stop`` once another run has taken over."""
+
+    def check(self) -> None:
+        """Raise LockedError if another run has taken over."""
+
+
+@contextlib.contextmanager
+def only_one(place: str, flag: str = "--checkpoint") -> Iterator[RunGuard]:
+    """Hold the right to run on a place, which ``flag`` names in errors.
+
+    Raises LockedError if another run holds it, and ConfigError or OutputError if the place cannot
+    be written.
+
+    Spark itself notices two runs only when one of them fails.
+    """
+    path = local(place)
+    with _lock(path, flag) if path is not None else _lease(place, flag) as guard:
+        yield guard
+
+
+class _LocalGuard(RunGuard):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def note_java(self, spark: SparkSession) -> None:
+        """Write it to a file."""
+        if process := _java_of(spark):
+            (self._path / _JAVA).write_text(" ".join(process))
+
+
+@contextlib.contextmanager
+def _lock(path: Path, flag: str) -> Iterator[RunGuard]:
+    """Directories created for the lock are removed again if they remain empty."""
+    made = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    lock = Lock(str(path / _LOCK))
+    try:
+        try:
+            make_directory(str(path), 0o777)  # as the umask says: others read an output above it
+            held = lock.acquire()
+        except OSError as error:
+            kind = OutputError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+            raise kind(f"{flag} {path}: {error.strerror}: give another {flag}") from error
+        if not held:
+            raise lock.refusal(f"give another {flag}")
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid, began = (path / _JAVA).read_text().split()
+            _outlive(pid, began)
+        yield _LocalGuard(path)
+    finally:
+        lock.release()
+        with contextlib.suppress(OSError):
+            for each in made:
+                each.rmdir()
+
+
+@contextlib.contextmanager
+def _lease(place: str, flag: str) -> Iterator[RunGuard]:
+    lease = Lease(open_store(place, flag))
+    with as_output_error(place):
+        lease.acquire()
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+class Lease(RunGuard):
+    """The right to run on a place in a store without locks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._number = 0
+        self._facts: dict[str, Any] = {
+            "run": uuid4().hex,
+            "host": os.uname().nodename,
+            "kernel": _kernel(),
+            "processes": [_process(os.getpid())],
+        }
+        self._beat = 0
+        self._stop: threading.Event | None = None
+        self._lost = threading.Event()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    def acquire(self) -> None:
+        """Take the right, from a dead run if need be; raises LockedError and OSError."""
+        newest = self._newest()
+        if newest:
+            self._await_end(newest)
+        self._number = newest + 1
+        content = json.dumps(self._facts).encode()
+        taken = self._store.put_if_absent(self._entry(self._number), content)
+        if not taken or self._newest() > self._number:
+            raise LockedError(f"{self._store.place}: another run has just begun")
+        self._renew()
+        if newest:
+            self._store.delete(self._entry(newest))
+        self._thread.start()
+
+    def release(self) -> None:
+        """Let the next run begin at once."""
+        self._end.set()
+        self._thread.join()
+        if not self._lost.is_set():
+            with contextlib.suppress(OSError):
+                self._renew(ended=True)
+
+    def note_java(self, spark: SparkSession) -> None:
+        """Add it to what is renewed."""
+        if process := _java_of(spark):
+            self._facts["processes"].append(process)
+
+    def stops(self, stop: threading.Event) -> None:
+        """Set ``stop`` once another run has taken over."""
+        self._stop = stop
+        if self._lost.is_set():
+            stop.set()
+
+    def check(self) -> None:
+        """Raise LockedError if another run has taken over, or may have."""
+        if self._lost.is_set():
+            raise LockedError(
+                f"{self._store.place}: another run has taken over, because this one could not "
+                f"renew its entry for {_PATIENCE:.0f} seconds"
+            )
+
+    def _await_end(self, number: int) -> None:
+        """Return once the run with this number has ended or is dead; raises LockedError."""
+        first = self._last_renewal(number)
+        if not first or first.get("ended"):
+            return
+        if first["kernel"] == self._facts["kernel"]:
+            run, *others = first["processes"]
+            if not _is_running(*run):
+                for process in others:
+                    _outlive(*process)
+                return
+        deadline = time.monotonic() + _LEASE
+        while (now := self._last_renewal(number)) == first:
+            if time.monotonic() > deadline:
+                log.warning(
+                    "%s: took over from a run on %s that has not renewed its entry for %d seconds",
+                    *(self._store.place, first["host"], _LEASE),
+                )
+                return
+            time.sleep(_LOOK)
+        if now and not now.get("ended"):
+            raise LockedError(
+                f"{self._store.place}: in use by process {now['processes'][0][0]} on {now['host']}"
+            )
+
+    def _last_renewal(self, number: int) -> dict[str, Any]:
+        """What the run with this number last wrote; nothing if its entry is gone."""
+        entry = self._read(self._entry(number))
+        renewed = self._read(f"{_RUNS}/{_RENEWED}")
+        return renewed if renewed.get("run") == entry.get("run") else entry
+
+    def _read(self, path: str) -> dict[str, Any]:
+        with contextlib.suppress(FileNotFoundError):
+            found = json.loads(self._store.get(path).to_pybytes())
+            assert isinstance(found, dict)
+            return found
+        return {}
+
+    def _newest(self) -> int:
+        names = self._store.list(_RUNS)
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def _entry(self, number: int) -> str:
+        return f"{_RUNS}/{number:010d}"
+
+    def _renew(self, *, ended: bool = False) -> None:
+        self._beat += 1
+        facts = self._facts | {"beat": self._beat, "ended": ended}
+        self._store.put(f"{_RUNS}/{_RENEWED}", json.dumps(facts).encode())
+
+    def _keep(self) -> None:
+        """Renew until the end, or until the right is lost."""
+        renewed = time.monotonic()
+        while not self._end.wait(_RENEW_INTERVAL):
+            began, is_newest = time.monotonic(), True
+            with contextlib.suppress(OSError):
+                is_newest = self._newest() == self._number
+                if is_newest:
+                    self._renew()
+                    renewed = began
+            if not is_newest or time.monotonic() - renewed > _PATIENCE:
+                self._lost.set()
+                if self._stop:
+                    self._stop.set()
+                return
+
+
+def _java_of(spark: SparkSession) -> tuple[str, str] | None:
+    gateway: Any = spark.sparkContext._gateway
+    process = gateway.proc if gateway else None
+    return _process(process.pid) if process is not None else None
+
+
+def _kernel() -> str:
+    """What tells that process ids are of the same machine, boot and container."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return uuid4().hex
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """A process id, and when the process began, in the kernel's words; empty if it has ended."""
+    try:
+        state, *_, began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+    except (OSError, ValueError):
+        return str(pid), ""
+    return str(pid), "" if state == "Z" else began
+
+
+def _is_running(pid: str, began: str) -> bool:
+    return bool(began) and _process(int(pid)) == (pid, began)
+
+
+def _outlive(pid: str, began: str) -> None:
+    """Wait until the Java process of a run that was killed has ended.
+
+    That takes it a moment, in which it might still write a batch, in the midst of the same being
+    done anew. Raises LockedError if it does not end.
+    """
+    deadline = time.monotonic() + _JAVA_ENDS
+    while _is_running(pid, began):
+        if time.monotonic() > deadline:
+            raise LockedError(
+                f"the Java process {pid} of a killed run is still running: try again when it has "
+                "ended"
+            )
+        time.sleep(_LOOK)

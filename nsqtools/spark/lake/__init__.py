@@ -1,0 +1,1 @@
+"""The files of a lake: reading, writing and their layout."""

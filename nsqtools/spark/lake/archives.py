@@ -1,0 +1,288 @@
+"""Records: files of ``to-file`` as a Spark data source, read by executors in batches.
+
+The files are an option of the source: the driver has listed them, and assigns each to one task.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from nsqtools.errors import RecordError
+from nsqtools.records.compression import METHODS, method_of, plain_chunks
+from nsqtools.records.forms import make_reader
+from nsqtools.records.layout import Layout
+from nsqtools.spark.places import local
+from nsqtools.spark.rows import ROW_SCHEMA
+from nsqtools.spark.stores import stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import BinaryIO
+
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "INPUT_SCHEMA",
+    "ArchiveFile",
+    "ArchiveSource",
+    "as_option",
+    "check_same",
+    "open_file",
+    "read",
+]
+
+INPUT_SCHEMA = pa.schema([*ROW_SCHEMA, ("source_file", pa.string()), ("source_record", pa.int64())])
+"""A record and its place: ``source_record`` counts from 0 in ``source_file``."""
+
+_ROWS = 16384
+_BYTES = 4 << 20
+"""Of bodies. A batch ends with the piece of the file that makes it reach either."""
+
+_READ = 8 << 20
+"""Bytes of a request to a store."""
+
+_LEAST_SHARE, _LARGEST_SHARE = 1 << 20, 64 << 20
+_SHARES_PER_CORE = 4
+_TIMESTAMPS = range(1 << 63)
+_ATTEMPTS = range(1 << 31)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A file of records as the driver found it.
+
+    ``format`` is in ``forms.FORMS``; the suffix of the path gives the compression. ``skip`` is
+    the number of records to skip at the beginning.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    format: str
+    delimiter: bytes = b"\n"
+    skip: int = 0
+
+
+def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a file in INPUT_SCHEMA, in batches of limited size.
+
+    Unknown columns are null, except the time, which is then the modification time of the file.
+    Raises RecordError, which names file and position, if the file is damaged or incomplete, or has
+    changed since it was found.
+    """
+    check_same(archive.path, archive.size, archive.mtime_ns)
+    try:
+        with open_file(archive.path) as file:
+            yield from _batches(archive, file)
+    except OSError as error:
+        raise RecordError(f"{archive.path}: {error.strerror or error}") from None
+    except RecordError as error:
+        raise RecordError(f"{archive.path}: {error}") from None
+    check_same(archive.path, archive.size, archive.mtime_ns)
+
+
+def open_file(path: str, ahead: int = _READ) -> BinaryIO:
+    """Open a file for reading, wherever it is; raises OSError.
+
+    A file in a store is read in pieces of ``ahead`` bytes.
+    """
+    if local(path) is not None:
+        return open(path, "rb")
+    return io.BufferedReader(_StoredBytes(path), ahead)
+
+
+class _StoredBytes(io.RawIOBase):
+    """A file of a store, which is read in ranges."""
+
+    def __init__(self, path: str) -> None:
+        self._store, self._path = stored(path)
+        self._size = self._store.stat(self._path).size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {1: self._position, 2: self._size}.get(whence, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        size = max(min(len(buffer), self._size - self._position), 0)
+        if size:
+            data = self._store.get(self._path, self._position, size)
+            buffer[:size] = memoryview(data).cast("B")
+        self._position += size
+        return size
+
+
+def check_same(path: str, size: int, mtime_ns: int) -> None:
+    """Raise RecordError unless a file has this size and time."""
+    store, relative = stored(path)
+    try:
+        now = store.stat(relative)
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+    if (now.size, now.mtime_ns) != (size, mtime_ns):
+        raise RecordError(
+            f"{path}: changed while it was read: omit files that are still being written"
+        )
+
+
+def _batches(archive: ArchiveFile, file: BinaryIO) -> Iterator[pa.RecordBatch]:
+    compression = method_of(archive.path)
+    if not archive.size and compression != "none":
+        raise RecordError(f"empty: it has no {METHODS[compression].noun}")
+    position = size = 0
+    bodies: list[bytes] = []
+    envelopes: list[dict[str, Any]] = []  # of bodies that are in one
+    layout = Layout(archive.format, archive.delimiter)
+    reader = make_reader(layout, complete=True, observe=envelopes.append)
+    for chunk in chain(plain_chunks(file, compression), (None,)):
+        found = reader.finish() if chunk is None else reader.feed(chunk)
+        bodies += found
+        size += sum(map(len, found))
+        if chunk is None or len(bodies) >= _ROWS or size >= _BYTES:
+            yield from _batch(archive, bodies, envelopes, position)
+            position += len(bodies)
+            size = 0
+            bodies.clear()
+            envelopes.clear()
+
+
+def _batch(
+    archive: ArchiveFile,
+    bodies: Sequence[bytes],
+    envelopes: Sequence[dict[str, Any]],
+    position: int,
+) -> Iterator[pa.RecordBatch]:
+    """One batch of the records from this position on; none if all of them are skipped."""
+    first = max(archive.skip - position, 0)
+    kept = bodies[first:]
+    if not kept:
+        return
+    if archive.format == "json":
+        columns = _from_envelopes(archive, kept, envelopes[first:])
+    else:
+        columns = _from_bodies(archive, kept)
+    start = position + first
+    places = pa.array(range(start, start + len(kept)), pa.int64())
+    files = pa.repeat(pa.scalar(archive.path, pa.string()), len(kept))
+    yield pa.RecordBatch.from_arrays([*columns, files, places], schema=INPUT_SCHEMA)
+
+
+def _from_bodies(archive: ArchiveFile, bodies: Sequence[bytes]) -> list[pa.Array]:
+    nothing = {field.name: pa.nulls(len(bodies), field.type) for field in ROW_SCHEMA}
+    when = pa.scalar(archive.mtime_ns // 1000, pa.int64()).cast(ROW_SCHEMA.field("timestamp").type)
+    known = {"timestamp": pa.repeat(when, len(bodies)), "body": pa.array(bodies, pa.binary())}
+    return list((nothing | known).values())
+
+
+def _from_envelopes(
+    archive: ArchiveFile, bodies: Sequence[bytes], envelopes: Sequence[dict[str, Any]]
+) -> list[pa.Array]:
+    """As the JSON writer has them; of other keys, and values that cannot be, nothing is known."""
+    stamps = [_number(each.get("timestamp"), _TIMESTAMPS) for each in envelopes]
+    times = [(archive.mtime_ns if ns is None else ns) // 1000 for ns in stamps]
+    attempts = [_number(each.get("attempts"), _ATTEMPTS) for each in envelopes]
+    try:
+        texts = [
+            pa.array([_text(each.get(key)) for each in envelopes], pa.string())
+            for key in ("topic", "channel", "nsqd", "id")
+        ]
+    except UnicodeEncodeError:
+        raise RecordError("a topic, channel, nsqd or id has half of a surrogate pair") from None
+    return [
+        *texts,
+        pa.array(times, pa.int64()).cast(ROW_SCHEMA.field("timestamp").type),
+        pa.array(stamps, pa.int64()),
+        pa.array(attempts, pa.int32()),
+        pa.array(bodies, pa.binary()),
+    ]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object, allowed: range) -> int | None:
+    return value if type(value) is int and value in allowed else None
+
+
+@dataclass
+class Share(InputPartition):
+    """The files that one task reads; not frozen, as its base has a constructor."""
+
+    archives: tuple[ArchiveFile, ...]
+
+
+class ArchiveSource(DataSource):
+    """The data source ``format("nsqtools-archive")``; its option ``archives`` comes from
+    ``as_option``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "nsqtools-archive"
+
+    def schema(self) -> StructType:
+        """Return INPUT_SCHEMA as a Spark schema."""
+        schema: StructType = from_arrow_schema(INPUT_SCHEMA)
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader for the files in the options."""
+        return _ArchiveReader(self.options["archives"], int(self.options["cores"]))
+
+
+class _ArchiveReader(DataSourceReader):
+    def __init__(self, archives: str, cores: int) -> None:
+        self._archives = archives
+        self._cores = cores
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return list(_shares(_from_option(self._archives), self._cores))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Share)
+        for archive in partition.archives:
+            yield from read(archive)
+
+
+def as_option(archives: Iterable[ArchiveFile]) -> str:
+    """Return archives as the text of an option."""
+    rows = [{**asdict(each), "delimiter": each.delimiter.hex()} for each in archives]
+    return json.dumps(rows)
+
+
+def _from_option(text: str) -> Iterator[ArchiveFile]:
+    for row in json.loads(text):
+        yield ArchiveFile(**{**row, "delimiter": bytes.fromhex(row["delimiter"])})
+
+
+def _shares(archives: Iterable[ArchiveFile], cores: int) -> Iterator[Share]:
+    """Tasks of about the same size; a file is not divided."""
+    files = list(archives)
+    total = sum(each.size for each in files)
+    share = min(max(total // (cores * _SHARES_PER_CORE), _LEAST_SHARE), _LARGEST_SHARE)
+    taken: list[ArchiveFile] = []
+    size = 0
+    for each in files:
+        taken.append(each)
+        size += each.size
+        if size >= share:
+            yield Share(tuple(taken))
+            taken, size = [], 0
+    if taken:
+        yield Share(tuple(taken))

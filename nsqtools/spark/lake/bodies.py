@@ -1,0 +1,113 @@
+"""Columns from bodies that are JSON objects."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, cast
+from uuid import uuid4
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import StringType, StructField, StructType
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.sparksession import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pyspark.sql import Column, DataFrame
+
+CORRUPT = "_corrupt"
+PARTITIONS = ("date", "hour", "batch")
+
+# Of the timestamp itself they would depend on the session's time zone.
+_MICROS = "unix_micros(timestamp)"
+_DAY_US, _HOUR_US = 86_400_000_000, 3_600_000_000
+_DAY = f"({_MICROS} - pmod({_MICROS}, {_DAY_US})) div {_DAY_US}"
+DATE = f"date_from_unix_date(cast({_DAY} as int))"
+HOUR = f"cast(pmod({_MICROS}, {_DAY_US}) div {_HOUR_US} as int)"
+"""SQL for the day and the hour of the column timestamp, in UTC."""
+
+_JSON = "_nsqtools_json"
+
+_FLAT = r"^[^}]*\}[ \t\r\n]*\z"
+_END = f"end_{uuid4().hex}"
+"""Nobody's field."""
+
+
+def read_schema(text: str) -> StructType:
+    """Parse columns in SQL or Spark's JSON; needs a Spark session. Raises ConfigError."""
+    try:
+        if text.lstrip().startswith("{"):
+            found = StructType.fromJson(json.loads(text))
+        else:
+            found = cast("StructType", StructType.fromDDL(text))
+    except (PySparkException, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"--schema: {first_line(error)}") from error
+    if not found.fields:
+        raise ConfigError("--schema: expected at least one column")
+    names = [each.name.lower() for each in found.fields]
+    if CORRUPT in names:
+        raise ConfigError(
+            f"--schema: {CORRUPT} is reserved for bodies that cannot be parsed: rename the column"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"--schema: {name!r} is named more than once: rename one of the columns"
+            )
+    return found
+
+
+def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Return the frame with columns for the fields of ``body``, and ``_corrupt``.
+
+    If a body is not UTF-8, or not exactly one JSON object of these types, the fields that cannot be
+    parsed are null and ``_corrupt`` has the text, with invalid UTF-8 replaced. A field is named
+    ``body_<field>`` if the frame or a partition already has a column of that name.
+    """
+    taken = {*(name.lower() for name in frame.columns), *PARTITIONS, CORRUPT}
+    wanted = StructType([*schema.fields, StructField(CORRUPT, StringType())])
+    body = F.col("body").cast("string")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    parsed = F.from_json(F.try_validate_utf8(body), wanted, options)
+    found = F.col(_JSON)
+    return frame.withColumn(_JSON, F.when(_is_alone(body), parsed)).select(
+        *frame.columns,
+        *(found.getField(each.name).alias(_free(each.name, taken)) for each in schema.fields),
+        _corrupt(found, body).alias(CORRUPT),
+    )
+
+
+def texts(frame: DataFrame) -> DataFrame:
+    """Return ``body`` as text, or as ``body_b64`` if it is not text, as ``to-file --format json``
+    does.
+    """
+    if dict(frame.dtypes).get("body") != "binary":
+        return frame
+    body = F.col("body")
+    text = F.try_validate_utf8(body.cast("string"))
+    return frame.withColumns({"body": text, "body_b64": F.when(text.isNull(), F.base64(body))})
+
+
+def _is_alone(body: Column) -> Column:
+    """Whether there is nothing more than white space behind the JSON value that a body begins with.
+
+    ``from_json`` does not look there. An object that has one brace to close ends with that, which
+    costs little to see. Another value is made the first of an array, whose second one comes from
+    here: what follows the value breaks the array, or is the second one itself.
+    """
+    array = F.concat(F.lit("["), body, F.lit(f',{{"{_END}":1}}]'))
+    second = F.get(F.from_json(array, f"ARRAY<STRUCT<{_END} INT>>"), F.lit(1))
+    return body.rlike(_FLAT) | (second.getField(_END) == 1)
+
+
+def _corrupt(found: Column, body: Column) -> Column:
+    """The text of a body that did not parse; of one without an object Spark makes null."""
+    lost = F.when(found.isNull(), F.make_valid_utf8(body))
+    return F.coalesce(found.getField(CORRUPT), lost)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    return f"body_{name}" if name.lower() in taken else name

@@ -1,0 +1,89 @@
+"""Local directories of outputs and checkpoints: checks and syncing.
+
+Other file systems, such as HDFS or S3, need none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.sinks.files.disk import sync_directory
+from nsqtools.spark.places import local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_NEWEST = 4
+"""Entries that a batch can have written: its own and its checksum, and those of one before."""
+
+
+def check_output(place: str, flag: str) -> None:
+    """Raise ConfigError unless a local directory is writable or can be created; creates nothing."""
+    path = local(place)
+    if path is None:
+        return
+    found = path
+    while not os.path.lexists(found):
+        found = found.parent
+    code = 0
+    if not os.path.isdir(found):
+        code = errno.EEXIST if found == path else errno.ENOTDIR
+    elif not os.access(found, os.W_OK | os.X_OK):
+        code = errno.EACCES
+    if code:
+        raise ConfigError(f"{flag} {place}: {os.strerror(code)}")
+
+
+def sync(root: Path, leaves: Iterable[Path]) -> None:
+    """Make the files of directories durable, and all names from ``root`` down to them.
+
+    Raises OutputError.
+    """
+    above: set[Path] = set()
+    try:
+        for leaf in leaves:
+            for entry in os.scandir(leaf):
+                if entry.is_file(follow_symlinks=False):
+                    sync_file(entry.path)
+            above.add(leaf)
+            above.update(each for each in leaf.parents if each.is_relative_to(root))
+        for folder in sorted(above, key=lambda each: len(each.parts), reverse=True):
+            sync_directory(str(folder))
+    except OSError as error:
+        raise OutputError(f"{error.filename or root}: {error.strerror}") from error
+
+
+def sync_file(path: str) -> None:
+    """Make the content of a file durable; raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_log(checkpoint: str, log: str) -> None:
+    """Make the newest entries of a log, ``offsets`` or ``commits``, durable; raises OutputError.
+
+    Spark does not sync its logs. Messages are finished after an offset is logged, and rows are
+    removed after a commit is logged, so neither entry may be lost in a power failure.
+    """
+    folder = os.path.join(checkpoint, log)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            with os.scandir(folder) as entries:
+                files = [(each.stat().st_mtime_ns, each.path) for each in entries if each.is_file()]
+            for _, path in nlargest(_NEWEST, files):
+                sync_file(path)
+            sync_file(os.path.join(checkpoint, "metadata"))
+            sync_directory(folder)
+            sync_directory(checkpoint)
+            sync_directory(os.path.dirname(checkpoint))
+    except OSError as error:
+        raise OutputError(f"{error.filename or folder}: {error.strerror}") from error

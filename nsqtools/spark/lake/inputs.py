@@ -1,0 +1,341 @@
+"""The files of archives that ``pipeline archive``, ``pipeline compact`` and ``to-file`` wrote.
+
+The driver lists the files with size and time, so that changes during a job are detected. Skipped
+are hidden files and directories, files that are not published yet, nsqtools' directory
+``_nsqtools``, and Spark's own files.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import os
+import posixpath
+import re
+import stat
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools.errors import ConfigError, RecordError
+from nsqtools.records.compression import method_of, require
+from nsqtools.records.manifest import is_manifest
+from nsqtools.spark.lake.archives import check_same, open_file
+from nsqtools.spark.places import OURS, as_url, is_pattern, local
+from nsqtools.spark.stores import stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from nsqtools.records.layout import Layout
+    from nsqtools.spark.stores import Store
+
+    ProgressReport = Callable[[str, int, int], None]
+    """Called with progress: the current step, the amount done, and the total (0: unknown)."""
+
+__all__ = ["Input", "ProgressReport", "check_unchanged", "digests", "find", "real"]
+
+_UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
+_NO_DATA = frozenset(
+    {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
+)
+_DELTA = "_delta_log"
+_SPARK_JSON = re.compile(r"/batch=[^/]*/part-[^/]*\.json(?:\.[a-z0-9]+)?")
+_WILD = re.compile(r"[*?\[{]")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_READ = 1 << 20
+_LINE = 1 << 14
+"""Bytes that have the first line of a manifest, as a rule."""
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file as it was found: ``path`` is a URL, or a path without symbolic links.
+
+    ``kind`` is ``parquet``, ``rows`` for JSON of ``pipeline archive``, or ``records`` for files of
+    ``to-file``, which have a ``layout``. ``place`` is the directory or file that was searched;
+    ``whole`` says that no file in it was left out. ``skip`` is the number of records to skip at the
+    beginning.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    kind: str
+    place: str
+    layout: Layout | None = None
+    skip: int = 0
+    whole: bool = False
+
+    @property
+    def looks(self) -> tuple[str, int, int]:
+        """Name, size and time, which a copy has in common with the file."""
+        return posixpath.basename(self.path), self.size, self.mtime_ns
+
+    def digest(self, size: int | None = None) -> str:
+        """Return the sha256 of the first ``size`` bytes, by default all, in hex; raises
+        RecordError.
+        """
+        left = self.size if size is None else size
+        found = hashlib.sha256()
+        try:
+            with open_file(self.path) as file:
+                while left and (data := file.read(min(left, _READ))):
+                    found.update(data)
+                    left -= len(data)
+        except OSError as error:
+            raise RecordError(f"{self.path}: {error.strerror}") from error
+        return found.hexdigest()
+
+
+class _ListedFile(NamedTuple):
+    """A file in a place; ``identity`` is the same for all names of a file."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    identity: object
+
+
+def find(
+    places: Iterable[str],
+    layout: Layout | None,
+    *,
+    exclude: Sequence[str] = (),
+    until: int | None = None,
+) -> list[Input]:
+    """Return the files of archives by path, each once, whatever its names and copies.
+
+    ``places`` are files, directories and patterns, as paths or URLs; ``layout`` is the format of
+    files that ``pipeline archive`` did not write. Excluded are the directories ``exclude``,
+    manifests of ``to-file``, and files changed after ``until``, in ns since the epoch. A copy is a
+    file of the same name, time and content.
+
+    Raises ConfigError for an invalid place, and for a file that needs a layout or a library.
+    """
+    excluded = [real(each) for each in exclude]
+    files: dict[object, tuple[_ListedFile, str]] = {}
+    partial: set[str] = set()
+    for place in _expanded(places):
+        for entry in _files_of(place, excluded, partial):
+            if until is not None and entry.mtime_ns > until:
+                partial.add(place)
+                continue
+            known, _ = files.setdefault(entry.identity, (entry, place))
+            if known.path != entry.path:
+                partial.add(place)
+            if entry.path < known.path:
+                files[entry.identity] = entry, place
+    with ThreadPoolExecutor(_THREADS) as pool:
+        looked = pool.map(lambda each: _look(each[0], each[1], layout), sorted(files.values()))
+        found = [each for each in looked if each]
+    kept = _without_copies(found)
+    partial |= {each.place for each in found} if len(kept) < len(found) else set()
+    return [replace(each, whole=each.place not in partial) for each in kept]
+
+
+def digests(inputs: Sequence[Input]) -> list[str]:
+    """Return the sha256 of each file in hex; raises RecordError."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(Input.digest, inputs))
+
+
+def check_unchanged(inputs: Sequence[Input]) -> None:
+    """Raise RecordError if an input has changed since it was found."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda each: check_same(each.path, each.size, each.mtime_ns), inputs))
+
+
+def real(place: str) -> str:
+    """Return a local path without symbolic links, or a URL without a slash at its end.
+
+    Raises ConfigError for a path that is not UTF-8.
+    """
+    path = local(place)
+    if path is None:
+        return as_url(place).rstrip("/")
+    found = os.path.realpath(path)
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{found!r}: the name is not UTF-8: rename it") from None
+    return found
+
+
+def _expanded(places: Iterable[str]) -> Iterator[str]:
+    """The places, and what matches if one is a pattern; raises ConfigError if nothing does."""
+    for place in places:
+        if not is_pattern(place):
+            yield real(place)
+            continue
+        path = local(place)
+        found: list[str] = []
+        for pattern in _alternatives(place if path is None else str(path)):
+            if path is None:
+                store, relative = stored(pattern)
+                root = pattern.removesuffix(relative)
+                found += [root + each for each in _matching(store, relative.split("/"))]
+            else:
+                found += map(real, glob.glob(pattern))
+        if not found:
+            raise ConfigError(f"{place}: no file or directory matches")
+        yield from found
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """The patterns that one with braces stands for."""
+    found = _BRACES.search(pattern)
+    if not found:
+        yield pattern
+        return
+    for each in found[1].split(","):
+        yield from _alternatives(pattern[: found.start()] + each + pattern[found.end() :])
+
+
+def _matching(store: Store, parts: Sequence[str], folder: str = "") -> Iterator[str]:
+    """Paths in a store that match component by component."""
+    if not parts:
+        yield folder
+    elif not _WILD.search(parts[0]):
+        yield from _matching(store, parts[1:], posixpath.join(folder, parts[0]))
+    else:
+        for name in fnmatch.filter(store.list(folder), parts[0]):
+            yield from _matching(store, parts[1:], posixpath.join(folder, name))
+
+
+def _files_of(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_ListedFile]:
+    """The files of a place, which is added to ``partial`` if Spark would find others there."""
+    for folder in excluded:
+        if _is_within(place, folder):
+            raise ConfigError(f"{place}: is within {folder}, where the result goes: omit it")
+    if local(place) is None:
+        yield from _remote(place, excluded, partial)
+        return
+    try:
+        status = os.stat(place)
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk(place, place, excluded, partial, set())
+            return
+    except OSError as error:
+        raise ConfigError(f"{error.filename or place}: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{place}: is neither a file nor a directory")
+    _check_published(place)
+    yield _entry(place, status)
+
+
+def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_ListedFile]:
+    store, folder = stored(place)
+    root = place.removesuffix(folder)
+    try:
+        found = list(store.files(folder))
+        if not found:
+            found = [store.stat(folder)]
+            _check_published(place)
+    except OSError as error:
+        raise ConfigError(f"{place}: {error.strerror}") from error
+    for each in found:
+        path = root + each.path
+        names = each.path.removeprefix(folder).strip("/").split("/")
+        if _DELTA in names:
+            raise _delta(path.partition(f"/{_DELTA}")[0])
+        if any(map(_is_hidden, names)) or path.endswith(_UNPUBLISHED):
+            continue
+        if any(_is_within(path, other) for other in excluded):
+            partial.add(place)
+            continue
+        yield _ListedFile(path, each.size, each.mtime_ns, path)
+
+
+def _walk(
+    place: str, folder: str, excluded: Sequence[str], partial: set[str], seen: set[str]
+) -> Iterator[_ListedFile]:
+    """Regular files below a real path; links are followed, each directory is entered once."""
+    if folder in seen:
+        return
+    seen.add(folder)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == _DELTA:
+                raise _delta(folder)
+            if _is_hidden(entry.name):
+                continue
+            path = entry.path
+            if entry.is_symlink():
+                path = os.path.realpath(path)
+                partial.add(place)
+            if any(_is_within(path, each) for each in excluded):
+                partial.add(place)
+            elif entry.is_dir():
+                yield from _walk(place, path, excluded, partial, seen)
+            elif entry.is_file() and not path.endswith(_UNPUBLISHED):
+                yield _entry(path, os.stat(path))
+
+
+def _entry(path: str, status: os.stat_result) -> _ListedFile:
+    return _ListedFile(path, status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in _NO_DATA
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+def _check_published(place: str) -> None:
+    if place.endswith(_UNPUBLISHED):
+        raise ConfigError(f"{place}: is not published yet: to-file renames it when it is complete")
+
+
+def _delta(folder: str) -> ConfigError:
+    return ConfigError(f"{folder}: is a Delta table: compact it with OPTIMIZE of Delta Lake")
+
+
+def _look(entry: _ListedFile, place: str, layout: Layout | None) -> Input | None:
+    """What kind of file it is; None for a manifest."""
+    path = entry.path
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path!r}: the name is not UTF-8: rename the file") from None
+    found = Input(path, entry.size, entry.mtime_ns, "records", place, layout)
+    if path.endswith(".parquet"):
+        if posixpath.basename(path).startswith("_"):
+            raise ConfigError(
+                f"{path}: Spark ignores files whose names begin with _: rename the file"
+            )
+        return replace(found, kind="parquet", layout=None)
+    if _SPARK_JSON.search(path):
+        return replace(found, kind="rows", layout=None)
+    try:
+        with open_file(path, _LINE) as file:
+            if is_manifest(file):
+                return None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if layout is None:
+        raise ConfigError(
+            f"{path}: is not a Parquet file: give the --input-format that to-file wrote it in"
+        )
+    require(method_of(path))
+    return found
+
+
+def _without_copies(inputs: Sequence[Input]) -> list[Input]:
+    """In a store a copy has a time of its own, so that it cannot be told from another file."""
+    counts = Counter(each.looks for each in inputs if local(each.path) is not None)
+    known: set[tuple[object, str]] = set()
+    kept = []
+    for each in inputs:
+        if counts[each.looks] > 1:
+            content = each.looks, each.digest()
+            if content in known:
+                continue
+            known.add(content)
+        kept.append(each)
+    return kept

@@ -1,0 +1,389 @@
+"""The files of outputs, written by tasks under names that follow from the batch alone.
+
+A retry of a batch has the same rows in the same tasks, so it overwrites the same files. Nothing is
+committed or renamed afterwards, and an obsolete task that still writes does no harm. A file is at
+``<partition>=<value>/.../batch=<name>/part-<task>-<number>.<format>``.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import OrderedDict
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from nsqtools.spark.jobs.progress import Written
+from nsqtools.spark.lake.bodies import texts
+from nsqtools.spark.places import local
+from nsqtools.spark.staging.fencing import as_output_error
+from nsqtools.spark.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
+    from typing import BinaryIO
+
+    from pyspark.sql import Column
+
+    from nsqtools.spark.stores import Store
+
+ROW_GROUP = 32 << 20
+"""Maximum bytes of the rows of a row group, which readers hold in memory as a whole."""
+FILE_SIZE = 256 << 20
+"""Bytes of rows in a file, before compression; the last row group may exceed it."""
+
+_PART = "part-"
+_PAGE = 1 << 20
+_MEMORY = 96 << 20  # bytes that a task holds for files that are not complete
+_OPEN = 4 << 20  # bytes to count for an open file, for its buffers
+_DISTINCT = frozenset({"message_id", "timestamp", "timestamp_ns", "body"})
+"""Columns of values that hardly repeat: a dictionary of them costs time and saves nothing."""
+
+_ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+_SUMMARY = pa.schema(
+    [
+        ("path", pa.string()),
+        ("rows", pa.int64()),
+        ("size", pa.int64()),
+        ("oldest", pa.int64()),
+        ("newest", pa.int64()),
+        ("again", pa.bool_()),
+    ]
+)
+_SUMMARY_DDL = "path STRING, rows LONG, size LONG, oldest LONG, newest LONG, again BOOLEAN"
+
+
+class PartFile(NamedTuple):
+    """A file that a task wrote; ``path`` is relative to the output, ``size`` its bytes of rows.
+
+    ``oldest`` and ``newest`` are in microseconds since the epoch, None if there were no times.
+    ``again`` tells that an earlier attempt of the task may have written other files.
+    """
+
+    path: str
+    rows: int
+    size: int
+    oldest: int | None
+    newest: int | None
+    again: bool
+
+
+def write_files(
+    rows: DataFrame,
+    output: str,
+    form: str,
+    *,
+    name: str = "",
+    partitions: Sequence[str] = (),
+    times: str = "",
+    tasks: int | None = None,
+    size: int = FILE_SIZE,
+    replace: bool = False,
+) -> list[PartFile]:
+    """Write rows once, as ``form`` (parquet or json), and return the durable files.
+
+    Rows go below ``<partition>=<value>`` for the columns ``partitions`` and, with a ``name``, below
+    ``batch=<name>``. The files lack these columns, and the column ``times``, whose timestamps are
+    summarised only. At most ``tasks`` tasks write, each as many files as ``size`` bytes of rows
+    need. With ``replace``, other files of tasks in the same directories are removed afterwards,
+    which an earlier attempt wrote. Raises OutputError, and errors of Spark.
+    """
+    path = local(output)
+    output = output if path is None else str(path)  # tasks have another current directory
+    aside = [*partitions, *([times] if times else [])]
+    if form == "json":
+        kept = texts(rows.drop(*aside))
+        line = F.to_json(F.struct(*map(_column, kept.columns)))
+        rows = texts(rows).select(*aside, line.alias("line"))
+    if tasks:
+        rows = rows.coalesce(tasks)
+    work = WriteTask(output, form, name, tuple(partitions), times, size)
+    files = [PartFile(**each.asDict()) for each in _map_in_arrow(rows, work).collect()]
+    store = open_store(output, "--output")
+    # Without a name, the files of others may be there.
+    replace |= bool(name) and any(each.again for each in files)
+    with as_output_error(output):
+        _settle(store, files, replace=replace)
+    return files
+
+
+def summary(files: Iterable[PartFile]) -> Written:
+    """Return the sum of what was written."""
+    files = list(files)
+    oldest = [each.oldest / 1e6 for each in files if each.oldest is not None]
+    newest = [each.newest / 1e6 for each in files if each.newest is not None]
+    return Written(
+        sum(each.rows for each in files), min(oldest, default=None), max(newest, default=None)
+    )
+
+
+def escaped(value: object) -> str:
+    """Return the value of a partition in a path, as Hive and Spark write it.
+
+    An int, as an hour, has at least two digits.
+    """
+    if value is None or value == "":
+        return _NULL
+    text = f"{value:02d}" if isinstance(value, int) else str(value)
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def _settle(store: Store, files: Iterable[PartFile], *, replace: bool) -> None:
+    """Sync the names of files up to the place, which tasks do for directories that they make."""
+    written = {each.path for each in files}
+    for folder in sorted({posixpath.dirname(path) for path in written}):
+        if replace:
+            for each in store.list(folder):
+                path = posixpath.join(folder, each)
+                if each.startswith(_PART) and path not in written:
+                    store.delete(path)
+        store.sync(folder)
+
+
+def _map_in_arrow(rows: DataFrame, work: WriteTask) -> DataFrame:
+    """``rows.mapInArrow``, which needs pandas only for its way to make the function."""
+    udf = UserDefinedFunction(work, _SUMMARY_DDL, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column: Any = udf(*map(_column, rows.columns))
+    return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
+
+
+def _column(name: str) -> Column:
+    """A column by its name, whatever is in that."""
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """What each task does with its rows."""
+
+    output: str
+    form: str
+    name: str
+    partitions: tuple[str, ...]
+    times: str
+    size: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the files, and yield their summary as one batch."""
+        context = TaskContext.get()
+        number = context.partitionId() if context else 0
+        again = context is not None and context.attemptNumber() > 0
+        with as_output_error(self.output), _PartFiles(self, number, again=again) as files:
+            for batch in batches:
+                for values, part in self._parts(batch):
+                    files.add(values, part)
+        rows = [each._asdict() for each in files.done]
+        yield pa.RecordBatch.from_pylist(rows, schema=_SUMMARY)
+
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+        """The rows of each partition, mostly all of one, in slices of at most a row group."""
+        keys = [batch.column(each) for each in self.partitions]
+        rows = batch.drop_columns(list(self.partitions)) if keys else batch
+        if not rows.num_rows:
+            return
+        if all(_is_constant(key) for key in keys):
+            yield from _sliced(tuple(key[0].as_py() for key in keys), rows)
+            return
+        indices: dict[tuple[Any, ...], list[int]] = {}
+        for index, values in enumerate(zip(*(key.to_pylist() for key in keys), strict=True)):
+            indices.setdefault(values, []).append(index)
+        for values, chosen in indices.items():
+            yield from _sliced(values, rows.take(pa.array(chosen, pa.int64())))
+
+    def folder(self, values: Sequence[object]) -> str:
+        """Return the directory of a partition, relative to the output."""
+        pairs = [*zip(self.partitions, values, strict=True)]
+        pairs += [("batch", self.name)] if self.name else []
+        return "/".join(f"{key}={escaped(value)}" for key, value in pairs)
+
+
+def _is_constant(column: pa.Array) -> bool:
+    if column.null_count:
+        return False
+    found = pc.min_max(column)
+    return bool(found["min"] == found["max"])
+
+
+def _sliced(
+    values: tuple[Any, ...], rows: pa.RecordBatch
+) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+    count = -(-rows.num_rows // max(1, -(-rows.nbytes // ROW_GROUP)))
+    for start in range(0, rows.num_rows, count):
+        yield values, rows.slice(start, count)
+
+
+class _PartFiles:
+    """The incomplete files of a task, one for each partition; the least recent is closed first.
+
+    After an exception in the ``with`` block none of them appears.
+    """
+
+    def __init__(self, task: WriteTask, number: int, *, again: bool) -> None:
+        self.done: list[PartFile] = []
+        self._task = task
+        self._number = number
+        self._again = again
+        self._store = open_store(task.output, "--output")
+        self._open: OrderedDict[tuple[Any, ...], _IncompletePart] = OrderedDict()
+        self._count: dict[str, int] = {}
+        self._held = 0
+
+    def __enter__(self) -> _PartFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with ExitStack() as stack:
+            for each in self._open.values():
+                stack.callback(each.abort)  # nothing happens to those that are complete
+            while self._open and error is None:
+                self._close(next(iter(self._open)))
+
+    def add(self, values: tuple[Any, ...], rows: pa.RecordBatch) -> None:
+        """Add rows of a partition; they are at most a row group."""
+        file = self._open.get(values)
+        if file is None:
+            file = self._open[values] = self._next(values)
+        self._open.move_to_end(values)
+        self._held -= file.held
+        file.add(rows)
+        self._held += file.held
+        if file.size >= self._task.size:
+            self._close(values)
+        while self._held > _MEMORY:
+            self._close(next(iter(self._open)))
+
+    def _next(self, values: tuple[Any, ...]) -> _IncompletePart:
+        folder = self._task.folder(values)
+        number = self._count[folder] = self._count.get(folder, -1) + 1
+        name = f"{_PART}{self._number:05d}-{number:03d}.{self._task.form}"
+        return _IncompletePart(self._store, posixpath.join(folder, name), self._task)
+
+    def _close(self, values: tuple[Any, ...]) -> None:
+        file = self._open[values]
+        self._held -= file.held
+        file.close()
+        del self._open[values]
+        times = file.oldest, file.newest
+        self.done.append(PartFile(file.path, file.rows, file.size, *times, self._again))
+
+
+class _IncompletePart:
+    """A file with the rows of its next row group; it is created with the first one."""
+
+    def __init__(self, store: Store, path: str, task: WriteTask) -> None:
+        self.path = path
+        self.rows = self.size = 0
+        self.oldest: int | None = None
+        self.newest: int | None = None
+        self._store = store
+        self._task = task
+        self._rows: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._stack = ExitStack()
+        self._file: _JsonPart | pq.ParquetWriter | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory, about."""
+        return self._bytes + (_OPEN if self._file else 0)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows, and write a row group when it is full."""
+        size = rows.nbytes
+        if self._rows and self._bytes + size > ROW_GROUP:
+            self._write()
+        self._rows.append(rows)
+        self._bytes += size
+        self.rows += rows.num_rows
+        self.size += size
+
+    def close(self) -> None:
+        """Complete the file, so that it appears."""
+        try:
+            self._write()
+            with self._stack:
+                pass
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Forget the file, unless it is complete."""
+        with suppress(_Abandoned), self._stack:
+            raise _Abandoned
+
+    def _write(self) -> None:
+        table = pa.Table.from_batches(self._rows)
+        self._rows, self._bytes = [], 0
+        if self._task.times:
+            self._note(table[self._task.times])
+            table = table.drop_columns(self._task.times)
+        if self._file is None:
+            file = self._stack.enter_context(self._store.create(self.path))
+            self._file = _JsonPart(file) if self._task.form == "json" else _parquet(file, table)
+            self._stack.enter_context(self._file)
+        self._file.write_table(table, row_group_size=table.num_rows)
+
+    def _note(self, times: pa.ChunkedArray) -> None:
+        found = pc.min_max(times.cast(pa.int64()))
+        least, most = found["min"].as_py(), found["max"].as_py()
+        if least is not None:
+            self.oldest = least if self.oldest is None else min(self.oldest, least)
+            self.newest = most if self.newest is None else max(self.newest, most)
+
+
+class _Abandoned(Exception):  # noqa: N818 - no error
+    """A file is not completed."""
+
+
+class _JsonPart:
+    """Writes tables of one column, each value in a line."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __enter__(self) -> _JsonPart:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def write_table(self, table: pa.Table, row_group_size: int) -> None:
+        """Write the lines; ``row_group_size`` has no meaning here."""
+        self._file.write("".join(f"{line}\n" for line in table[0].to_pylist()).encode())
+
+
+def _parquet(file: BinaryIO, first: pa.Table) -> pq.ParquetWriter:
+    """A writer for rows like the first ones.
+
+    pyarrow looks at the size of a page only after so many values, 1,024 by default: with bodies of
+    1 MB that would be pages of 1 GB, which no reader can take.
+    """
+    mean = max(1, first.nbytes // max(1, first.num_rows))
+    return pq.ParquetWriter(
+        file,
+        first.schema,
+        compression="zstd",
+        use_dictionary=[name for name in first.schema.names if name not in _DISTINCT],
+        write_statistics=[name for name in first.schema.names if name != "body"],
+        data_page_size=_PAGE,
+        write_batch_size=min(1024, max(1, _PAGE // mean)),
+        store_schema=False,
+    )

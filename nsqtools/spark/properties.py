@@ -1,0 +1,127 @@
+"""Properties of a Spark session: defaults, what spark-submit gives, and access to S3.
+
+Importing this module does not load pyspark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsqtools.spark.places import s3_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DEFAULTS = {
+    "spark.sql.session.timeZone": "UTC",
+    # Rows on their way to tasks that write them: Spark's default of 64 MiB is held three times.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "8m",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_FEW_CORES = {"spark.sql.shuffle.partitions": "8"}
+"""With Spark's default, 200, a batch of an aggregation would take seconds on one machine."""
+
+_LOCAL = re.compile(r"local(?:\[([^],]+)(?:,[^]]+)?\])?")
+_TASK_TRIES = 4
+"""As on a cluster; Spark's own default for a local master is 1."""
+
+_PROPERTY = re.compile(r"\s*([^\s#!=:][^\s=:]*)\s*[\s=:]\s*(.*?)\s*")
+"""A line of a file of Java properties, as far as people write them for Spark."""
+
+
+def is_local(master: str) -> bool:
+    """Whether executors are threads of the driver's own JVM."""
+    return _LOCAL.fullmatch(master) is not None
+
+
+def on_loopback(master: str) -> bool:
+    """Whether driver and executors need no other network interface."""
+    return is_local(master) or re.match(r"spark://(127\.|localhost\b|\[::1\])", master) is not None
+
+
+def default_master() -> str:
+    """Return the master that spark-submit or spark-defaults.conf gives, else ``local[*]``."""
+    return inherited().get("spark.master", "local[*]")
+
+
+def properties(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties to start a session with: those of ``conf``, and defaults.
+
+    What the session inherits is not repeated: the command line of Java, which every user of the
+    machine can read, would show its secrets.
+    """
+    defaults = {**_DEFAULTS, **_s3a()}
+    if on_loopback(master):
+        defaults |= _LOOPBACK
+    if is_local(master):
+        defaults |= _FEW_CORES
+    known = inherited()
+    missing = {name: value for name, value in defaults.items() if name not in known}
+    return {**missing, **conf, "spark.master": _with_tries(master)}
+
+
+def inherited() -> dict[str, str]:
+    """Return the properties that every session of this process has.
+
+    They come from spark-submit if it started the process, else from PYSPARK_SUBMIT_ARGS and
+    spark-defaults.conf.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()
+        return dict(SparkConf().getAll())
+    return {**_file_of_defaults(), **_submit_args()}
+
+
+def _file_of_defaults() -> dict[str, str]:
+    package = find_spec("pyspark")
+    origin = package.origin if package else None
+    home = os.environ.get("SPARK_HOME") or (os.path.dirname(origin) if origin else "")
+    folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"))
+    with suppress(OSError):
+        lines = folder.joinpath("spark-defaults.conf").read_text("utf-8", "replace").splitlines()
+        return {found[1]: found[2] for line in lines if (found := _PROPERTY.fullmatch(line))}
+    return {}
+
+
+def _submit_args() -> dict[str, str]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--master")
+    parser.add_argument("--conf", "-c", action="append", default=[])
+    try:
+        words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+        given, _ = parser.parse_known_args(words)
+    except (argparse.ArgumentError, ValueError):  # Spark will say what is wrong
+        return {}
+    found = {name: value for name, _, value in (text.partition("=") for text in given.conf)}
+    return found | ({"spark.master": given.master} if given.master else {})
+
+
+def _s3a() -> dict[str, str]:
+    """What the variables of AWS mean for Hadoop's S3A, which knows those of a key only."""
+    endpoint, region = s3_server()
+    found = {"endpoint.region": region} if region else {}
+    if endpoint:
+        found |= {"endpoint": endpoint, "path.style.access": "true"}
+    if "AWS_ACCESS_KEY_ID" not in os.environ:  # a profile, or the role of a machine or pod
+        chain = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+        found["aws.credentials.provider"] = chain
+    return {f"spark.hadoop.fs.s3a.{name}": value for name, value in found.items()}
+
+
+def _with_tries(master: str) -> str:
+    """``local[2]`` as ``local[2,4]``; what names its tries itself stays, and so do clusters."""
+    found = _LOCAL.fullmatch(master)
+    return f"local[{found[1] or 1},{_TASK_TRIES}]" if found and "," not in master else master

@@ -1,0 +1,68 @@
+"""What Spark needs on this machine; found without starting or importing any of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from nsqtools.errors import ConfigError
+
+OLDEST_PYSPARK = (4, 2)
+"""The first with admission control for Python sources (SPARK-55304)."""
+OLDEST_JAVA = 17
+
+
+def require_spark() -> None:
+    """Raise ConfigError, with the command to run, if pyspark, pyarrow or Java is missing."""
+    wanted = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
+    install = f"{sys.executable} -m pip install 'pyspark>=4.2' 'pyarrow>=18'"
+    if wanted:
+        verb = "are" if len(wanted) > 1 else "is"
+        raise ConfigError(f"{' and '.join(wanted)} {verb} not installed: run {install}")
+    version = metadata.version("pyspark")
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_PYSPARK:
+        raise ConfigError(f"pyspark {version} is too old: run {install}")
+    _require_java()
+    _require_same_spark(version)
+
+
+def _require_java() -> None:
+    """As ``spark-class`` looks for it: in JAVA_HOME if that is set, else on PATH."""
+    home = os.environ.get("JAVA_HOME", "")
+    found = shutil.which(Path(home, "bin", "java") if home else "java")
+    package = f"openjdk-{OLDEST_JAVA}-jre-headless"
+    install = (
+        f"brew install openjdk@{OLDEST_JAVA}"
+        if sys.platform == "darwin"
+        else f"sudo apt-get install {package}"
+    )
+    if not found:
+        where = f"JAVA_HOME {home} has no bin/java" if home else "PATH has no java"
+        raise ConfigError(f"Spark needs Java {OLDEST_JAVA} or later, but {where}: run {install}")
+    # A file beside it tells in no time what `java -version` would.
+    with contextlib.suppress(OSError):
+        release = Path(found).resolve().parents[1].joinpath("release").read_text()
+        version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
+        if version and int(version[1]) < OLDEST_JAVA:
+            raise ConfigError(
+                f"Spark needs Java {OLDEST_JAVA} or later, but {found} is Java {version[1]}: run "
+                f"{install}, or set JAVA_HOME"
+            )
+
+
+def _require_same_spark(version: str) -> None:
+    """SPARK_HOME replaces the JVM part of pyspark, and they speak to nobody but each other."""
+    home = os.environ.get("SPARK_HOME", "")
+    for jar in Path(home, "jars").glob("spark-core_*.jar") if home else ():
+        other = jar.stem.partition("-core_")[2].partition("-")[2]
+        if other != version:
+            raise ConfigError(
+                f"SPARK_HOME {home} is Spark {other}, but pyspark is {version}: unset SPARK_HOME, "
+                f"or install pyspark=={other}"
+            )

@@ -1,0 +1,91 @@
+"""The data source ``nsq``, by its name. Spark imports this module in every session of a Python
+that has nsqtools installed, so it loads the rest of the package only where a topic is meant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nsqtools.spark.source.sink import NsqStreamWriter, NsqWriter
+    from nsqtools.spark.source.source import NsqStreamReader
+
+SCHEMA = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("channel", StringType()),
+        StructField("nsqd", StringType()),
+        StructField("message_id", StringType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestamp_ns", LongType()),
+        StructField("attempts", IntegerType()),
+        StructField("body", BinaryType()),
+    ]
+)
+"""``rows.ROW_SCHEMA`` as a Spark schema."""
+
+
+class NsqDataSource(DataSource):
+    """The data source ``format("nsq")``; see ``source.options`` for its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "nsq"
+
+    def schema(self) -> StructType:
+        """Return the schema of all rows; raises ConfigError for invalid options, to fail early."""
+        from nsqtools.spark.source.sourceoptions import parse_source
+
+        if "provider" in self.options:
+            raise ConfigError(
+                "source nsq: Spark does not pass the options of a table on: use CREATE TEMPORARY "
+                "VIEW, not TABLE"
+            )
+        parse_source(self.options)
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802
+        """Return the reader for ``readStream``; raises ConfigError."""
+        from nsqtools.spark.source.source import NsqStreamReader
+        from nsqtools.spark.source.sourceoptions import parse_source
+
+        if [(each.name, each.dataType) for each in schema] != [
+            (each.name, each.dataType) for each in SCHEMA
+        ]:
+            raise ConfigError(
+                "source nsq: its columns are fixed: omit .schema() and use select after load()"
+            )
+        return NsqStreamReader(parse_source(self.options))
+
+    def reader(self, schema: StructType) -> NoReturn:
+        """Refuse ``read``: raises ConfigError."""
+        raise ConfigError(
+            "source nsq: a batch read would consume messages at each load(): use readStream "
+            "with trigger(availableNow=True), or nsqtools pipeline"
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
+        """Return the writer for ``write``; raises ConfigError or UnreachableError."""
+        from nsqtools.spark.source.sink import make_writer
+
+        return make_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
+        """Return the writer for ``writeStream``; raises ConfigError or UnreachableError."""
+        from nsqtools.spark.source.sink import make_stream_writer
+
+        return make_stream_writer(self.options, schema, overwrite)

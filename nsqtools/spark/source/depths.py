@@ -1,0 +1,169 @@
+"""The depths of a channel, by which the driver plans micro-batches."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from nsqtools.engine.lookup import find_producers
+from nsqtools.engine.membership import Silence, Subscription
+from nsqtools.errors import ConfigError, HTTPError, UnreachableError
+from nsqtools.net.http.daemons import NsqdHTTP
+from nsqtools.net.tls import http_context
+from nsqtools.spark.source.sourceoptions import respelled, with_secret
+from nsqtools.tasks import call_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.net.http.replies import TopicStats
+    from nsqtools.spark.source.sourceoptions import SourceSettings
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT = 2.0
+_STATS_TIMEOUT = 5.0
+
+
+class Depths:
+    """Queries nsqds; with nsqlookupds, the nsqds are looked up each time.
+
+    Raises ConfigError for invalid TLS options.
+    """
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._silence = Silence()
+        self._silent: set[str] = set()
+        self._heard = settings.wait_for_servers
+        self._subscriptions = [
+            Subscription(topic=topic, channel=settings.channel, lookupds=settings.lookupds)
+            for topic in (settings.topics if settings.lookupds else ())
+        ]
+        try:
+            self._tls = http_context(settings.config)
+            self._lookup_config = self._with_secret()
+        except ConfigError as error:
+            raise respelled(error, flags=settings.flags) from None
+
+    async def ask(self) -> dict[tuple[str, str], int]:
+        """Return waiting messages by topic and nsqd (``host:tcp_port``); 0 for one that does not
+        answer.
+
+        A failing server is logged once until it answers again. Raises UnreachableError if no server
+        has ever answered, unless ``wait_for_servers`` is set: then an address is probably wrong,
+        and a run would end without doing anything.
+        """
+        topics = await self._places()
+        found: dict[tuple[str, str], int] = {}
+        failures: dict[str, HTTPError] = {}
+        answers = await call_each(topics.items(), lambda asked: self._ask(*asked))
+        for url, answer in zip(topics, answers, strict=True):
+            if isinstance(answer, HTTPError):
+                failures[url] = answer
+            else:
+                found |= answer
+        if failures and not (found or self._heard or self._subscriptions):
+            way = "give --nsqd-http-address" if self._settings.flags else "write host:tcp/http"
+            raise UnreachableError(
+                f"no nsqd answers: {next(iter(failures.values()))}: depths are queried over HTTP; "
+                f"if the HTTP port is not the TCP port plus one, {way}"
+            )
+        for url, error in failures.items():
+            log.log(logging.DEBUG if url in self._silent else logging.WARNING, "nsqd %s", error)
+        for url in sorted(self._silent.intersection(topics) - failures.keys()):
+            log.info("nsqd %s answers again", url)
+        self._heard, self._silent = True, set(failures)
+        silent = {key: 0 for places in topics.values() for key in places if key not in found}
+        return found | silent
+
+    async def _places(self) -> dict[str, list[tuple[str, str]]]:
+        """HTTP APIs, and the topic and TCP address of each thing to ask there."""
+        settings = self._settings
+        places: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for topic in settings.topics:
+            for nsqd in settings.nsqds:
+                places[nsqd.http].append((topic, str(nsqd.tcp)))
+        try:
+            answers = await call_each(
+                self._subscriptions,
+                lambda each: find_producers(each, self._lookup_config, self._silence),
+            )
+        except UnreachableError as error:
+            if not self._heard:
+                raise
+            self._silence.nobody(error)
+            return places
+        for topic, producers in zip(settings.topics, answers, strict=False):
+            for address, producer in sorted(producers.items()):
+                places[str(producer.http)].append((topic, str(address)))
+        return places
+
+    async def _ask(
+        self, url: str, places: Iterable[tuple[str, str]]
+    ) -> dict[tuple[str, str], int] | HTTPError:
+        found = {}
+        try:
+            async with NsqdHTTP(
+                url,
+                connect_timeout=_CONNECT_TIMEOUT,
+                request_timeout=_STATS_TIMEOUT,
+                tls=self._tls,
+            ) as nsqd:
+                for topic, address in places:
+                    stats = {each.name: each for each in await nsqd.stats(topic)}
+                    channel = self._settings.channel
+                    found[topic, address] = depth(stats.get(topic), channel)
+                    if not _has_channel(stats, topic, channel):
+                        # nsqd gives a channel what is published after it was made, and it is made
+                        # by its first consumer: without messages there would never be one.
+                        fixed = bool(self._settings.nsqds)
+                        await _create_channel(nsqd, topic, channel, with_topic=fixed)
+        except HTTPError as error:
+            return error
+        return found
+
+    def _with_secret(self) -> ConsumerConfig:
+        """The configuration for requests to nsqlookupd."""
+        config = self._settings.config
+        if self._settings.lookupds and config.lookupd_authorization:
+            try:
+                config = with_secret(self._settings)
+            except ConfigError as error:  # it may be there for executors only
+                log.info("nsqlookupd is queried without a secret: %s", error)
+        return config
+
+
+def depth(topic: TopicStats | None, channel: str) -> int:
+    """Return the messages that wait for a channel: its depth and the topic's depth.
+
+    A channel that does not exist yet will start with the topic's depth. Messages in flight,
+    deferred or paused do not count.
+    """
+    if topic is None:
+        return 0
+    waiting = 0 if topic.paused else topic.depth
+    for each in topic.channels:
+        if each.name == channel:
+            return 0 if each.paused else each.depth + waiting
+    return waiting
+
+
+def _has_channel(stats: Mapping[str, TopicStats], topic: str, channel: str) -> bool:
+    return topic in stats and any(each.name == channel for each in stats[topic].channels)
+
+
+async def _create_channel(nsqd: NsqdHTTP, topic: str, channel: str, *, with_topic: bool) -> None:
+    """Make a channel as SUB would; raises HTTPError.
+
+    A topic that is gone is not made again unless ``with_topic``.
+    """
+    try:
+        if with_topic:
+            await nsqd.change("topic/create", topic=topic)
+        await nsqd.change("channel/create", topic=topic, channel=channel)
+    except HTTPError as error:
+        if with_topic or error.code != "TOPIC_NOT_FOUND":
+            raise

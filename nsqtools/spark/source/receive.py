@@ -1,0 +1,398 @@
+"""A quota of messages from one nsqd into the staging of a partition; runs on executors.
+
+A message is finished when the segment it is in is durable and still ours (``Claim.add``), never
+before. So whatever dies, nothing is lost. What was staged and not finished comes again, then or
+much later: it is finished without being staged again (``Claim.staged``). What cannot be staged is
+given back to nsqd at once, so that the next attempt finds it. Once a connection is lost, or a FIN
+was too late, the partition ends, so that what is in doubt stays among its last rows.
+
+The quota is exact: RDY never promises more than what is not finished of it, and a lower RDY is sent
+before the FINs that make room. So nothing beyond the quota is ever in flight here, to be missing
+elsewhere until it has timed out. What comes once it is to end, is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import (
+    AuthError,
+    ConfigError,
+    NSQError,
+    PeerError,
+    ProtocolError,
+    RefusedError,
+)
+from nsqtools.names import Address
+from nsqtools.net.connection import Connection, Listener
+from nsqtools.spark.rows import make_segment
+from nsqtools.spark.source.sourceoptions import respelled, with_secret
+from nsqtools.spark.staging.partitions import Ending
+from nsqtools.spark.staging.redelivered import WINDOW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.errors import ServerError
+    from nsqtools.proto.messages import Message
+    from nsqtools.spark.source.plans import Quota
+    from nsqtools.spark.source.sourceoptions import SourceSettings
+    from nsqtools.spark.staging.partitions import Claim
+    from nsqtools.spark.staging.redelivered import MessageKey
+
+log = logging.getLogger(__name__)
+
+# Messages that nothing follows for this long are staged, few as they may be.
+_QUIET = 0.05
+_CLS_TIMEOUT = 2.0
+_MOST_LINKS = 8
+# Arrow's offsets of binary are 32 bits.
+_MOST_BYTES = 1 << 30
+
+
+def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
+    """Stage the rest of a quota: ``quota.count`` minus the rows that ``claim`` has adopted.
+
+    Returns how the attempt ended. It ends early, with fewer messages, after ``idle_timeout`` or
+    ``max_read``, and if nsqd is unreachable, the connection is lost, or messages time out. Raises
+    errors that fail the query: UnreachableError or ProtocolError if nsqd refuses the connection,
+    ConfigError for files of TLS or secret, and errors of ``claim``.
+    """
+    if quota.count <= claim.rows:
+        return Ending(settled=True)
+    with _no_collection():
+        return asyncio.run(_run(quota, settings, claim))
+
+
+async def _run(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
+    return await _Pull(quota, settings, claim).run()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Messages are in no cycles: to walk over them takes a tenth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class _QuotaLink(Listener):
+    """One connection, and its part of the quota: ``left`` at the start, ``finished`` of that.
+
+    It listens to its connection; ``pending`` is what waits to be staged, of ``size`` bytes, and
+    ``taken`` what is being staged.
+    """
+
+    def __init__(self, wake: asyncio.Event) -> None:
+        self.connection: Connection
+        self.error: PeerError | None = None
+        self.pending: list[Message] = []
+        self.taken: list[Message] = []
+        self.size = 0
+        self.left = self.received = self.finished = self.too_late = 0
+        self.settled = False
+        self.last = 0.0
+        self._received_bytes = 0
+        self._in_flight = (1, 1)
+        self._granted = 0
+        self._stopped = False
+        self._wake = wake
+        self._now = asyncio.get_running_loop().time
+
+    def begin(self, left: int, in_flight: tuple[int, int]) -> None:
+        """Ask for the first messages; ``in_flight`` may be so many, and of so many bytes."""
+        self.left, self._in_flight = left, in_flight
+        self.last = self._now()
+        self._renew_ready()
+
+    def stop(self) -> None:
+        """Ask for no more."""
+        self._stopped = True
+        if not self.connection.is_lost:
+            self._renew_ready()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more can come, but for what is pending."""
+        return self.received >= self.left or self.connection.is_lost
+
+    def take(self, most_bytes: int) -> list[Message]:
+        """What is pending, or so much of it; nothing of a connection that is lost.
+
+        nsqd will deliver that again, so to stage it would only make it twice.
+        """
+        if self.connection.is_lost:
+            self.pending, self.size = [], 0
+        taken, self.pending = self.pending, []
+        if self.size > most_bytes:
+            sizes = accumulate(len(message.body) for message in taken)
+            count = max(1, sum(size <= most_bytes for size in sizes))
+            taken, self.pending = taken[:count], taken[count:]
+        self.size = sum(len(message.body) for message in self.pending)
+        self.taken = taken
+        return taken
+
+    def finish(self) -> None:
+        """Send FINs for what was taken, and before them the RDY that holds after them."""
+        taken, self.taken = self.taken, []
+        if not taken:
+            return
+        if not self.connection.is_lost:
+            self.finished += len(taken)
+            self._renew_ready()
+            self.connection.settle(finish=[message.id for message in taken])
+            self.last = self._now()
+
+    def give_back(self) -> None:
+        """Requeue all that is not finished."""
+        if not self.connection.is_lost:
+            left = [*self.taken, *self.pending]
+            self.connection.settle(requeue=[(message.id, 0) for message in left])
+
+    async def stop_messages(self) -> None:
+        """CLS; when this returns, all that was under way has come.
+
+        nsqd takes commands in order: with its answer all FINs are settled that were sent before.
+        """
+        if not self.connection.is_lost:
+            self.connection.stop_messages()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLS_TIMEOUT):
+                    await self.connection.wait_closing()
+                    self.settled = not self.connection.is_lost
+
+    def _renew_ready(self) -> None:
+        """RDY for the window that count and bytes allow, and never more than what is to be had.
+
+        It begins with 1: how large messages are is known only from the first.
+        """
+        connection, (messages, size) = self.connection, self._in_flight
+        count = 1
+        if self.received:
+            mean = max(1, self._received_bytes // self.received)
+            count = min(max(1, size // mean), messages, connection.features.max_rdy_count)
+        count = 0 if self._stopped else min(count, max(0, self.left - self.finished))
+        if count != connection.ready and not connection.closing:
+            connection.set_ready(count)
+            self._granted = max(self._granted, count)
+
+    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
+        """As Listener."""
+        size = sum([len(message.body) for message in messages])
+        self.pending += messages
+        self.size += size
+        self.received += len(messages)
+        self._received_bytes += size
+        self.last = self._now()
+        if len(messages) == self.received:  # the first
+            self._renew_ready()
+        # nsqd never exceeds RDY: it has given some up, and would go on so while the disk stalls.
+        if self.received - self.finished > self._granted and not self.too_late:
+            self.too_late += 1
+            self.stop()
+        self._wake.set()
+
+    def command_failed(self, connection: Connection, error: ServerError) -> None:
+        """As Listener."""
+        self.too_late += 1
+        self._wake.set()
+
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
+        """As Listener."""
+        self.error = error
+        self._wake.set()
+
+
+class _Pull:
+    """What a partition's attempt does; made in the loop.
+
+    nsqd bounds what is in flight on a connection (``--max-rdy-count``), and the time of a segment
+    is that of the disk, not of its bytes. So a window that one connection may not have is had by
+    several, whose messages share segments.
+    """
+
+    def __init__(self, quota: Quota, settings: SourceSettings, claim: Claim) -> None:
+        self._quota = quota
+        self._settings = settings
+        self._claim = claim
+        self._left = quota.count - claim.rows
+        self._window = min(settings.max_in_flight, WINDOW)
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._links: list[_QuotaLink] = []
+        self._end = 0.0
+        self._again = 0
+
+    async def run(self) -> Ending:
+        """Connect, pull, hang up."""
+        try:
+            config = with_secret(self._settings)
+            await self._connect(config)
+        except NSQError as error:
+            respelled(error, flags=self._settings.flags)
+            if refuses(error):
+                raise
+            reason = f"cannot be reached: {getattr(error, 'text', error)}"
+            return Ending(settled=True, notes=(self._warn(reason),))
+        try:
+            self._end = self._loop.time() + (self._settings.max_read or float("inf"))
+            self._begin(config)
+            reason = await self._pull()
+        finally:
+            await asyncio.gather(*(link.stop_messages() for link in self._links))
+            for link in self._links:
+                link.give_back()
+            await asyncio.gather(*(link.connection.close() for link in self._links))
+        return self._ending(reason)
+
+    async def _connect(self, config: ConsumerConfig) -> None:
+        """Open one connection, and as many more as the window needs; raises as Connection.open."""
+        self._links = [first := await self._open(config)]
+        most = first.connection.features.max_rdy_count
+        number = min(-(-min(self._window, self._left) // most), _MOST_LINKS)
+        others = [self._open(config) for _ in range(1, number)]
+        for each in await asyncio.gather(*others, return_exceptions=True):
+            if isinstance(each, _QuotaLink):
+                self._links.append(each)
+            elif isinstance(each, NSQError):
+                log.info("%s: could not open another connection: %s", self._quota.nsqd, each)
+            else:
+                raise each
+
+    async def _open(self, config: ConsumerConfig) -> _QuotaLink:
+        link = _QuotaLink(self._wake)
+        link.connection = await Connection.open(
+            Address.parse(self._quota.nsqd),
+            config,
+            link,
+            subscription=(self._quota.topic, self._settings.channel),
+            auth_secret=config.auth_secret,
+        )
+        return link
+
+    def _begin(self, config: ConsumerConfig) -> None:
+        """Share quota and window among the connections."""
+        number = len(self._links)
+        each, more = divmod(self._left, number)
+        window = -(-self._window // number)
+        for index, link in enumerate(self._links):
+            share = (window, max(1, config.max_in_flight_bytes // number))
+            link.begin(each + (index < more), share)
+
+    async def _pull(self) -> str:
+        """Stage segments until all is there, or until a reason not to go on, which is returned."""
+        while True:
+            reason = await self._next_segment()
+            if self._in_trouble:
+                return reason
+            for link in self._links if reason else ():
+                link.stop()
+            await self._stage()
+            if reason or all(link.is_done and not link.pending for link in self._links):
+                return reason
+
+    @property
+    def _in_trouble(self) -> bool:
+        """Whether FINs are lost or were too late, so that no more is to be staged after that."""
+        return any(link.connection.is_lost or link.too_late for link in self._links)
+
+    async def _next_segment(self) -> str:
+        """Wait until there is enough for one, or a reason to stop: then with what there is."""
+        while not (self._is_segment() or self._in_trouble):
+            now, last = self._loop.time(), max(link.last for link in self._links)
+            quiet = last + _QUIET
+            idle = last + self._settings.idle_timeout
+            waits = any(link.pending for link in self._links)
+            if now >= self._end:
+                return "maxReadMs has passed"
+            if waits and now >= quiet:
+                break
+            if now >= idle:
+                return "idleTimeoutMs has passed without a message"
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(quiet if waits else idle, self._end)):
+                    await self._wake.wait()
+        return ""
+
+    def _is_segment(self) -> bool:
+        """Whether half the window waits, so that nsqd can fill the other half meanwhile."""
+        links = [link for link in self._links if not link.is_done or link.pending]
+        return (
+            2 * sum(len(link.pending) for link in links)
+            >= sum(link.connection.ready for link in links)
+            or 2 * sum(link.size for link in links) >= self._settings.config.max_in_flight_bytes
+            or all(link.is_done for link in links)
+        )
+
+    async def _stage(self) -> None:
+        """Make what is pending durable, then finish it."""
+        most = _MOST_BYTES // len(self._links)
+        segment = [message for link in self._links for message in link.take(most)]
+        if segment:
+            self._again += await self._loop.run_in_executor(None, self._write, segment)
+            for link in self._links:
+                link.finish()
+
+    def _write(self, segment: Sequence[Message]) -> int:
+        """Add those that are not staged yet; how many are."""
+        fresh = self._fresh(segment)
+        if fresh:
+            self._claim.add(make_segment(fresh, self._quota.nsqd))
+        return len(segment) - len(fresh)
+
+    def _fresh(self, segment: Sequence[Message]) -> Sequence[Message]:
+        """Each message once, without those that come again and are staged."""
+        again = [message for message in segment if message.attempts > 1]
+        if not again:
+            return segment
+        once = {_key(message): message for message in segment}
+        staged = self._claim.staged({_key(message) for message in again})
+        return [message for key, message in once.items() if key not in staged]
+
+    def _ending(self, reason: str) -> Ending:
+        """Log how it ended, unless it is as planned."""
+        notes = []
+        too_late = any(link.too_late for link in self._links)
+        if too_late:
+            fix = "raise nsq.msg_timeout or lower maxInFlight"
+            if self._settings.flags:
+                fix = "raise --msg-timeout or lower --max-in-flight"
+            notes.append(self._warn(f"messages timed out before they were finished: {fix}"))
+        if errors := [link.error for link in self._links if link.error]:
+            notes.append(self._warn(f"connection lost: {errors[0].text}"))
+        elif reason and not notes:
+            self._tell(reason, logging.INFO)
+        settled = not too_late and all(link.settled for link in self._links)
+        return Ending(settled, self._again, tuple(notes))
+
+    def _warn(self, reason: str) -> str:
+        """Log it here, and return it for the driver, in the same words each time."""
+        self._tell(reason, logging.WARNING)
+        return f"{self._quota.nsqd}: topic {self._quota.topic}: {reason}"
+
+    def _tell(self, reason: str, level: int) -> None:
+        log.log(
+            level,
+            "%s: topic %s: %d of %d messages in this partition: %s",
+            *(self._quota.nsqd, self._quota.topic, self._claim.rows, self._quota.count, reason),
+        )
+
+
+def _key(message: Message) -> MessageKey:
+    return message.id.decode("latin-1"), message.timestamp
+
+
+def refuses(error: NSQError) -> bool:
+    """Whether nsqd refuses the connection permanently; any other error may be temporary."""
+    return isinstance(error, AuthError | ConfigError | ProtocolError | RefusedError)

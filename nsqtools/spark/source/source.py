@@ -1,0 +1,232 @@
+"""The source ``nsq``: topics as rows that can be read again, although nsqd delivers them once.
+
+The driver plans each micro-batch by depth. The plan is the offset, so it is in Spark's log before
+anything is read. Executors move messages into the staging under that offset (receive) and read rows
+only from there, so every reader of a partition gets the same rows. After Spark's commit of a batch
+its staging is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from nsqtools.spark.lake.folders import sync_log
+from nsqtools.spark.source.plans import Offset, plan
+from nsqtools.spark.source.receive import receive
+from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.partitions import Claim
+from nsqtools.spark.stores import open_store, probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyarrow import RecordBatch
+
+    from nsqtools.spark.source.depths import Depths
+    from nsqtools.spark.source.sourceoptions import SourceSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NsqPartition(InputPartition):
+    """Partition ``number`` of the batch that an offset plans."""
+
+    offset: Offset
+    number: int
+
+
+class _Rest(NamedTuple):
+    """A pause of one topic on one nsqd, in seconds of the monotonic clock."""
+
+    until: float
+    length: float
+
+
+_NO_REST = _Rest(0.0, 0.25)
+_LONGEST_REST = 30.0
+_MOST_NOTES = 20
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of micro-batches; one object on the driver serves a whole run of a query."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._asked: Depths | None = None
+        self._stream = ""
+        self._available_now = False
+        # What is left of that by topic and nsqd, once it was seen.
+        self._target: Counter[tuple[str, str]] | None = None
+        self._resting: dict[tuple[str, str], _Rest] = {}
+        self._prepared = self._cleaned = 0
+        self._probed = False
+        self._backlog = 0
+        # What executors had to say in this run, and whether a batch was planned since.
+        self._notes: dict[str, None] = {}
+        self._untold = False
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the offset before the first batch of a new checkpoint; called twice."""
+        name = self._settings.stream
+        self._stream = self._stream or name or uuid4().hex
+        return Offset(self._stream, self._ledger(name).done() if name else 0, ()).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return ``maxMessagesPerTrigger``."""
+        most = self._settings.max_messages
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Limit the run to messages that are waiting now.
+
+        The depths are read when the first new batch is planned, after an unfinished batch of an
+        earlier run: that batch must run even if no nsqd answers, and reduces the depth.
+        """
+        self._available_now, self._target = True, None
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return the plan of the next batch, or ``start`` if there is nothing to read.
+
+        Spark calls this after the commit of ``start``, so that its staging can be removed. The
+        batch is prepared before Spark logs it, so that a logged batch is known to be staged. Raises
+        ConfigError, OutputError, or UnreachableError if no server has ever answered.
+        """
+        offset = Offset.from_json(start)
+        if not self._probed:
+            probe(open_store(self._settings.staging))
+            self._probed = True
+        self._account(offset)
+        self._clean(offset)
+        # Spark does not fsync its log: what it forgot in a power failure was staged all the same.
+        ledger = self._ledger(offset.stream)
+        if staged := ledger.prepared(offset.batch + 1):
+            ledger.prepare(staged)  # who began that may have been stopped before the end
+            return staged.to_json()
+        depths = self._waiting()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        quotas = plan(depths, limit=most, connections=self._settings.connections)
+        self._backlog = sum(depths.values()) - sum(quota.count for quota in quotas)
+        if quotas or (self._untold and self._available_now):
+            # One of no messages has a report at least, and a run that ends has none without.
+            self._untold = False
+            end = Offset(offset.stream, offset.batch + 1, quotas)
+            if quotas:
+                ledger.prepare(end)
+            return end.to_json()
+        if not self._available_now:
+            time.sleep(self._settings.poll_interval)
+        return start
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return facts for the query's progress.
+
+        ``backlog`` is the number of messages that wait beyond the planned batches. ``notes`` has
+        one line for each problem of this run in reading earlier batches.
+        """
+        return {"backlog": self._backlog, "notes": list(self._notes)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the partitions of the batch that ``end`` plans; ``start`` is not needed.
+
+        Raises OutputError if the batch is staged elsewhere.
+        """
+        offset = Offset.from_json(end)
+        self._prepared = offset.batch
+        self._sync("offsets")
+        if offset.quotas:  # with a new checkpoint Spark makes a batch of nothing
+            self._ledger(offset.stream).expect(offset)
+        return [NsqPartition(offset, number) for number in range(len(offset.quotas))]
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """On executors: stage the partition unless it is complete, and yield its rows."""
+        assert isinstance(partition, NsqPartition)
+        offset, number = partition.offset, partition.number
+        held = self._ledger(offset.stream).claim(offset, number, self._settings.channel)
+        if isinstance(held, Claim):
+            held = held.seal(receive(offset.quotas[number], self._settings, held))
+        yield from held.batches()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Remove the staging of committed batches; Spark calls this late, and not for a run's last
+        batch.
+        """
+        self._clean(Offset.from_json(end))
+
+    def _depths(self) -> dict[tuple[str, str], int]:
+        if self._asked is None:
+            from nsqtools.spark.source.depths import Depths
+
+            self._asked = Depths(self._settings)
+        return asyncio.run(self._asked.ask())
+
+    def _ledger(self, stream: str) -> Ledger:
+        return Ledger(open_store(self._settings.staging), stream)
+
+    def _clean(self, offset: Offset) -> None:
+        if offset.batch > self._cleaned:
+            self._sync("commits")
+            self._ledger(offset.stream).clean(offset.batch)
+            self._cleaned = offset.batch
+
+    def _sync(self, log: str) -> None:
+        if self._settings.checkpoint:
+            sync_log(self._settings.checkpoint, log)
+
+    def _account(self, offset: Offset) -> None:
+        """Look at what a batch of this run has got: a quota may be short of its count.
+
+        A topic on an nsqd that gave nothing at all is done with, where a run is to come to its end,
+        and else rests for a while: it may be that executors cannot reach that nsqd. What was staged
+        before and came again is something, but was taken off the target then.
+        """
+        if self._prepared != offset.batch or offset.batch <= self._cleaned:
+            return
+        complete = self._ledger(offset.stream).complete(offset)
+        rows: Counter[tuple[str, str]] = Counter()
+        gave: set[tuple[str, str]] = set()
+        for quota, sealed in zip(offset.quotas, complete, strict=True):
+            key = quota.topic, quota.nsqd
+            rows[key] += sealed.rows if sealed else 0
+            if sealed:
+                gave |= {key} if sealed.rows or sealed.ending.again else set()
+                self._note(sealed.ending.notes)
+        for key, count in rows.items():
+            if self._target is not None:
+                self._target[key] = max(0, self._target[key] - count) if key in gave else 0
+            if key in gave:
+                self._resting.pop(key, None)
+            else:
+                rest = min(2 * self._resting.get(key, _NO_REST).length, _LONGEST_REST)
+                self._resting[key] = _Rest(time.monotonic() + rest, rest)
+
+    def _note(self, notes: Iterable[str]) -> None:
+        new = dict.fromkeys(note for note in notes if note not in self._notes)
+        self._notes = dict(list((self._notes | new).items())[-_MOST_NOTES:])
+        self._untold = self._untold or bool(new)
+
+    def _waiting(self) -> dict[tuple[str, str], int]:
+        """Depths that count now."""
+        depths, now = self._depths(), time.monotonic()
+        if self._available_now:
+            self._target = Counter(depths) if self._target is None else self._target
+            return {key: min(depth, self._target[key]) for key, depth in depths.items()}
+        return {
+            key: depth
+            for key, depth in depths.items()
+            if self._resting.get(key, _NO_REST).until <= now
+        }

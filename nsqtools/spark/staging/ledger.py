@@ -1,0 +1,293 @@
+"""The batches of a stream: where messages are between FIN in nsqd and Spark's commit.
+
+The staging has the only copy of them, so each step is durable before the next one begins:
+
+    <stream>/b<batch>/offset             the batch is prepared: its plan
+    <stream>/b<batch>/p<partition>/<n>   entry n of a partition's log
+    <stream>/done-<batch>                the batch was committed
+    <stream>/unread-<batch>              it was committed without all of its rows, which are kept
+    <stream>/again-<batch>-<rows>        keys of committed messages that may come again
+
+* Prepare. A batch is prepared before Spark logs its offset. So one that is logged and is not here
+  is in another staging, with the only copy of what was finished under it: it is not made anew.
+* Claim, add, seal. The log of a partition (see ``log``) decides who may put the next entry. Only
+  when a segment was put may its messages be finished.
+* Clean. Spark has committed the batch. First the logs that are not sealed are ended, so that no
+  attempt can put anything, then the batch is marked as done, then its files are deleted. A put of
+  an obsolete attempt may now succeed, as the name is free again. So whoever has put an entry looks
+  for the marks of committed batches before it relies on the entry: if its put succeeded because
+  the file was deleted, the mark was there before.
+
+A driver that wakes up late, or one whose checkpoint was set back, finds the marks, too. The newest
+marks remain: several, because a listing that runs while marks are added and removed may miss some.
+
+Between a segment's put and its FINs a crash makes nsqd deliver the messages again: they are known
+by what is here, and finished without being staged twice (``redelivered``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark.rows import RowOrigin
+from nsqtools.spark.source.plans import Offset
+from nsqtools.spark.staging import redelivered
+from nsqtools.spark.staging.fencing import StaleError, as_output_error, damaged, reason_of
+from nsqtools.spark.staging.log import EntryKind, PartitionLog
+from nsqtools.spark.staging.partitions import Claim, Sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from nsqtools.spark.stores import Store
+
+log = logging.getLogger(__name__)
+
+_OFFSET = "offset"
+_MARKS = 16
+
+
+class Ledger:
+    """The batches of one stream in a store; driver and executors have their own objects.
+
+    All methods but ``clean`` raise OutputError for errors of the store.
+    """
+
+    def __init__(self, store: Store, stream: str) -> None:
+        self.store = store
+        self.folder = stream
+
+    def prepare(self, offset: Offset) -> None:
+        """Driver: create a batch; an existing one stays.
+
+        Call this before Spark logs the offset, and never after: see ``expect``. Raises StaleError
+        if this batch or a later one was committed.
+        """
+        folder = self._batch(offset.batch)
+        with as_output_error(folder):
+            self.store.put_if_absent(f"{folder}/{_OFFSET}", json.dumps(offset.to_json()).encode())
+            self.store.sync(folder)
+        # Only now: a driver that is not seen here will find the batch and remove it.
+        self._check_live(offset.batch)
+        self._check_prepared(offset)
+
+    def expect(self, offset: Offset) -> None:
+        """Driver: check that a batch in Spark's log is prepared here.
+
+        Raises OutputError if it is not. It was then prepared in another staging directory, and
+        preparing it again would commit it without the messages that were finished under it. Raises
+        StaleError as ``prepare`` does.
+        """
+        self._check_live(offset.batch)
+        self._check_prepared(offset)
+
+    def _check_prepared(self, offset: Offset) -> None:
+        prepared, folder = self.prepared(offset.batch), self.store.url(self._batch(offset.batch))
+        if prepared is None:
+            self._check_live(offset.batch)
+            raise OutputError(
+                f"{folder}: does not exist: the batch is staged elsewhere: give the previous "
+                "--staging (stagingLocation), which the driver and all executors share"
+            )
+        if prepared != offset:
+            raise OutputError(f"{folder}: was prepared for another offset: {prepared.to_json()}")
+
+    def prepared(self, batch: int) -> Offset | None:
+        """Driver: return the offset that a batch was prepared for; None if it is not prepared.
+
+        Call this before a batch is planned. Spark does not sync its offset log, so after a power
+        failure the last offset may be missing there although messages were finished under it.
+        """
+        path = f"{self._batch(batch)}/{_OFFSET}"
+        with as_output_error(path):
+            try:
+                data = self.store.get(path).to_pybytes()
+            except FileNotFoundError:
+                return None
+        try:
+            return Offset.from_json(json.loads(data))
+        except (ValueError, ConfigError):
+            raise damaged(self.store.url(path)) from None
+
+    def claim(self, offset: Offset, k: int, channel: str) -> Claim | Sealed:
+        """Executor: return a complete partition, or take over an incomplete one exclusively.
+
+        Raises StaleError if the batch was committed, and OutputError if it is not prepared here,
+        because the driver has another staging directory of the same name.
+        """
+        quota, batch = offset.quotas[k], offset.batch
+        origin = RowOrigin(quota.topic, channel, quota.nsqd)
+        own = self.partition_log(batch, k)
+
+        def check() -> None:
+            self._check_live(batch)
+
+        self._check_prepared(offset)
+        with self._live(batch, own.path):
+            entries = own.put_last(EntryKind.CLAIM, uuid4().hex)
+            self.store.sync(own.path)
+            if entries[-1].kind is EntryKind.SEAL:
+                return Sealed.read(own, entries[-1], check, origin)
+            check()
+            if entries[-1].kind is EntryKind.END:
+                raise self._stale(batch)
+        others = [
+            self.partition_log(batch, number)
+            for number, other in enumerate(offset.quotas)
+            if number != k and (other.topic, other.nsqd) == (quota.topic, quota.nsqd)
+        ]
+        known = redelivered.Redelivered(self, batch, origin, own, entries, others, check)
+        return Claim(own, origin, entries, known, check)
+
+    @contextlib.contextmanager
+    def _live(self, batch: int, path: str) -> Iterator[None]:
+        """Explain that files of a batch are missing."""
+        with as_output_error(path):
+            try:
+                yield
+            except FileNotFoundError as error:
+                self._check_live(batch)
+                raise damaged(error.filename or path) from None
+
+    def _check_live(self, batch: int) -> None:
+        """Raise StaleError if this batch or a later one was committed; what was put goes then."""
+        if self.done() >= batch:
+            with contextlib.suppress(OSError):
+                self._remove(batch)
+            raise self._stale(batch)
+
+    def _stale(self, batch: int) -> StaleError:
+        return StaleError(
+            f"{self.store.url(self._batch(batch))}: was committed: this task or driver is "
+            "obsolete, or, if the checkpoint was restored from a copy, use a new one"
+        )
+
+    def complete(self, offset: Offset) -> list[Sealed | None]:
+        """Driver: return the partitions of a batch; None for one that is incomplete or gone."""
+        found: list[Sealed | None] = []
+        for k in range(len(offset.quotas)):
+            with as_output_error(self._batch(offset.batch)):
+                found.append(self.sealed(offset.batch, k))
+        return found
+
+    def sealed(self, batch: int, k: int) -> Sealed | None:
+        """Return a partition if it is complete. Raises OSError."""
+        own = self.partition_log(batch, k)
+        last = own.last()
+        if last is None or last.kind is not EntryKind.SEAL:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            return Sealed.read(own, last, lambda: self._check_live(batch))
+        return None
+
+    def done(self) -> int:
+        """Return the newest committed batch; 0 for none."""
+        with as_output_error(self.folder):
+            return max(_numbers("done-", self.names()), default=0)
+
+    def clean(self, upto: int) -> None:
+        """Driver: remove committed batches up to this one, as far as they exist.
+
+        Raises nothing: failures are logged, and the next call tries again. Staged messages that
+        were not read are kept, and logged.
+        """
+        try:
+            names = self.names()
+            done = _numbers("done-", names)
+            for batch in self.batches(names):
+                if batch <= upto:
+                    if batch not in done:
+                        self._retire(batch)
+                    self._remove(batch)
+            redelivered.prune(self)
+            for batch in sorted(_numbers("done-", self.names()))[:-_MARKS]:
+                self.store.delete(f"{self.folder}/{_mark('done', batch)}")
+        except OSError as error:
+            place = self.store.url(self.folder)
+            log.warning("%s: cannot remove committed rows: %s", place, reason_of(error))
+
+    def rows(self) -> int:
+        """Return the number of staged messages. Raises OSError."""
+        return sum(
+            entry.rows
+            for batch in self.batches(self.names())
+            for name in self.store.list(self._batch(batch))
+            if name.startswith("p")
+            for entry in PartitionLog(self.store, f"{self._batch(batch)}/{name}").read_on()
+        )
+
+    def _retire(self, batch: int) -> None:
+        """End the logs of a committed batch, keep what may come again, mark it as done."""
+        offset = self.prepared(batch)
+        unread = [k for k in range(len(offset.quotas)) if self._end(batch, k)] if offset else []
+        if _mark("done", batch) in self.names():
+            return  # by another driver, which may have deleted what was missing here
+        if offset:
+            self._remember(offset)
+        if unread:
+            self._put_mark("unread", batch)
+            # nsqd may have some of them yet, which come again, and are staged then.
+            log.warning(
+                "%s: batch %d was committed, but not all of it was read: messages of partitions "
+                "%s that were finished in nsqd exist only there",
+                *(self.store.url(self._batch(batch)), batch, ", ".join(map(str, unread))),
+            )
+        self._put_mark("done", batch)
+
+    def _end(self, batch: int, k: int) -> bool:
+        """End a log that is not sealed; return whether it has rows, which nobody read."""
+        own = self.partition_log(batch, k)
+        last = own.last()
+        if last and last.kind is EntryKind.SEAL:
+            return False
+        entries = own.put_last(EntryKind.END, uuid4().hex)
+        return entries[-1].kind is EntryKind.END and any(entry.rows for entry in entries)
+
+    def _remember(self, offset: Offset) -> None:
+        try:
+            redelivered.keep(self, offset)
+        except OutputError as error:
+            log.warning("messages of a committed batch may be staged twice: %s", error)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            reason = reason_of(error)  # removing the batch makes room
+            log.warning("messages of a committed batch may be staged twice: %s", reason)
+
+    def _remove(self, batch: int) -> None:
+        """Delete the files of a batch that is done, unless they were not read."""
+        if _mark("unread", batch) not in self.names():
+            self.store.delete(self._batch(batch))
+
+    def _put_mark(self, kind: str, batch: int) -> None:
+        self.store.put_if_absent(f"{self.folder}/{_mark(kind, batch)}", uuid4().hex.encode())
+
+    def names(self) -> Sequence[str]:
+        """Return the names in the folder of the stream. Raises OSError."""
+        return self.store.list(self.folder)
+
+    def batches(self, names: Iterable[str]) -> list[int]:
+        """Return the batches among the names, in order."""
+        return sorted(_numbers("b", names))
+
+    def partition_log(self, batch: int, k: int) -> PartitionLog:
+        """Return the log of a partition."""
+        return PartitionLog(self.store, f"{self._batch(batch)}/p{k:05d}")
+
+    def _batch(self, batch: int) -> str:
+        return f"{self.folder}/b{batch:010d}"
+
+
+def _mark(kind: str, batch: int) -> str:
+    return f"{kind}-{batch:010d}"
+
+
+def _numbers(prefix: str, names: Iterable[str]) -> set[int]:
+    found = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    return {int(number) for number in found if number.isdecimal()}

@@ -1,0 +1,194 @@
+"""The log of a partition: entries with the names 0, 1, 2, ... that are put if absent.
+
+An entry is the claim of an attempt, a segment of rows, or the seal or end of the log, after which
+no entry is put. An attempt owns the partition from its claim until another attempt puts an entry:
+it knows the number of the next entry, so whoever puts that first has fenced the other, whose put is
+refused. Nobody has to know whether the other is dead, and nothing is ever renamed or changed. An
+entry tells whose entry is before it, so one that is lost is missed, also when its name was taken.
+
+An entry begins with a JSON header of HEADER bytes, padded with spaces. Its parts follow, each at a
+multiple of 64 bytes, so that Arrow can use them where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from nsqtools.errors import OutputError
+from nsqtools.spark.staging.fencing import damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.spark.stores import Store
+
+HEADER = 512
+_ALIGNMENT = 64
+_DIGITS = 8
+_TRIES = 100
+_PAUSE = 0.1  # seconds
+
+
+class EntryKind(StrEnum):
+    """The kind of an entry."""
+
+    CLAIM = "claim"
+    SEGMENT = "segment"
+    SEAL = "seal"
+    END = "end"
+    """As a seal, but the batch was committed without these rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """An entry without its parts, of which it has sizes in bytes and CRC-32s.
+
+    ``attempt`` is the hex of a uuid, and ``after`` that of the entry before; ``rows`` is the number
+    of rows of a segment.
+    """
+
+    number: int
+    kind: EntryKind
+    attempt: str
+    rows: int = 0
+    sizes: tuple[int, ...] = ()
+    checksums: tuple[int, ...] = ()
+    after: str = ""
+
+    @property
+    def ends(self) -> bool:
+        """Whether no entry may follow."""
+        return self.kind in (EntryKind.SEAL, EntryKind.END)
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return f"{self.number:0{_DIGITS}d}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the number."""
+        return {
+            "kind": self.kind,
+            "attempt": self.attempt,
+            "rows": self.rows,
+            "sizes": self.sizes,
+            "checksums": self.checksums,
+            "after": self.after,
+        }
+
+    @classmethod
+    def from_json(cls, number: int, value: dict[str, Any]) -> LogEntry:
+        """Return the entry for a result of ``to_json``; raises ValueError, TypeError or KeyError
+        for anything else.
+        """
+        given = {name: tuple(value[name]) for name in ("sizes", "checksums")}
+        return cls(**value | given | {"number": number, "kind": EntryKind(value["kind"])})
+
+
+class PartitionLog:
+    """The log of a partition, in the folder ``path`` of a store. All methods raise OSError."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.store = store
+        self.path = path
+
+    def put(
+        self,
+        known: Sequence[LogEntry],
+        kind: EntryKind,
+        attempt: str,
+        parts: Sequence[pa.Buffer] = (),
+        rows: int = 0,
+    ) -> LogEntry | None:
+        """Put a durable entry after the known ones; returns None if another attempt has put one."""
+        sizes, checksums = tuple(part.size for part in parts), tuple(map(zlib.crc32, parts))
+        after = known[-1].attempt if known else ""
+        entry = LogEntry(len(known), kind, attempt, rows, sizes, checksums, after)
+        header = json.dumps(entry.to_json()).encode().ljust(HEADER)
+        assert len(header) == HEADER
+        sink = pa.BufferOutputStream()
+        sink.write(header)
+        for part in parts:
+            sink.write(part)
+            sink.write(bytes(_padded(part.size) - part.size))
+        done = self.store.put_if_absent(self._file(entry.name), sink.getvalue())
+        return entry if done else None
+
+    def put_last(self, kind: EntryKind, attempt: str) -> list[LogEntry]:
+        """Put an entry after all others unless the log has ended; returns all entries.
+
+        The last one tells: it is that entry, or the seal or end. Raises OutputError if no entry can
+        be put or read.
+        """
+        entries: list[LogEntry] = []
+        for _ in range(_TRIES):
+            if entry := self.put(entries, kind, attempt):
+                entries.append(entry)
+                return entries
+            if not (more := self.read_on(entries)):
+                time.sleep(_PAUSE)  # an NFS client may not see the entry yet
+                continue
+            entries += more
+            self.store.sync(self.path)  # whoever has put them may not have come to that
+            if entries[-1].ends:
+                return entries
+        raise OutputError(f"{self.store.url(self.path)}: damaged: no entry can be put or read")
+
+    def read_on(self, known: Sequence[LogEntry] = ()) -> list[LogEntry]:
+        """Return the entries after the known ones, up to the first that does not exist.
+
+        Raises OutputError for a damaged entry, and for one that was lost.
+        """
+        entries = list(known)
+        while entry := self._header(len(entries)):
+            if entry.after != (entries[-1].attempt if entries else ""):
+                raise damaged(self.store.url(self._file(entries[-1].name)))
+            entries.append(entry)
+        return entries[len(known) :]
+
+    def _header(self, number: int) -> LogEntry | None:
+        file = self._file(f"{number:0{_DIGITS}d}")
+        try:
+            header = self.store.get(file, 0, HEADER)
+        except FileNotFoundError:
+            return None
+        try:
+            return LogEntry.from_json(number, json.loads(header.to_pybytes()))
+        except (ValueError, TypeError, KeyError):
+            raise damaged(self.store.url(file)) from None
+
+    def read(self, entry: LogEntry, count: int | None = None) -> list[pa.Buffer]:
+        """Return the parts of an entry, or the first ``count``. Raises OutputError if a checksum
+        is wrong.
+        """
+        file = self._file(entry.name)
+        sizes = entry.sizes[:count]
+        data = self.store.get(file, HEADER, sum(map(_padded, sizes)))
+        if data.size < sum(map(_padded, sizes)):
+            raise damaged(self.store.url(file))
+        parts, start = [], 0
+        for size, checksum in zip(sizes, entry.checksums, strict=False):
+            parts.append(part := data.slice(start, size))
+            if zlib.crc32(part) != checksum:
+                raise damaged(self.store.url(file))
+            start += _padded(size)
+        return parts
+
+    def last(self) -> LogEntry | None:
+        """Return the newest entry; None if there is none, or if it was deleted meanwhile."""
+        names = [name for name in self.store.list(self.path) if name.isdecimal()]
+        return self._header(int(max(names))) if names else None
+
+    def _file(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,171 @@
+"""A partition of a batch: a claim while an attempt fills it, sealed once it is complete."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from nsqtools.errors import OutputError
+from nsqtools.spark.rows import rows_of
+from nsqtools.spark.staging.fencing import FencedError, as_output_error, damaged
+from nsqtools.spark.staging.log import EntryKind, LogEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence, Set
+
+    from nsqtools.spark.rows import RowOrigin, Segment
+    from nsqtools.spark.staging.log import PartitionLog
+    from nsqtools.spark.staging.redelivered import MessageKey, Redelivered
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the attempt that completed a partition ended."""
+
+    settled: bool
+    """Whether nsqd has certainly processed all FINs."""
+    again: int = 0
+    """Redelivered messages that were finished but not staged, because they were staged before."""
+    notes: tuple[str, ...] = ()
+    """Problems to report, one line each."""
+
+
+class Claim:
+    """A partition that this attempt fills; not thread-safe.
+
+    ``entries`` are those of the log, of which the last one is this attempt's claim. ``check`` is
+    called after each put and raises StaleError if the batch was committed.
+
+    After an error it cannot be used: messages that were not added must not be finished, and the
+    next attempt continues with those that were.
+    """
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        origin: RowOrigin,
+        entries: list[LogEntry],
+        redelivered: Redelivered,
+        check: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._origin = origin
+        self._entries = entries
+        self._redelivered = redelivered
+        self._check = check
+        self._attempt = entries[-1].attempt
+        self._usable = True
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the log, including those of earlier attempts."""
+        return sum(entry.rows for entry in self._entries)
+
+    def staged(self, keys: Set[MessageKey]) -> set[MessageKey]:
+        """Return which redelivered messages are staged; they must be finished, but not added.
+
+        Raises OutputError.
+        """
+        return self._redelivered.find(keys)
+
+    def add(self, segment: Segment) -> None:
+        """Store messages durably; afterwards they may be finished.
+
+        Raises FencedError if another attempt has taken over, or OutputError; the messages must not
+        be finished then.
+        """
+        entry = self._put(EntryKind.SEGMENT, segment.serialise(), segment.keys.num_rows)
+        self._redelivered.add(entry, segment.keys)
+
+    def seal(self, ending: Ending) -> Sealed:
+        """Mark the partition as complete; raises as ``add`` does."""
+        segments = [entry for entry in self._entries if entry.kind is EntryKind.SEGMENT]
+        content = {
+            "segments": [entry.to_json() | {"number": entry.number} for entry in segments],
+            **asdict(ending),
+        }
+        self._put(EntryKind.SEAL, [pa.py_buffer(json.dumps(content).encode())])
+        self._usable = False
+        return Sealed(self._log, segments, ending, self._attempt, self._check, self._origin)
+
+    def _put(self, kind: EntryKind, parts: Sequence[pa.Buffer], rows: int = 0) -> LogEntry:
+        path = self._log.path
+        if not self._usable:
+            raise OutputError(f"{path}: is sealed, or an earlier step has failed")
+        self._usable = False
+        with as_output_error(path):
+            try:
+                entry = self._log.put(self._entries, kind, self._attempt, parts, rows)
+            except FileNotFoundError:
+                entry = None  # removed while it was put
+            self._check()
+            if entry is None:
+                raise FencedError(f"{path}: taken over by another attempt of this task")
+        self._entries.append(entry)
+        self._usable = True
+        return entry
+
+
+class Sealed:
+    """A complete partition, which has the same rows for every reader."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        segments: Sequence[LogEntry],
+        ending: Ending,
+        attempt: str,
+        check: Callable[[], None],
+        origin: RowOrigin | None = None,
+    ) -> None:
+        self._log = log
+        self._check = check
+        self._origin = origin
+        self.segments = segments
+        self.ending = ending
+        self.settled_attempt = attempt if ending.settled else ""
+        """The attempt whose messages are all finished, if it is known."""
+
+    @classmethod
+    def read(
+        cls,
+        log: PartitionLog,
+        seal: LogEntry,
+        check: Callable[[], None],
+        origin: RowOrigin | None = None,
+    ) -> Sealed:
+        """Return the partition that a seal ends. Raises OutputError, and FileNotFoundError."""
+        (data,) = log.read(seal)
+        try:
+            found = json.loads(data.to_pybytes())
+            segments = [
+                LogEntry.from_json(each.pop("number"), each) for each in found.pop("segments")
+            ]
+            ending = Ending(**found | {"notes": tuple(found["notes"])})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise damaged(f"{log.path}/{seal.name}") from None
+        return cls(log, segments, ending, seal.attempt, check, origin)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(segment.rows for segment in self.segments)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as they were added, in ROW_SCHEMA, memory-mapped if possible.
+
+        Raises StaleError if the batch was committed meanwhile, OutputError for a damaged file.
+        """
+        assert self._origin
+        for segment in self.segments:
+            file = f"{self._log.path}/{segment.name}"
+            with as_output_error(file):
+                try:
+                    keys, rest = self._log.read(segment)
+                except FileNotFoundError:
+                    self._check()
+                    raise damaged(self._log.store.url(file)) from None
+            yield from rows_of(self._origin, keys, rest)

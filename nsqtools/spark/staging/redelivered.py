@@ -1,0 +1,258 @@
+"""Redelivered messages that are staged already: they are finished, and not staged twice.
+
+nsqd delivers a message again, with a higher ``attempts``, when it has not seen its FIN in time: the
+process was killed after a segment was put and before the FINs were out, or the connection was lost
+under them, or they were too late. The staging itself tells what is staged, and it is asked only
+when a message comes again:
+
+* A log tells what of a partition may be unfinished. Its entries bear their attempts. An attempt has
+  at most WINDOW messages in flight, and ends as soon as it learns of a lost connection or a FIN
+  that was too late. nsqd holds back what is beyond the window until it has processed FINs: those
+  that it lacks are of the last WINDOW rows, or of the last two WINDOWs if some timed out while they
+  were staged. An attempt that gets more than the window knows by this that some did, and stages no
+  more. So the last rows of each attempt count, except of one that is known to have settled all: the
+  response to CLS comes after nsqd has processed what was sent before it.
+* Only partitions with the same topic and nsqd can have a message. Of the current batch their logs
+  are read on at each question; the attempts may be alive. Of a committed batch only sealed ones
+  count: nobody has read the others.
+* A message that comes again is at the end of nsqd's queue, perhaps many batches later. So before a
+  batch is removed, the driver keeps the keys of what may be unfinished in a file of the stream. The
+  newest files are kept, up to a million keys. For a message to be missed, a dozen processes must
+  have died since the one that staged it, all while it waited for its turn; then it is in the result
+  twice, and never lost.
+
+To take too many for unfinished does no harm: what has a key here is staged, so to finish it is
+right, whoever does it. It must only be durable: see ``find``.
+
+Not known are: a message that had timed out or was given back before its segment was put (a request
+without a response may arrive late), and that another partition got meanwhile; one that nsqd
+delivers again as new, after a crash of its own; one of an nsqd that has another address now; one of
+a connection that stalled, and then died, while others of its partition went on for 20,000 rows; and
+what an NFS client does not show yet when ``msg_timeout`` is over.
+
+All this is of one stream, which is one checkpoint. Two on one channel share its messages, and what
+one of them has staged when it is killed comes again to either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nsqtools.errors import OutputError
+from nsqtools.spark.rows import KEY_SCHEMA
+from nsqtools.spark.staging.fencing import as_output_error, damaged
+from nsqtools.spark.staging.log import EntryKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence, Set
+
+    from nsqtools.spark.rows import RowOrigin
+    from nsqtools.spark.source.plans import Offset
+    from nsqtools.spark.staging.ledger import Ledger
+    from nsqtools.spark.staging.log import LogEntry, PartitionLog
+    from nsqtools.spark.staging.partitions import Sealed
+
+    MessageKey = tuple[str, int]
+    """Message id and timestamp in ns."""
+
+WINDOW = 20_000
+"""Maximum number of messages that an attempt may have in flight."""
+
+_TAIL = 2 * WINDOW
+_MOST = 1_000_000
+_PREFIX = "again-"
+_KEPT_SCHEMA = pa.schema(
+    [
+        ("topic", pa.dictionary(pa.int32(), pa.string())),
+        ("nsqd", pa.dictionary(pa.int32(), pa.string())),
+        *KEY_SCHEMA,
+    ]
+)
+
+
+class KeptKeys(NamedTuple):
+    """A file of keys of a committed batch, by its name."""
+
+    batch: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{_PREFIX}{self.batch:010d}-{self.rows}"
+
+    @classmethod
+    def parse(cls, name: str) -> KeptKeys | None:
+        """Return what a name says; None if it is none of ours."""
+        batch, _, rows = name.removeprefix(_PREFIX).partition("-")
+        ours = name.startswith(_PREFIX) and batch.isdecimal() and rows.isdecimal()
+        return cls(int(batch), int(rows)) if ours else None
+
+
+class Redelivered:
+    """What is staged of a topic on an nsqd, as an attempt of a partition sees it; not thread-safe.
+
+    ``own`` is the partition's log, ``others`` are the logs of the batch's other partitions of this
+    topic and nsqd, and ``entries`` the entries of the own log, which the attempt extends. ``check``
+    raises StaleError if the batch was committed.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        batch: int,
+        origin: RowOrigin,
+        own: PartitionLog,
+        entries: list[LogEntry],
+        others: Sequence[PartitionLog],
+        check: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._batch = batch
+        self._origin = origin
+        self._own = own
+        self._entries = entries
+        self._others: list[tuple[PartitionLog, list[LogEntry]]] = [(log, []) for log in others]
+        self._check = check
+        self._earlier: dict[int, list[tuple[PartitionLog, Sealed]]] = {}
+        self._added: dict[int, pa.Table] = {}
+        self._known: dict[str, pa.Table] = {}
+
+    def add(self, entry: LogEntry, keys: pa.RecordBatch) -> None:
+        """Remember the keys of a segment that was added to the own log, as far as they count."""
+        self._added[entry.number] = pa.Table.from_batches([keys])
+        counts = {each.number for each in unfinished(self._entries)}
+        self._added = {number: table for number, table in self._added.items() if number in counts}
+
+    def find(self, keys: Set[MessageKey]) -> set[MessageKey]:
+        """Return the keys that are staged durably, so that their messages may be finished.
+
+        Raises OutputError.
+        """
+        ids = pa.array([message_id for message_id, _ in keys], pa.string())
+        with as_output_error(self._ledger.folder):
+            try:
+                return self._find(keys, ids)
+            except FileNotFoundError as error:
+                self._check()
+                raise damaged(error.filename) from None
+
+    def _find(self, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:
+        ledger, found = self._ledger, set()
+        names = ledger.names()
+        earlier = [batch for batch in ledger.batches(names) if batch < self._batch]
+        for batch in earlier:
+            with contextlib.suppress(FileNotFoundError):
+                for log, sealed in self._committed(batch):
+                    for entry in unfinished(sealed.segments, sealed.settled_attempt):
+                        found |= _among(self._keys(log, entry), keys, ids)
+        if earlier:  # one that was removed meanwhile has left a file before
+            names = ledger.names()
+        for name in filter(KeptKeys.parse, names):
+            with contextlib.suppress(FileNotFoundError):
+                found |= _among(self._kept(name), keys, ids)
+        for entry in unfinished(self._entries):
+            table = self._added.get(entry.number)
+            found |= _among(self._keys(self._own, entry) if table is None else table, keys, ids)
+        for log, entries in self._others:
+            entries += log.read_on(entries)
+            tables = [self._keys(log, entry) for entry in unfinished(entries)]
+            if any(hits := [_among(table, keys, ids) for table in tables]):
+                log.store.sync(log.path)  # whoever put the entry may not have come to that yet
+                found.update(*hits)
+        return found
+
+    def _committed(self, batch: int) -> list[tuple[PartitionLog, Sealed]]:
+        """Sealed partitions of a committed batch that could not be removed yet."""
+        if batch not in self._earlier:
+            ledger, offset = self._ledger, self._ledger.prepared(batch)
+            ours = [
+                k
+                for k, quota in enumerate(offset.quotas if offset else ())
+                if (quota.topic, quota.nsqd) == (self._origin.topic, self._origin.nsqd)
+            ]
+            self._earlier[batch] = [
+                (ledger.partition_log(batch, k), sealed)
+                for k in ours
+                if (sealed := ledger.sealed(batch, k))
+            ]
+        return self._earlier[batch]
+
+    def _keys(self, log: PartitionLog, entry: LogEntry) -> pa.Table:
+        name = f"{log.path}/{entry.name}"
+        if name not in self._known:
+            (data,) = log.read(entry, 1)
+            # A copy, as a mapped file may be deleted by another host.
+            self._known[name] = pa.ipc.open_stream(pa.py_buffer(data.to_pybytes())).read_all()
+        return self._known[name]
+
+    def _kept(self, name: str) -> pa.Table:
+        if name not in self._known:
+            file = f"{self._ledger.folder}/{name}"
+            try:
+                data = self._ledger.store.get(file).to_pybytes()
+                table = pa.ipc.open_stream(data).read_all()
+            except pa.ArrowInvalid as error:
+                raise OutputError(
+                    f"{self._ledger.store.url(file)}: damaged: remove it; messages that it lists "
+                    "may then be staged twice"
+                ) from error
+            origin = self._origin
+            ours = (pc.field("topic") == origin.topic) & (pc.field("nsqd") == origin.nsqd)
+            self._known[name] = table.filter(ours).select(KEY_SCHEMA.names)
+        return self._known[name]
+
+
+def unfinished(entries: Sequence[LogEntry], settled: str = "") -> Iterator[LogEntry]:
+    """Yield the segments whose messages may be unfinished, except those of a settled attempt."""
+    rows: Counter[str] = Counter()
+    for entry in reversed(entries):
+        attempt = entry.attempt
+        if entry.kind is EntryKind.SEGMENT and attempt != settled and rows[attempt] < _TAIL:
+            rows[attempt] += entry.rows
+            yield entry
+
+
+def keep(ledger: Ledger, offset: Offset) -> None:
+    """Driver: keep the keys of a committed batch that may be unfinished, before it is removed.
+
+    Raises OutputError for damaged files, and OSError.
+    """
+    if any(kept.batch == offset.batch for kept in map(KeptKeys.parse, ledger.names()) if kept):
+        return
+    tables = []
+    for k, quota in enumerate(offset.quotas):
+        if sealed := ledger.sealed(offset.batch, k):
+            log = ledger.partition_log(offset.batch, k)
+            for entry in unfinished(sealed.segments, sealed.settled_attempt):
+                with pa.ipc.open_stream(*log.read(entry, 1)) as reader:
+                    keys = reader.read_all()
+                names = [pa.repeat(name, keys.num_rows) for name in (quota.topic, quota.nsqd)]
+                columns = [*(name.dictionary_encode() for name in names), *keys.columns]
+                tables.append(pa.table(columns, schema=_KEPT_SCHEMA))
+    if rows := sum(table.num_rows for table in tables):
+        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, _KEPT_SCHEMA) as writer:
+            writer.write_table(table)
+        # Another driver would keep the same.
+        ledger.store.put_if_absent(
+            f"{ledger.folder}/{KeptKeys(offset.batch, rows)}", sink.getvalue()
+        )
+
+
+def prune(ledger: Ledger) -> None:
+    """Driver: remove the oldest of these files."""
+    rows = 0
+    for kept in sorted(filter(None, map(KeptKeys.parse, ledger.names())), reverse=True):
+        if rows and rows + kept.rows > _MOST:
+            ledger.store.delete(f"{ledger.folder}/{kept}")
+        rows += kept.rows
+
+
+def _among(table: pa.Table, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:
+    hits = table.filter(pc.is_in(table["message_id"], ids))
+    return set(zip(*(hits[name].to_pylist() for name in KEY_SCHEMA.names), strict=True)) & keys

@@ -1,0 +1,147 @@
+"""Archives as Spark reads them: columns from the names of directories, and no more than needed."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.lake import dataframes
+from nsqtools.spark.lake.dataframes import frame, view
+from nsqtools.spark.lake.inputs import find
+from tests.support.lakes import NINE, RAW, sent, to_file, to_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def to_lake(folder: Path, *, topics: bool) -> Path:
+    """Two days of two hours, with or without directories of topics."""
+    for day in (20, 21):
+        for hour in (7, 8):
+            for topic in ("123", "a.b", "2026-11-20"):
+                batch = f"topic={topic}/batch=0a-{hour:08}" if topics else f"batch=0{topic}-1"
+                path = folder / f"date=2026-11-{day}/hour={hour:02}" / batch / "part-0-0.parquet"
+                to_parquet(path, sent(b"x", topic=topic))
+                if topics:
+                    table = pa.parquet.ParquetFile(path).read().drop_columns("topic")
+                    pa.parquet.write_table(table, path)
+    return folder
+
+
+def files_read(query: DataFrame) -> int:
+    """Spark's own count, of a query that did not run before."""
+    query.collect()
+    plan = query._jdf.queryExecution().executedPlan()
+
+    def leaves(node: Any) -> Iterator[Any]:
+        found = node.finalPhysicalPlan() if "AdaptiveSparkPlan" in node.nodeName() else node
+        scans = found.collectLeaves()
+        for number in range(scans.size()):
+            yield scans.apply(number)
+
+    return sum(leaf.metrics().apply("numFiles").value() for leaf in leaves(plan))
+
+
+@pytest.mark.parametrize("topics", [True, False])
+def test_a_query_reads_only_the_files_it_asks_for(
+    spark: SparkSession, tmp_path: Path, *, topics: bool
+) -> None:
+    lake = to_lake(tmp_path / "lake [x]+%41", topics=topics)
+    found = view(spark, find([str(lake)], None))
+    assert files_read(found.select("body")) == 12
+    day = found.where("date = '2026-11-21'").select("body", "topic")
+    assert (day.count(), files_read(day)) == (6, 6)
+    hour = found.where("date = '2026-11-21' AND hour = 7").select("body")
+    assert (hour.count(), files_read(hour)) == (3, 3)
+    topic = found.where("topic = '123'").select("body")
+    assert (topic.count(), files_read(topic)) == (4, 4 if topics else 12)
+
+
+def test_columns_of_directories_have_the_types_of_their_names(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = to_lake(tmp_path / "lake", topics=True)
+    to_parquet(lake / "date=2026-11-22/hour=00/topic=007/batch=0a-1/part-0.parquet", sent(b"y"))
+    types = dict(view(spark, find([str(lake)], None)).dtypes)
+    assert (types["date"], types["hour"], types["topic"]) == ("date", "int", "string")
+    assert "batch" not in types
+    found = view(spark, find([str(lake)], None)).where("topic = '007'").first()
+    assert found
+    assert (str(found.date), found.hour, found.topic) == ("2026-11-22", 0, "007")
+
+
+def test_trees_of_several_shapes_are_one_frame(spark: SparkSession, tmp_path: Path) -> None:
+    """With and without topics, of JSON, and with directories that mean something else."""
+    lake = to_lake(tmp_path / "lake", topics=True)
+    to_lake(lake, topics=False)
+    to_parquet(lake / "part-1.parquet", sent(b"alone"))
+    to_parquet(lake / "region=eu" / "date=November" / "part-1.parquet", sent(b"eu"))
+    to_file(lake / "logs" / "x.log", sent(b"raw"), RAW)
+    rows = folder_of_json(lake)
+    found = view(spark, find([str(lake)], RAW))
+    assert found.count() == 12 + 12 + 1 + 1 + 1 + rows
+    assert found.where("region = 'eu'").count() == 1
+    assert found.where("date = '2026-11-20' and hour = 7").count() == 6 + rows
+    assert found.where("date = '2026-11-21' and hour = 9").count() == 2, "by their times"
+    again = frame(spark, find([str(lake)], RAW))
+    assert again.count() == found.count()
+
+
+def folder_of_json(lake: Path) -> int:
+    path = lake / "date=2026-11-20/hour=07/batch=0c-1/part-0-0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'{{"topic":"t","body":"x","timestamp_ns":{NINE}}}\n' * 3)
+    return 3
+
+
+def test_a_pattern_and_a_directory_of_a_day_know_its_date(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = to_lake(tmp_path / "lake", topics=True)
+    for place in (lake / "date=2026-11-2[1-9]", lake / "date=2026-11-21"):
+        found = view(spark, find([str(place)], None))
+        assert [str(row.date) for row in found.select("date").distinct().collect()] == [
+            "2026-11-21"
+        ]
+        assert found.count() == 6
+
+
+def test_files_that_were_left_out_are_not_read_by_way_of_their_directory(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = to_lake(tmp_path / "lake", topics=True)
+    shutil.copytree(lake / "date=2026-11-21", lake / "backup" / "date=2026-11-21")
+    (lake / "link").symlink_to(lake / "date=2026-11-21")
+    assert view(spark, find([str(lake)], None)).count() == 12
+    staging = tmp_path / "lake" / "staging"
+    to_parquet(staging / "part-0.parquet", sent(b"s"))
+    found = find([str(lake)], None, exclude=[str(staging)])
+    assert view(spark, found).where("body = 's'").count() == 0
+
+
+def test_of_many_files_the_columns_of_each_day_are_known(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataframes, "_LOOK", 3)
+    lake = to_lake(tmp_path / "lake", topics=False)
+    path = lake / "date=2026-11-22/hour=00/batch=0a-2/part-0.parquet"
+    to_parquet(path, sent(b"new"), price=pa.array([1.5]))
+    found = view(spark, find([str(lake)], None))
+    assert found.where("price = 1.5").count() == 1
+    assert found.count() == 13
+
+
+def test_a_required_column_that_is_missing_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    pa.parquet.write_table(pa.table({"message": ["x"]}), tmp_path / "part-0.parquet")
+    found = find([str(tmp_path)], None)
+    with pytest.raises(ConfigError, match="body"):
+        view(spark, found, required="body")
+    assert view(spark, found).columns[-2:] == ["date", "hour"]

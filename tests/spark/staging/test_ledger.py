@@ -1,0 +1,339 @@
+"""The ledger: what was acknowledged is there, once, or the error says which file is not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import OutputError
+from nsqtools.spark.rows import ROW_SCHEMA
+from nsqtools.spark.staging.fencing import FencedError, StaleError
+from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.stores import LocalStore
+from tests.support.ledgers import (
+    SETTLED,
+    STREAM,
+    Memory,
+    claimed,
+    filled,
+    ids,
+    offset,
+    sealed,
+    segment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from nsqtools.spark.source.plans import Offset
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(LocalStore(str(tmp_path)), STREAM)
+    made.prepare(offset())
+    return made
+
+
+def names(folder: Path) -> set[str]:
+    """In the folder of the stream."""
+    return {path.name for path in (folder / STREAM).iterdir()}
+
+
+def check_stale(ledger: Ledger, batch: Offset) -> None:
+    """The batch cannot be had any more, nor be made again."""
+    for use in (
+        lambda: ledger.claim(batch, len(batch.quotas) - 1, "c"),
+        lambda: ledger.prepare(batch),
+        lambda: ledger.expect(batch),
+    ):
+        with pytest.raises(StaleError):
+            use()
+
+
+def test_a_sealed_partition_gives_the_rows_in_the_order_they_were_added(ledger: Ledger) -> None:
+    claim = claimed(ledger)
+    claim.add(segment(3, 1))
+    claim.add(segment(2))
+    assert claim.rows == 3
+    assert ids(claim.seal(SETTLED)) == [3, 1, 2]
+    found = sealed(ledger)
+    assert found.rows == ledger.rows() == 3
+    batches = list(found.batches())
+    assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
+    assert batches[0].to_pylist()[0] == {
+        "topic": "t",
+        "channel": "c",
+        "nsqd": "a:4150",
+        "message_id": f"{3:016x}",
+        "timestamp": datetime.fromtimestamp(0.003, UTC),
+        "timestamp_ns": 3_000_000,
+        "attempts": 1,
+        "body": b"body 3",
+    }
+
+
+def test_a_partition_of_no_rows_can_be_sealed(ledger: Ledger) -> None:
+    assert ids(filled(ledger)) == ids(sealed(ledger)) == []
+
+
+def test_partitions_are_separate(ledger: Ledger) -> None:
+    two = offset(2, partitions=2)
+    ledger.prepare(two)
+    assert ids(filled(ledger, [1], of=two, k=1)) == [1]
+    assert [each.rows if each else None for each in ledger.complete(two)] == [None, 1]
+    assert ids(filled(ledger, [2], [3], of=two)) == [2, 3]
+    assert [each.rows if each else None for each in ledger.complete(two)] == [2, 1]
+
+
+def test_an_overtaken_attempt_is_told_before_it_may_finish_anything(ledger: Ledger) -> None:
+    first = claimed(ledger)
+    first.add(segment(1))
+    second = claimed(ledger)
+    assert second.rows == 1
+    with pytest.raises(FencedError):
+        first.add(segment(2))
+    with pytest.raises(OutputError):
+        first.seal(SETTLED)
+    third = claimed(ledger)
+    with pytest.raises(FencedError):
+        second.seal(SETTLED)
+    third.add(segment(2))
+    assert ids(third.seal(SETTLED)) == [1, 2]
+    with pytest.raises(OutputError, match="sealed"):
+        third.add(segment(3))
+
+
+def test_prepare_leaves_what_is_there(ledger: Ledger) -> None:
+    filled(ledger, [1])
+    ledger.prepare(offset())
+    with pytest.raises(OutputError, match="another offset"):
+        ledger.prepare(offset(partitions=2))
+    assert ids(sealed(ledger)) == [1]
+    assert ledger.prepared(1) == offset()
+    assert ledger.prepared(2) is None
+
+
+def test_clean_removes_batches_and_keeps_the_newest_marks(tmp_path: Path, ledger: Ledger) -> None:
+    filled(ledger, [1])
+    for batch in range(2, 21):
+        ledger.prepare(offset(batch))
+    ledger.clean(1)
+    ledger.clean(19)
+    ledger.clean(18)
+    marks = {f"done-{batch:010d}" for batch in range(4, 20)}
+    assert names(tmp_path) == marks | {f"b{20:010d}"}
+    for batch in (1, 3, 4, 19):
+        check_stale(ledger, offset(batch))
+    assert names(tmp_path) == marks | {f"b{20:010d}"}
+    assert ids(filled(ledger, [2], of=offset(20))) == [2]
+
+
+def test_to_clean_what_was_never_there_is_nothing(tmp_path: Path) -> None:
+    Ledger(LocalStore(str(tmp_path / "none")), STREAM).clean(3)
+    assert not (tmp_path / "none").exists()
+
+
+def test_batches_that_are_mapped_outlive_the_cleaning(ledger: Ledger) -> None:
+    found = filled(ledger, [1, 2], [3])
+    reading = found.batches()
+    first = next(reading)
+    ledger.clean(1)
+    assert first["body"].to_pylist() == [b"body 1", b"body 2"]
+    for gone in (reading, found.batches()):
+        with pytest.raises(StaleError):
+            next(gone)
+
+
+def test_what_was_committed_without_all_of_its_rows_stays_and_is_told(
+    tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = offset(2, partitions=3)
+    ledger.prepare(two)
+    filled(ledger, [1], of=two)
+    late = claimed(ledger, two, 1)
+    late.add(segment(2))
+    claimed(ledger, two, 2)
+    with caplog.at_level(logging.WARNING):
+        ledger.clean(2)
+        with pytest.raises(StaleError):
+            late.add(segment(3))
+        check_stale(ledger, two)
+        ledger.prepare(offset(3))
+        ledger.clean(3)
+    (record,) = caplog.records
+    assert f"{tmp_path}/{STREAM}/b{2:010d}" in record.getMessage()
+    assert {f"b{2:010d}", f"unread-{2:010d}"} <= names(tmp_path)
+    assert ledger.rows() == 2
+
+
+def test_nobody_claims_a_partition_that_the_driver_has_ended_but_not_yet_marked() -> None:
+    """An attempt that starts so late would finish messages, and their entries be removed."""
+    store = Memory()
+    ledger = Ledger(store, STREAM)
+    ledger.prepare(offset())
+
+    def start_late() -> None:
+        ended = [path for path, data in store.content.items() if b'"end"' in data]
+        if ended and not refused:
+            with pytest.raises(StaleError) as error:
+                Ledger(Memory(store), STREAM).claim(offset(), 0, "c")
+            refused.append(error.value)
+
+    refused: list[StaleError] = []
+    Ledger(Memory(store, start_late), STREAM).clean(1)
+    assert refused
+
+
+def test_a_staging_where_the_batch_is_not_prepared_is_not_taken_for_a_commit(
+    tmp_path: Path,
+) -> None:
+    """Rows in a directory that executors do not share are lost to the others."""
+    elsewhere = Ledger(LocalStore(str(tmp_path / "elsewhere")), STREAM)
+    for use in (lambda: elsewhere.claim(offset(), 0, "c"), lambda: elsewhere.expect(offset())):
+        with pytest.raises(OutputError, match="elsewhere") as refused:
+            use()
+        assert not isinstance(refused.value, StaleError)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_cannot_be_removed_is_logged_and_removed_the_next_time(
+    tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(ledger, [1])
+
+    class Stuck(LocalStore):
+        def delete(self, path: str) -> None:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+
+    Ledger(Stuck(str(tmp_path)), STREAM).clean(1)
+    assert os.strerror(errno.EBUSY) in caplog.text
+    ledger.clean(1)
+    assert names(tmp_path) == {f"done-{1:010d}"}
+
+
+def test_two_streams_share_a_staging_directory(tmp_path: Path, ledger: Ledger) -> None:
+    other, first = Ledger(LocalStore(str(tmp_path)), "f" * 32), offset(stream="f" * 32)
+    other.prepare(first)
+    filled(ledger, [1])
+    filled(other, [2], of=first)
+    ledger.clean(1)
+    assert ids(sealed(other, first)) == [2]
+
+
+def test_a_segment_whose_response_is_lost_is_not_finished_and_is_there_for_the_next() -> None:
+    store = Memory()
+    ledger = Ledger(store, STREAM)
+    ledger.prepare(offset())
+    claim = claimed(ledger)
+    store.fate = "lost"
+    with pytest.raises(OutputError):
+        claim.add(segment(1))
+    with pytest.raises(OutputError):
+        claim.add(segment(1))
+    assert claimed(ledger).rows == 1
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-data[::-1].index(b"}"[0]) - 2 if path.name == "offset" else -70] ^= 4
+    path.write_bytes(data)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip])
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_damaged_segment_or_seal_is_an_error_that_names_it(
+    tmp_path: Path, ledger: Ledger, damage: Callable[[Path], None], number: int
+) -> None:
+    filled(ledger, [1], [2])
+    file = tmp_path / STREAM / f"b{1:010d}/p00000/{number:08d}"
+    damage(file)
+    with pytest.raises(OutputError, match=str(file)):
+        list(sealed(ledger).batches())
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("seals", [False, True])
+def test_an_entry_that_is_lost_is_missed_though_an_attempt_takes_its_name(
+    tmp_path: Path, ledger: Ledger, seals: bool, number: int
+) -> None:
+    claimed(ledger).add(segment(1))
+    claim = claimed(ledger)
+    claim.add(segment(2))
+    if seals:
+        claim.seal(SETTLED)
+    else:
+        claimed(ledger)
+    file = tmp_path / STREAM / f"b{1:010d}/p00000/{number:08d}"
+    remove(file)
+    with pytest.raises(FencedError):
+        claimed(ledger).add(segment(3))
+    for _ in range(2):
+        with pytest.raises(OutputError, match=str(file)):
+            claimed(ledger)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip, remove])
+def test_a_damaged_offset_is_an_error_that_names_it(
+    tmp_path: Path, ledger: Ledger, damage: Callable[[Path], None]
+) -> None:
+    file = tmp_path / STREAM / f"b{1:010d}/offset"
+    damage(file)
+    with pytest.raises(OutputError, match=str(file.parent)):
+        claimed(ledger)
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """The kernel lets no file grow beyond it: EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def full_at_fsync() -> Iterator[None]:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        yield
+
+
+@pytest.mark.parametrize("no_space", [lambda: file_size_limit(1000), full_at_fsync])
+def test_a_segment_that_does_not_fit_is_not_acknowledged_and_leaves_nothing(
+    tmp_path: Path, ledger: Ledger, no_space: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
+    claim = claimed(ledger)
+    claim.add(segment(1))
+    before = sorted(tmp_path.rglob("*"))
+    with no_space(), pytest.raises(OutputError, match=f"{tmp_path}.*00000002: "):
+        claim.add(segment(*range(100)))
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(OutputError):
+        claim.add(segment(2))
+    assert ids(filled(ledger, [3])) == [1, 3]

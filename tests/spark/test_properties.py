@@ -1,0 +1,111 @@
+"""Which properties a session starts with, and whose value of a property counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.spark.places import as_url
+from nsqtools.spark.properties import default_master, is_local, properties
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+S3A = "spark.hadoop.fs.s3a."
+ZONE = "spark.sql.session.timeZone"
+
+
+@pytest.fixture(autouse=True)
+def conf_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That of Spark; nothing else gives properties."""
+    for name in ("ENDPOINT_URL", "ENDPOINT_URL_S3", "REGION", "DEFAULT_REGION"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_local_master_is_told_from_a_cluster() -> None:
+    assert all(map(is_local, ("local", "local[*]", "local[2,4]")))
+    assert not any(map(is_local, ("local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "yarn")))
+
+
+def test_tasks_of_a_local_master_are_tried_as_often_as_those_of_a_cluster() -> None:
+    masters = ("local", "local[*]", "local[2,1]", "spark://h:7077", "yarn")
+    found = [properties(master, {})["spark.master"] for master in masters]
+    assert found == ["local[1,4]", "local[*,4]", "local[2,1]", "spark://h:7077", "yarn"]
+
+
+@pytest.mark.parametrize(
+    ("master", "loopback"),
+    [("local[2]", True), ("spark://127.0.0.1:7077", True), ("spark://10.0.0.1:7077", False)],
+)
+def test_a_session_on_loopback_has_ports_nowhere_else(master: str, loopback: bool) -> None:
+    assert ("spark.driver.bindAddress" in properties(master, {})) is loopback
+
+
+def test_the_master_is_that_of_the_submission_then_of_the_file_then_this_machine(
+    conf_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert default_master() == "local[*]"
+    (conf_dir / "spark-defaults.conf").write_text("# a comment\n\nspark.master   yarn\n")
+    assert default_master() == "yarn"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf 'spark.master=local[7]' pyspark-shell")
+    assert default_master() == "local[7]"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--name n --master spark://h:7077 pyspark-shell")
+    assert default_master() == "spark://h:7077"
+
+
+@pytest.mark.parametrize("text", ["'", "--master", "--conf"])
+def test_arguments_that_spark_will_refuse_are_left_to_it(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", text)
+    assert default_master() == "local[*]"
+
+
+def test_defaults_yield_to_what_the_session_inherits_and_that_is_not_repeated(
+    conf_dir: Path,
+) -> None:
+    assert properties("yarn", {})[ZONE] == "UTC"
+    lines = [f"{ZONE}=Asia/Tokyo", f"{S3A}secret.key: s3cret", f"{S3A}endpoint.region\teu-west-1"]
+    (conf_dir / "spark-defaults.conf").write_text("\n".join(lines))
+    found = properties("yarn", {})
+    assert ZONE not in found
+    assert "s3cret" not in found.values()
+    assert properties("yarn", {ZONE: "Europe/Rome"})[ZONE] == "Europe/Rome"
+
+
+def test_s3a_is_told_what_the_variables_of_aws_say_unless_a_property_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def s3a(**conf: str) -> dict[str, str]:
+        given = {S3A + name: value for name, value in conf.items()}
+        found = properties("yarn", given).items()
+        return {name.removeprefix(S3A): value for name, value in found if name.startswith(S3A)}
+
+    chain = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+    assert s3a() == {"aws.credentials.provider": chain}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    assert s3a() == {}
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert s3a() == {"endpoint.region": "eu-west-1"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://any:9000")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio:9000")
+    assert s3a() == {
+        "endpoint": "http://minio:9000",
+        "endpoint.region": "eu-west-1",
+        "path.style.access": "true",
+    }
+    assert s3a(endpoint="http://other")["endpoint"] == "http://other"
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    assert s3a()["endpoint.region"] == "us-east-1"  # S3A has no default for an endpoint
+
+
+def test_the_url_of_s3_has_hadoops_name_for_spark() -> None:
+    assert as_url("s3://lake/a") == as_url("s3a://lake/a") == "s3a://lake/a"
+    assert as_url("hdfs:///lake") == "hdfs:///lake"
+    assert as_url("/s3") == "file:///s3"
