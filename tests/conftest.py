@@ -72,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
+    binaries.takes_time |= config.option.full
     if config.option.full and not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="nsqtools-tests-")
         config.add_cleanup(folder.cleanup)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools import __version__
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.records.compression import method_of
+from nsqtools.spark.places import in_object_store
 from nsqtools.spark.properties import is_local
 from nsqtools.spark.sparksession import explain
 
@@ -88,15 +89,26 @@ def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",))
             )
 
 
-def packages_of(*connections: Mapping[str, str]) -> Sequence[str]:
-    """Return the modules that executors need for sources and sinks with these options."""
-    snappy = any("nsq.snappy" in options for options in connections)
-    return ("pyarrow", "snappy") if snappy else ("pyarrow",)
+def packages_of(*connections: Mapping[str, str], places: Iterable[str] = ()) -> Sequence[str]:
+    """Return the modules that executors need.
+
+    They have sources and sinks with these options, and read or write files in these places.
+    """
+    found = ["pyarrow"]
+    if any("nsq.snappy" in options for options in connections):
+        found.append("snappy")
+    return found + _clients_of(places)
 
 
 def readers_of(paths: Iterable[str]) -> Sequence[str]:
-    """Return the modules, besides pyarrow, that executors need to read these archives."""
-    return [_ZSTD] if any(method_of(path) == "zstd" for path in paths) else []
+    """Return the modules, besides pyarrow, that executors need to read these files of records."""
+    paths = list(paths)
+    found = [_ZSTD] if any(method_of(path) == "zstd" for path in paths) else []
+    return found + _clients_of(paths)
+
+
+def _clients_of(places: Iterable[str]) -> list[str]:
+    return ["opendal"] if any(map(in_object_store, places)) else []
 
 
 def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequence[Any]]]:

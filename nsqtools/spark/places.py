@@ -13,6 +13,9 @@ from pathlib import Path
 OURS = "_nsqtools"
 """The directory for nsqtools' own files in an output; readers skip it because of the underscore."""
 
+HADOOP = frozenset({"hdfs", "viewfs"})
+"""Schemes of file systems that pyarrow reaches through libhdfs."""
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _S3 = re.compile(r"^s3n?://", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[{]")
@@ -27,6 +30,11 @@ def local(place: str) -> Path | None:
     if found[1].lower() != "file":
         return None
     return Path("/" + place[found.end() :].lstrip("/"))
+
+
+def in_object_store(place: str) -> bool:
+    """Whether a path or URL is neither on a mounted file system nor on HDFS."""
+    return local(place) is None and place.partition(":")[0].lower() not in HADOOP
 
 
 def as_url(place: str) -> str:

@@ -146,7 +146,7 @@ def test_a_topic_whose_name_makes_no_file_name_stops_no_other(
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (("tail", "--topic", "t"), "1 topics, 1 connections, "),
+        (("tail", "--topic", "t"), "1 topic, 1 connection, "),
         (("stats", "--serve", ":0"), "not scraped yet"),
     ],
     ids=["tail", "stats"],

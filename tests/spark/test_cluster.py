@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 
-import nsqtools.__main__
+import nsqtools
 from nsqtools.cli.docs import sections
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
@@ -24,7 +25,6 @@ from tests.support.streaming import numbered, publish, rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd
@@ -82,7 +82,7 @@ def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_execu
 
         ordered = ("--where", "attempts > 0", "--order-by", "timestamp")
         replay = ("replay", "--input", str(lake), "--topic", f"{topic}.replay", *ordered)
-        program = nsqtools.__main__.__file__
+        program = Path(nsqtools.__file__).with_name("__main__.py")
         submitted = [*submit(), *cluster.options(), program, "pipeline", *replay, *at(nsqd)]
         assert run(submitted, tmp_path, os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}) == 0
         assert Counter(Taken(nsqtools_cli, nsqd, f"{topic}.replay")()) == bodies

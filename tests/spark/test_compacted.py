@@ -19,7 +19,7 @@ from nsqtools.errors import ConfigError, LockedError
 from nsqtools.spark.jobs import compacted
 from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known
 from nsqtools.spark.lake.inputs import find
-from nsqtools.spark.stores import ObjectStore
+from nsqtools.spark.stores.objectstore import ObjectStore
 from tests.support.lakes import NINE, RAW, at, sent, to_file
 
 if TYPE_CHECKING:

@@ -17,14 +17,17 @@ import pytest
 from pyarrow import fs
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark import stores
-from nsqtools.spark.stores import HadoopStore, LocalStore, Store, open_store, probe
+from nsqtools.spark.stores import objectstore, open_store, probe
+from nsqtools.spark.stores.hadoop import HadoopStore
+from nsqtools.spark.stores.mounted import LocalStore
+from tests.support import binaries
 from tests.support.hdfs import HdfsLike
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nsqtools.spark.stores.interface import Data, Store
     from tests.support.minio import Minio
 
 pytestmark = pytest.mark.timeout(900)  # MinIO may have to be built
@@ -39,6 +42,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
             return HadoopStore("hdfs://name/place", fs.PyFileSystem(HdfsLike()), f"{tmp_path}/x")
         case _:
             return open_store(f"{request.getfixturevalue('bucket')}/place")
+
+
+def test_a_short_run_does_not_build_a_store_and_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(binaries, "missing", {})
+    monkeypatch.setattr(binaries, "_build", binaries._build.__wrapped__)  # it remembers
+    for required, outcome in (("0", pytest.skip.Exception), ("1", pytest.fail.Exception)):
+        monkeypatch.setenv("NSQTOOLS_REQUIRE_TOOLS", required)
+        monkeypatch.setattr(binaries, "takes_time", required == "1")
+        with pytest.raises(outcome, match="no go" if required == "1" else "--full"):
+            binaries.needs_minio("stores")
+    assert binaries.missing == {"minio": ["stores"]}
+    built = binaries.MINIO.target / "minio"
+    built.parent.mkdir(parents=True)
+    monkeypatch.setattr(binaries, "takes_time", False)
+    assert binaries.needs_minio("stores") == str(built)
 
 
 def names(store: Store) -> list[str]:
@@ -180,7 +202,7 @@ def test_a_probe_leaves_nothing(store: Store) -> None:
 
 def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path) -> None:
     class Careless(LocalStore):
-        def put_if_absent(self, path: str, data: stores.Data) -> bool:
+        def put_if_absent(self, path: str, data: Data) -> bool:
             self.put(path, data)
             return True
 
@@ -266,9 +288,12 @@ class TestS3:
     def test_a_server_that_cannot_be_reached_or_does_not_respond(
         self, minio: Minio, bucket: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert sum(min(0.1 * 2**n, stores._LONGEST_PAUSE) for n in range(stores._RETRIES)) < 15
-        monkeypatch.setattr(stores, "_RETRIES", 1)
-        monkeypatch.setattr(stores, "_IO_TIMEOUT", 0.1)
+        assert (
+            sum(min(0.1 * 2**n, objectstore._LONGEST_PAUSE) for n in range(objectstore._RETRIES))
+            < 15
+        )
+        monkeypatch.setattr(objectstore, "_RETRIES", 1)
+        monkeypatch.setattr(objectstore, "_IO_TIMEOUT", 0.1)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
         assert "refused" in str(self.refusal(bucket))
         with pytest.raises(ConfigError, match=f"{bucket}.*refused"):

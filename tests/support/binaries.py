@@ -3,7 +3,8 @@
 NSQ is taken from PATH, from the directory ``$NSQTOOLS_NSQD_BIN``, or from a cache outside the
 repository that the Go toolchain fills once from ``tests/nsqd/go.mod``; the first place with an
 nsqd and an nsqlookupd of version 1 is used. Where there is none, what talks to an nsqd is tested
-with the sandbox alone. MinIO is taken from PATH, or built from ``tests/minio/go.mod`` likewise;
+with the sandbox alone. MinIO is taken from PATH, or built from ``tests/minio/go.mod`` likewise,
+which takes minutes, and so is done with ``--full`` or ``NSQTOOLS_REQUIRE_TOOLS=1`` only;
 ``python -m tests.support.binaries`` builds all that is missing. Any other program that is missing
 skips the test and says what it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or
 ``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
@@ -29,6 +30,9 @@ LIVE = "everything that talks to a real nsqd or nsqlookupd"
 
 missing: dict[str, list[str]] = {}
 """Programs that tests asked for in vain, and what each would have tested."""
+
+takes_time = os.environ.get("NSQTOOLS_REQUIRE_TOOLS") == "1"
+"""Whether a run may take minutes to build what it lacks; it may with ``--full`` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +76,12 @@ MINIO = GoModule(_TESTS / "minio", "minio", (1, 25))
 
 
 def needs_minio(tests: str) -> str:
-    """Path of MinIO, built if that is the only way, or else the test ends here."""
+    """Path of MinIO, built if that is the only way and may take time, or the test ends here."""
     found = shutil.which("minio")
     if found:
         return found
-    if failure := _build(MINIO):
+    may = takes_time or MINIO.target.exists()
+    if failure := _build(MINIO) if may else "it takes minutes to build, which --full does":
         give_up("minio", tests, f"no minio on PATH, and {failure}", "TOOLS")
     return str(MINIO.target / "minio")
 

@@ -16,7 +16,7 @@ from nsqtools.proto.messages import Message
 from nsqtools.spark.rows import make_segment
 from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.staging.partitions import Claim, Ending, Sealed
-from nsqtools.spark.stores import Store, StoredFile
+from nsqtools.spark.stores.interface import Store, StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.rows import Segment
     from nsqtools.spark.staging.ledger import Ledger
     from nsqtools.spark.staging.redelivered import MessageKey
-    from nsqtools.spark.stores import Data
+    from nsqtools.spark.stores.interface import Data
 
 STREAM = "0123456789abcdef" * 2
 NSQD = "a:4150"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.sinks.files import disk
-from nsqtools.spark import stores
+from nsqtools.spark.stores import mounted
 from tests.support.ledgers import Stop
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _STEPS = frozenset({"open", "fsync", "link", "rename", "unlink", "mkdir", "rmdir
 
 
 class Disk:
-    """Files below ``folder`` as ``stores`` changes them, and as they are on the disk itself.
+    """Files below ``folder`` as the store changes them, and as they are on the disk itself.
 
     Each call that changes something is a step; at ``stop_at`` the process is killed instead, once.
     A file has its content for good after its fsync, a directory its names.
@@ -36,9 +36,9 @@ class Disk:
         self._kept: list[int] = []  # open files, so that no inode is used twice
         self._fsync(os.open(folder, os.O_RDONLY))
         changes = {name: self._step(getattr(os, name)) for name in _STEPS}
-        for module in (stores, disk):
+        for module in (mounted, disk):
             monkeypatch.setattr(module, "os", SimpleNamespace(**vars(os) | changes))
-        monkeypatch.setattr(stores, "shutil", SimpleNamespace(rmtree=self._remove))
+        monkeypatch.setattr(mounted, "shutil", SimpleNamespace(rmtree=self._remove))
 
     def _remove(self, folder: str) -> None:
         for each, folders, files in os.walk(folder, topdown=False):

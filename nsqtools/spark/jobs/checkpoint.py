@@ -17,7 +17,7 @@ from nsqtools.spark.stores import open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.spark.stores import Store
+    from nsqtools.spark.stores.interface import Store
 
 _OFFSETS, _COMMITS = "offsets", "commits"
 _STAMP = "nsq-source"

@@ -10,7 +10,7 @@ from nsqtools.errors import LockedError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.spark.stores import Store
+    from nsqtools.spark.stores.interface import Store
 
 
 class Versions:

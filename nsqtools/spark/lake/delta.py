@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqtools.spark.stores import Store
+    from nsqtools.spark.stores.interface import Store
 
 _NEWEST = 20
 """Versions to look at for a batch; other writers may have added some since."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nsqtools.records.layout import Layout
-    from nsqtools.spark.stores import Store
+    from nsqtools.spark.stores.interface import Store
 
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""

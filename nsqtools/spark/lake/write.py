@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column
 
-    from nsqtools.spark.stores import Store
+    from nsqtools.spark.stores.interface import Store
 
 ROW_GROUP = 32 << 20
 """Maximum bytes of the rows of a row group, which readers hold in memory as a whole."""

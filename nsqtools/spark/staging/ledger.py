@@ -45,7 +45,7 @@ from nsqtools.spark.staging.partitions import Claim, Sealed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from nsqtools.spark.stores import Store
+    from nsqtools.spark.stores.interface import Store
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from nsqtools.spark.staging.fencing import damaged
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.spark.stores import Store
+    from nsqtools.spark.stores.interface import Store
 
 HEADER = 512
 _ALIGNMENT = 64

@@ -16,7 +16,7 @@ import pytest
 from nsqtools import __version__
 from nsqtools.errors import ConfigError
 from nsqtools.spark import register
-from nsqtools.spark.executors import check_executors, make_zip, readers_of, ship
+from nsqtools.spark.executors import check_executors, make_zip, packages_of, readers_of, ship
 from nsqtools.spark.lake.dataframes import frame
 from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import RAW, sent, to_file
@@ -93,6 +93,20 @@ def test_an_executor_that_lacks_something_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=culprit):
         check(lambda: [("h1", PYTHON, [], __version__), ("h2", PYTHON, packages, version)])
+
+
+@pytest.mark.parametrize(
+    "place", ["s3a://bucket/lake", "S3://bucket", "gs://b/x", "abfss://c@a.dfs.core.windows.net/x"]
+)
+def test_executors_need_a_client_of_the_object_store_that_they_use(place: str) -> None:
+    assert packages_of(places=["/data/lake", place]) == ["pyarrow", "opendal"]
+    assert readers_of(["/data/x.log", f"{place}/x.log"]) == ["opendal"]
+
+
+def test_executors_need_no_client_of_disks_and_hdfs() -> None:
+    others = ["", "lake", "/data/lake", "file:///data/lake", "hdfs://name/lake", "viewfs://c/lake"]
+    assert packages_of({"nsq.snappy": "true"}, places=others) == ["pyarrow", "snappy"]
+    assert readers_of(others) == []
 
 
 def test_an_archive_needs_what_unpacks_it() -> None:

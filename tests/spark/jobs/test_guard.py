@@ -13,7 +13,7 @@ import pytest
 from nsqtools.errors import LockedError
 from nsqtools.spark.jobs import guard
 from nsqtools.spark.jobs.guard import Lease, only_one
-from nsqtools.spark.stores import LocalStore
+from nsqtools.spark.stores.mounted import LocalStore
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, RecordError
+from nsqtools.spark.executors import packages_of
 from nsqtools.spark.jobs import compact as compacting
 from nsqtools.spark.jobs import replay as republishing
 from nsqtools.spark.jobs.compact import CompactSettings
@@ -74,7 +75,7 @@ def compact(
 async def _compact(
     settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions
 ) -> Compacted:
-    run = Run(spark, metrics, StepView())
+    run = Run(spark, metrics, StepView(), packages=packages_of(places=[settings.output]))
     work = partial(compacting.compact, settings=settings)
     try:
         done: Compacted = await run.until_done(work, if_stopped="stopped: the output is unchanged")
@@ -125,7 +126,7 @@ def _replay_staging(place: str, topic: str) -> str:
 
 
 async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> None:
-    run = Run(spark, metrics, StepView())
+    run = Run(spark, metrics, StepView(), packages=packages_of(places=[settings.staging]))
     if not republishing.is_staged(settings):
         check_inputs(settings.inputs)
         await republishing.reach(settings)

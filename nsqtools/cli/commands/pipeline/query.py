@@ -93,7 +93,8 @@ def sql(
             return
         with locked(stream.lock):
             work = partial(query_archives, settings=archives)
-            _once(work, spark, metrics, packages_of(goal.sink), prints=prints)
+            packages = packages_of(goal.sink, places=[goal.output])
+            _once(work, spark, metrics, packages, prints=prints)
         return
     _check_stream(source, asked, stream)
     with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:

@@ -192,7 +192,8 @@ class StreamJob:
     async def _run(self, guard: RunGuard) -> None:
         """Ask the nsqds how many messages wait, and start Spark only if there are any."""
         view = StreamView(self.verb)
-        packages = packages_of(self.source, self.sink)
+        places = (self.places.staging, self.places.output)
+        packages = packages_of(self.source, self.sink, places=places)
         run = Run(self.spark, self.metrics, view, packages=packages, prints=self.prints)
         checkpoint = self.checkpoint
         left = self.is_kept and checkpoint.staged()

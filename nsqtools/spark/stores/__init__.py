@@ -1,0 +1,84 @@
+"""Stores: the files below a place on a mounted disk, on HDFS or in an object store.
+
+Nothing is renamed and nothing is written twice: a file appears with its whole content or not at
+all. That is what every kind of store offers, and all that the staging of messages needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import posixpath
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark.places import HADOOP, local
+from nsqtools.spark.stores import hadoop, objectstore
+from nsqtools.spark.stores.interface import UNNAMED, reason
+from nsqtools.spark.stores.mounted import LocalStore
+
+if TYPE_CHECKING:
+    from nsqtools.spark.stores.interface import Store
+
+
+def open_store(place: str, flag: str = "staging") -> Store:
+    """Return the store of a path or URL; ``flag`` names it in errors.
+
+    Raises ConfigError for a scheme that is not supported, and for a missing library.
+    """
+    parts = urlsplit(place)
+    scheme = parts.scheme.lower()
+    if (path := local(place)) is not None:
+        if scheme == "file" and parts.netloc:
+            raise ConfigError(f"{flag} {place!r}: expected an absolute path, or file:///path")
+        return LocalStore(posixpath.normpath(path))
+    if scheme in HADOOP:
+        return hadoop.open_hadoop(place, flag)
+    if found := objectstore.open_objects(place, flag):
+        return found
+    raise ConfigError(
+        f"{flag} {place}: the scheme {scheme} is not supported: give a path, or a URL of hdfs, "
+        "s3a, gs or abfss"
+    )
+
+
+def stored(path: str) -> tuple[Store, str]:
+    """Return the store for the path or URL of a file, and the file's path there.
+
+    Raises ConfigError as ``open_store`` does.
+    """
+    if (mounted := local(path)) is not None:
+        return LocalStore("/"), str(mounted)[1:]
+    scheme, _, rest = path.partition("://")
+    authority, _, below = rest.partition("/")
+    return _whole_store(f"{scheme}://{authority}/"), below
+
+
+@functools.cache
+def _whole_store(place: str) -> Store:
+    return open_store(place, "--input")
+
+
+def probe(store: Store, flag: str = "staging") -> None:
+    """Check that a store can be written, and that it refuses to create a file twice.
+
+    Raises ConfigError, or OutputError if the disk is full.
+    """
+    path = f"{UNNAMED}probe-{uuid4().hex}"
+    try:
+        exclusive = store.put_if_absent(path, b"1") and not store.put_if_absent(path, b"2")
+        store.delete(path)
+    except OSError as error:
+        text = f"{flag} {store.place}: {reason(error)}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(text) from error
+        local_one = isinstance(store, LocalStore)
+        advice = ": choose a directory that this user can write to" if local_one else ""
+        raise ConfigError(text + advice) from error
+    if not exclusive:
+        raise ConfigError(
+            f"{flag} {store.place}: the store does not refuse to create a file twice "
+            "(If-None-Match), so messages would not be safe there: choose another one"
+        )

@@ -1,0 +1,136 @@
+"""A store on HDFS."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import posixpath
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+from pyarrow import fs
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.stores.interface import UNNAMED, Store, StoredFile, naming, reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from nsqtools.spark.stores.interface import Data
+
+
+class HadoopStore(Store):
+    """A Store on HDFS, through pyarrow.
+
+    A file is durable once it is closed, as far as the datanodes are; a rename, which never replaces
+    a file, is in the journal of the namenode when it returns.
+    """
+
+    def __init__(self, place: str, filesystem: fs.FileSystem, root: str) -> None:
+        super().__init__(place)
+        self._fs = filesystem
+        self._root = root
+
+    def put_if_absent(self, path: str, data: Data) -> bool:
+        """Write a file under another name and rename it."""
+        with self._unnamed(path) as (unnamed, target):
+            self._write(unnamed, data)
+            try:
+                self._fs.move(unnamed, target)
+            except OSError as error:
+                try:
+                    # After a lost response the file that exists is this one.
+                    return bool(self.get(path).equals(pa.py_buffer(data)))
+                except FileNotFoundError:
+                    raise error from None
+        return True
+
+    def put(self, path: str, data: Data) -> None:
+        """Write a file under another name, and put it in the place of the old one."""
+        with self.create(path) as file:
+            file.write(data)
+
+    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+        """Read a file."""
+        with naming(self.url(path)), self._fs.open_input_file(self._full(path)) as file:
+            file.seek(start)
+            return file.read_buffer(size)
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a directory."""
+        selector = fs.FileSelector(self._full(path), allow_not_found=True)
+        with naming(self.url(path)):
+            found = self._fs.get_file_info(selector)
+        return [each.base_name for each in found if not each.base_name.startswith(UNNAMED)]
+
+    def files(self, path: str = "") -> Iterator[StoredFile]:
+        """Yield all files below a directory."""
+        selector = fs.FileSelector(self._full(path), allow_not_found=True, recursive=True)
+        with naming(self.url(path)):
+            found = self._fs.get_file_info(selector)
+        for each in found:
+            if each.is_file and not each.base_name.startswith(UNNAMED):
+                relative = posixpath.relpath(each.path, self._root)
+                yield StoredFile(relative, each.size, each.mtime_ns)
+
+    def stat(self, path: str) -> StoredFile:
+        """Ask the namenode."""
+        found = self._fs.get_file_info(self._full(path))
+        if not found.is_file:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url(path))
+        return StoredFile(path, found.size, found.mtime_ns)
+
+    def delete(self, path: str) -> None:
+        """Delete a file or directory."""
+        full = self._full(path)
+        with contextlib.suppress(FileNotFoundError), naming(self.url(path)):
+            if self._fs.get_file_info(full).type is fs.FileType.Directory:
+                self._fs.delete_dir(full)
+            else:
+                self._fs.delete_file(full)
+
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """Write a file under another name, and put it in the place of the old one."""
+        with self._unnamed(path) as (unnamed, target):
+            with self._fs.open_output_stream(unnamed, compression=None) as file:
+                yield file
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_file(target)
+            self._fs.move(unnamed, target)
+
+    def _write(self, path: str, data: Data) -> None:
+        with self._fs.open_output_stream(path, compression=None) as file:
+            file.write(data)
+
+    @contextlib.contextmanager
+    def _unnamed(self, path: str) -> Iterator[tuple[str, str]]:
+        target = self._full(path)
+        unnamed = posixpath.join(posixpath.dirname(target), f"{UNNAMED}{uuid4().hex}")
+        try:
+            with naming(self.url(path)):
+                yield unnamed, target
+        finally:
+            with contextlib.suppress(OSError):
+                if self._exists(unnamed):
+                    self._fs.delete_file(unnamed)
+
+    def _exists(self, full: str) -> bool:
+        return bool(self._fs.get_file_info(full).type is not fs.FileType.NotFound)
+
+    def _full(self, path: str) -> str:
+        return posixpath.join(self._root, path) if path else self._root
+
+
+def open_hadoop(place: str, flag: str) -> HadoopStore:
+    """Return the store of a URL; raises ConfigError if libhdfs is not set up."""
+    try:
+        return HadoopStore(place, *fs.FileSystem.from_uri(place))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{flag} {place}: {reason(error)}: libhdfs needs JAVA_HOME, HADOOP_HOME and "
+            "CLASSPATH (hadoop classpath --glob) on the driver and every executor"
+        ) from error

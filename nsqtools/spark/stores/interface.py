@@ -1,0 +1,110 @@
+"""What every store can do."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import re
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO, TypeAlias
+
+    import pyarrow as pa
+
+    Data: TypeAlias = bytes | pa.Buffer
+
+UNNAMED = ".nsqtools-"
+"""The prefix of files that are being written; every reader skips hidden files."""
+
+_ANSWER = re.compile(r'code: "(\w+)", message: "([^"]*)"')
+
+
+class StoredFile(NamedTuple):
+    """A file by its path in the store; ``mtime_ns`` is when it was written."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class Store(ABC):
+    """The files below ``place``, by relative paths with slashes. Folders come and go with them.
+
+    All methods raise OSError with ``filename``, and FileNotFoundError for a file that does not
+    exist.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.place = place.rstrip("/") or "/"
+
+    def url(self, path: str) -> str:
+        """Return the full name of a file, for messages and for Spark."""
+        return posixpath.join(self.place, path)
+
+    @abstractmethod
+    def put_if_absent(self, path: str, data: Data) -> bool:
+        """Create a durable file unless one exists; returns whether this call created it.
+
+        Of concurrent calls for one path exactly one succeeds. ``data`` must be unique to the
+        caller: after a lost response it tells whose file exists. After an OSError the file may
+        exist, or appear later.
+        """
+
+    @abstractmethod
+    def put(self, path: str, data: Data) -> None:
+        """Create or replace a durable file."""
+
+    @abstractmethod
+    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+        """Return the content of a file, or a part that it must have; memory-mapped if possible."""
+
+    @abstractmethod
+    def list(self, path: str) -> list[str]:
+        """Return the names of files and folders in a folder; none if it does not exist."""
+
+    @abstractmethod
+    def files(self, path: str = "") -> Iterator[StoredFile]:
+        """Yield all files below a folder; none if it does not exist."""
+
+    @abstractmethod
+    def stat(self, path: str) -> StoredFile:
+        """Return the facts of a file."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete a file, or a folder with all files below it, if it exists."""
+
+    @abstractmethod
+    def create(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """Open a file for writing; it appears, durably, at the end of the ``with`` block.
+
+        An existing file is replaced. After an exception in the block nothing has changed.
+        """
+
+    def sync(self, path: str) -> None:
+        """Make the names that ``list`` returned for a folder durable, and the folder itself."""
+
+
+@contextlib.contextmanager
+def naming(target: str) -> Iterator[None]:
+    """Give errors of pyarrow the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or target
+        raise
+
+
+def reason(error: Exception) -> str:
+    """The reason, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # opendal tells kind, operation and reason in a line, then the context, and then the source.
+    text, _, source = str(error).strip().partition("\n\nSource:\n")
+    reason = source.strip() or text.partition(" => ")[2] or text or type(error).__name__
+    if answer := _ANSWER.search(reason):
+        reason = f"{answer[2].rstrip('.')} ({answer[1]})"
+    return reason.splitlines()[0]

@@ -1,0 +1,141 @@
+"""A store on a mounted file system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+
+from nsqtools.sinks.files.disk import sync_directory, write_all
+from nsqtools.spark.stores.interface import UNNAMED, Store, StoredFile, naming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from nsqtools.spark.stores.interface import Data
+
+
+class LocalStore(Store):
+    """A Store on a mounted file system with hard links: a local disk, or NFS that hosts share."""
+
+    def put_if_absent(self, path: str, data: Data) -> bool:
+        """Write a file without a name, and link it: link(2) never replaces a file."""
+        target = self.url(path)
+        with self._unnamed(target) as (unnamed, fd):
+            write_all(fd, data)
+            os.fsync(fd)
+            try:
+                os.link(unnamed, target)
+            except OSError as error:
+                # NFS may say that the name exists because it repeats a request whose response was
+                # lost; the number of links tells.
+                if os.fstat(fd).st_nlink < 2:
+                    if isinstance(error, FileExistsError):
+                        return False
+                    raise OSError(error.errno, error.strerror, target) from error
+        sync_directory(os.path.dirname(target))
+        return True
+
+    def put(self, path: str, data: Data) -> None:
+        """Write a file and rename it."""
+        with self.create(path) as file:
+            file.write(data)
+
+    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+        """Map a file; the mapping remains valid when the file is deleted, except by another NFS
+        host.
+
+        A task with such a mapping then dies of SIGBUS. Its batch was committed without the task.
+        """
+        with naming(self.url(path)), pa.memory_map(self.url(path)) as file:
+            file.seek(start)
+            return file.read_buffer(size)
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a directory.
+
+        An NFS client may answer from memory what another host has changed; after a change of its
+        own it asks the server.
+        """
+        folder = self.url(path)
+        try:
+            changed = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
+            with contextlib.suppress(OSError):  # also where nothing can be made
+                os.mkdir(changed)
+                os.rmdir(changed)
+            return [name for name in os.listdir(folder) if not name.startswith(UNNAMED)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self, path: str = "") -> Iterator[StoredFile]:
+        """Yield all files below a directory."""
+        for folder, _, names in os.walk(self.url(path)):
+            for name in names:
+                if not name.startswith(UNNAMED):
+                    full = os.path.join(folder, name)
+                    with contextlib.suppress(FileNotFoundError):
+                        status = os.stat(full)
+                        relative = os.path.relpath(full, self.place)
+                        yield StoredFile(relative, status.st_size, status.st_mtime_ns)
+
+    def stat(self, path: str) -> StoredFile:
+        """Ask the file system."""
+        status = os.stat(self.url(path))
+        return StoredFile(path, status.st_size, status.st_mtime_ns)
+
+    def delete(self, path: str) -> None:
+        """Delete a file or directory."""
+        full = self.url(path)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(full):
+                shutil.rmtree(full)
+            else:
+                os.unlink(full)
+
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """Write a file and rename it."""
+        target = self.url(path)
+        with self._unnamed(target) as (unnamed, fd):
+            with open(fd, "wb", closefd=False) as file:
+                yield file
+            os.fsync(fd)
+            os.rename(unnamed, target)
+        sync_directory(os.path.dirname(target))
+
+    def sync(self, path: str) -> None:
+        """Sync a directory and those above it, up to the place and its parent."""
+        folder = self.url(path).rstrip("/")
+        while folder.startswith(self.place) and folder != "/":
+            sync_directory(folder)
+            folder = os.path.dirname(folder)
+        with contextlib.suppress(PermissionError):
+            sync_directory(folder or "/")
+
+    @contextlib.contextmanager
+    def _unnamed(self, target: str) -> Iterator[tuple[str, int]]:
+        """A new file beside the target, in a directory that lasts; its name goes at the end."""
+        folder = os.path.dirname(target)
+        unnamed = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            try:
+                fd = os.open(unnamed, flags, 0o666)
+            except FileNotFoundError:
+                os.makedirs(folder, exist_ok=True)
+                self.sync(os.path.relpath(folder, self.place))
+                fd = os.open(unnamed, flags, 0o666)
+            try:
+                yield unnamed, fd
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(unnamed)
+                os.close(fd)
+        except OSError as error:
+            error.filename = target
+            raise

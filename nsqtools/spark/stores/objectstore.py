@@ -1,0 +1,208 @@
+"""A store on S3, Google Cloud Storage or Azure."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import time
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.places import s3_server
+from nsqtools.spark.stores.interface import Store, StoredFile, reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from nsqtools.spark.stores.interface import Data
+
+_AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
+# Of requests: half a minute at most if connections are refused, in seconds.
+_RETRIES = 8
+_LONGEST_PAUSE = 4.0
+_TIMEOUT = 10.0
+_IO_TIMEOUT = 60.0
+_PART = 8 << 20
+
+_AWS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a role that may do this"
+_AZURE = "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or give a role that may do this"
+_CREDENTIALS = {
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS to the file of an account that may do this",
+    **dict.fromkeys(_AZURE_SCHEMES, _AZURE),
+}
+_UNSIGNED = "failed to load signing credential"
+
+
+class ObjectStore(Store):
+    """A Store on S3, Google Cloud Storage or Azure, through opendal.
+
+    ``operator`` is an opendal.Operator whose root is the place.
+    """
+
+    def __init__(self, place: str, operator: Any) -> None:
+        super().__init__(place)
+        self._operator = operator
+
+    def put_if_absent(self, path: str, data: Data) -> bool:
+        """PUT with ``If-None-Match: *``; a refusal after a lost response is told by the content."""
+        from opendal.exceptions import AlreadyExists, ConditionNotMatch, Conflict
+
+        content = bytes(data)
+        for attempt in range(_RETRIES):
+            try:
+                with self._errors(path):
+                    self._operator.write(path, content, if_not_exists=True)
+                return True
+            except (AlreadyExists, ConditionNotMatch):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    return bool(self.get(path).equals(pa.py_buffer(content)))
+                return False
+            except Conflict:  # S3: another conditional PUT of this name is under way
+                time.sleep(min(_LONGEST_PAUSE, 0.05 * 2**attempt))
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), self.url(path))
+
+    def put(self, path: str, data: Data) -> None:
+        """PUT."""
+        with self._errors(path):
+            self._operator.write(path, bytes(data))
+
+    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+        """GET."""
+        with self._errors(path):
+            return pa.py_buffer(self._operator.read(path, offset=start or None, size=size))
+
+    def list(self, path: str) -> list[str]:
+        """Return the names at one level."""
+        prefix = f"{path}/" if path else ""
+        with self._errors(path):
+            found = [each.path.rstrip("/") for each in self._operator.list(prefix)]
+        return [each.rpartition("/")[2] for each in found if each != path]
+
+    def files(self, path: str = "") -> Iterator[StoredFile]:
+        """Yield all objects with a prefix."""
+        prefix = f"{path}/" if path else ""
+        with self._errors(path):
+            for each in self._operator.list(prefix, recursive=True):
+                if not each.path.endswith("/"):
+                    yield _facts(each.path, each.metadata)
+
+    def stat(self, path: str) -> StoredFile:
+        """HEAD."""
+        with self._errors(path):
+            return _facts(path, self._operator.stat(path))
+
+    def delete(self, path: str) -> None:
+        """Delete an object, and all objects below its name."""
+        with self._errors(path):
+            self._operator.delete(path)
+            self._operator.delete(f"{path}/", recursive=True)
+
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """PUT in parts; without the last request, which close makes, there is no object."""
+        with self._errors(path):
+            file = self._operator.open(path, "wb", chunk=_PART)
+            yield cast("BinaryIO", _Parts(file))
+            file.close()
+
+    @contextlib.contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        from opendal import exceptions
+
+        try:
+            yield
+        except (exceptions.AlreadyExists, exceptions.ConditionNotMatch, exceptions.Conflict):
+            raise
+        except exceptions.NotFound as error:
+            raise FileNotFoundError(errno.ENOENT, reason(error), self.url(path)) from error
+        except Exception as error:
+            if not type(error).__module__.startswith("opendal"):  # they have no other base class
+                raise
+            text = reason(error)
+            refused = isinstance(error, exceptions.PermissionDenied) or _UNSIGNED in str(error)
+            if refused:
+                text += f": set {_CREDENTIALS.get(urlsplit(self.place).scheme, _AWS)}"
+            code = errno.EACCES if refused else errno.EIO
+            raise OSError(code, text, self.url(path)) from error
+
+
+def open_objects(place: str, flag: str) -> ObjectStore | None:
+    """Return the store of a URL; None for a URL of no service. Raises ConfigError."""
+    parts = urlsplit(place)
+    service = _service(parts.scheme.lower(), parts.netloc)
+    if service is None:
+        return None
+    try:
+        from opendal import Operator
+        from opendal.layers import RetryLayer, TimeoutLayer
+    except ImportError:
+        raise ConfigError(
+            f"{flag} {place}: opendal is not installed: install nsqtools[cloud], on the driver "
+            "and every executor"
+        ) from None
+    try:
+        operator = Operator(**service, root=parts.path or "/")
+    except Exception as error:
+        raise ConfigError(f"{flag} {place}: {reason(error)}") from error
+    limits = TimeoutLayer(timeout=_TIMEOUT, io_timeout=_IO_TIMEOUT)
+    retries = RetryLayer(max_times=_RETRIES, max_delay=_LONGEST_PAUSE, min_delay=0.1, jitter=True)
+    return ObjectStore(place, operator.layer(limits).layer(retries))
+
+
+def _service(scheme: str, authority: str) -> dict[str, str] | None:
+    """The arguments of an opendal.Operator; None for a URL of no service.
+
+    Credentials come from the environment of each process, or from the role of its machine:
+
+    * S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE; beside them
+      AWS_REGION, AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_S3.
+    * Google Cloud Storage: GOOGLE_APPLICATION_CREDENTIALS, the path of a key file.
+    * Azure: AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_KEY), AZURE_STORAGE_SAS_TOKEN, or
+      AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET.
+    """
+    variable = os.environ.get
+    name, _, host = authority.rpartition("@")
+    if scheme in ("s3", "s3a", "s3n"):
+        endpoint, region = s3_server()
+        service = {"scheme": "s3", "bucket": authority, "region": region or "us-east-1"}
+        return service | ({"endpoint": endpoint} if endpoint else {})
+    if scheme == "gs":
+        return {"scheme": "gcs", "bucket": authority}
+    if scheme in _AZURE_SCHEMES and name:
+        account, _, domain = host.partition(".")
+        endpoint = f"https://{account}.{domain.replace('dfs', 'blob', 1)}"
+        service = {"scheme": "azblob", "container": name, "endpoint": endpoint}
+        given = {
+            "account_name": account,
+            "account_key": variable("AZURE_STORAGE_ACCOUNT_KEY") or variable("AZURE_STORAGE_KEY"),
+            "sas_token": variable("AZURE_STORAGE_SAS_TOKEN"),
+        }
+        return service | {key: value for key, value in given.items() if value}
+    return None
+
+
+def _facts(path: str, found: Any) -> StoredFile:
+    """Times are in whole seconds: S3 tells more in a listing, but not of a single object."""
+    changed = found.last_modified
+    seconds = int(changed.timestamp()) if changed else 0
+    return StoredFile(path, found.content_length, seconds * 10**9)
+
+
+class _Parts(io.RawIOBase):
+    """A file of opendal that is not closed, and so never complete, by whoever writes to it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(bytes(data))
+        return len(data)
