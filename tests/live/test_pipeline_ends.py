@@ -120,7 +120,7 @@ class Console:
 
     @property
     def kept(self) -> list[Path]:
-        return [*self.state.rglob("*.arrow")]
+        return [*self.state.rglob("b*/p*/[0-9]*")]
 
 
 def test_what_a_query_has_not_shown_is_shown_by_the_next_one_or_is_in_nsqd(

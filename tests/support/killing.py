@@ -107,9 +107,11 @@ class Lake:
         lost = sorted(set(range(published)) - set(found))
         twice = sorted(each for each, count in found.items() if count > 1)
         assert (len(lost), len(twice), found.total()) == (0, 0, published), (lost[:9], twice[:9])
-        checkpoint = "_nsqtools/checkpoint"
-        offsets, commits = (self.place.names(f"{checkpoint}/{x}") for x in ("offsets", "commits"))
-        assert offsets == commits
+        assert self.batches("offsets") == self.batches("commits")
+
+    def batches(self, log: str) -> set[str]:
+        """The batches in a log of Spark, which leaves other files there when it is killed."""
+        return set(filter(str.isdecimal, self.place.names(f"_nsqtools/checkpoint/{log}")))
 
 
 def kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:

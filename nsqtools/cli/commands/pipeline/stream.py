@@ -30,7 +30,7 @@ from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from nsqtools.cli.commands.pipeline.run import PipelineJob
     from nsqtools.config import (
@@ -152,7 +152,8 @@ class StreamJob:
             check_output(self.places.output, "--output")
         checkpoint = self.checkpoint
         option = "--staging" if self.is_kept else "--checkpoint"
-        with locked(self.stream.lock), only_one(self.held, option) as guard:
+        mask = 0o077 if self.is_kept else None  # what was not shown is for nobody else
+        with _umask(mask), locked(self.stream.lock), only_one(self.held, option) as guard:
             if self.is_kept:
                 self._run_kept(guard)
                 return
@@ -174,11 +175,9 @@ class StreamJob:
         shown.
         """
         checkpoint = self.checkpoint
-        mask = os.umask(0o077)
         try:
             asyncio.run(self._run(guard))
         finally:
-            os.umask(mask)
             with contextlib.suppress(OSError, ValueError, LookupError):
                 done = checkpoint.committed()
                 Ledger(checkpoint.staging, self.source["streamName"]).clean(done)
@@ -229,6 +228,19 @@ class StreamJob:
                 watching.cancel()
         guard.check()
         conclude(view.summary)
+
+
+@contextlib.contextmanager
+def _umask(mask: int | None) -> Iterator[None]:
+    """Set the umask of this process meanwhile; None leaves it."""
+    if mask is None:
+        yield
+        return
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 async def _watch(source: Mapping[str, str]) -> None:
