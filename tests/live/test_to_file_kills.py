@@ -185,7 +185,8 @@ def test_kill_9_forgets_no_command_and_prunes_no_file_before_it(
     messages, rounds = (10_000, 10) if full else (2000, 3)
     safe = victim.folder / "safe"
     safe.mkdir()
-    hook = f"sleep 0.2; cp {{}} $(mktemp {safe}/XXXXXXXX.log)"  # so that files wait for it
+    # A slow command, so that files wait for it; how slow it is decides nothing.
+    hook = f"sleep 0.2; cp {{}} $(mktemp {safe}/XXXXXXXX.log)"
     options = ("--keep", "1", "--on-rotate", hook)
     for numbers in archives.shares(messages, rounds):
         running = victim.begin(*options)

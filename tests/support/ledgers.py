@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import threading
 from collections import Counter
 from functools import cache
@@ -167,8 +168,11 @@ class Memory(Store):
                 with self._call("delete"):
                     self.content.pop(name, None)
 
-    def create(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        raise NotImplementedError
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        file = io.BytesIO()
+        yield file
+        self.put(path, file.getvalue())
 
 
 def _below(content: dict[str, bytes], path: str) -> list[str]:
