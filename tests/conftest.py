@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from tests.support.examples import Stage
+    from tests.support.minio import Minio
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
 
@@ -347,3 +348,19 @@ def nsqtools_cli(tmp_path: Path) -> Iterator[Cli]:
     cli = Cli(tmp_path)
     yield cli
     cli.close()
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
+    from tests.support.minio import Minio
+
+    with Minio(tmp_path_factory.mktemp("minio"), "stores in S3") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(minio: Minio, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a new bucket, which the environment gives access to."""
+    for name, value in minio.environment.items():
+        monkeypatch.setenv(name, value)
+    return minio.bucket()

@@ -43,7 +43,7 @@ AT_HOME = {
     "prometheus_client": ("cli.prometheus",),
     "h11": ("net.http",),
     "pyspark": ("spark",),
-    "pyarrow": ("spark",),
+    "pyarrow": ("spark", "stores.hadoop"),
     "snappy": ("proto.codecs",),
     "socket": ("net", "sandbox"),
     "ssl": ("net", "sandbox", "sinks.http"),

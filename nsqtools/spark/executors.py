@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from nsqtools import __version__
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.records.compression import method_of
-from nsqtools.spark.places import in_object_store
 from nsqtools.spark.properties import is_local
 from nsqtools.spark.sparksession import explain
+from nsqtools.stores.places import in_object_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

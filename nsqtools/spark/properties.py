@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsqtools.spark.places import s3_server
+from nsqtools.stores.places import s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -35,7 +35,7 @@ from nsqtools.spark.jobs.progress import Progress
 from nsqtools.spark.jobs.versions import Versions
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.log import EntryKind, PartitionLog
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from nsqtools.spark.jobs.replay import ReplaySettings
-    from tests.support.minio import Minio
     from tests.support.process import Cli
     from tests.support.pulling import Staging
     from tests.support.replays import Taken
@@ -47,22 +46,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with open_session("local[2]", conf, log_file=str(folder / "log"), app_name="tests") as session:
         register(session)
         yield session
-
-
-@pytest.fixture(scope="session")
-def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
-    from tests.support.minio import Minio
-
-    with Minio(tmp_path_factory.mktemp("minio"), "stores in S3") as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(minio: Minio, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a new bucket, which the environment gives access to."""
-    for name, value in minio.environment.items():
-        monkeypatch.setenv(name, value)
-    return minio.bucket()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.source.source import NsqStreamReader
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.spark.stores.mounted import LocalStore
+from nsqtools.stores.mounted import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

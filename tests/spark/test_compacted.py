@@ -19,7 +19,7 @@ from nsqtools.errors import ConfigError, LockedError
 from nsqtools.spark.jobs import compacted
 from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known
 from nsqtools.spark.lake.inputs import find
-from nsqtools.spark.stores.objectstore import ObjectStore
+from nsqtools.stores.objectstore import ObjectStore
 from tests.support.lakes import NINE, RAW, at, sent, to_file
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ class StoredLake:
 
     def contents(self) -> list[tuple[str, str]]:
         found = [each.path for each in self.store.files() if each.path.startswith("date=")]
-        return sorted((path[:23], self.store.get(path).to_pybytes().decode()) for path in found)
+        return sorted((path[:23], self.store.get(path).decode()) for path in found)
 
 
 def test_in_a_store_a_run_killed_at_any_step_has_happened_or_not(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.spark.places import as_url
 from nsqtools.spark.properties import default_master, is_local, properties
+from nsqtools.stores.places import as_url
 
 if TYPE_CHECKING:
     from pathlib import Path

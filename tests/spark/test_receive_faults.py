@@ -117,7 +117,7 @@ from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.source.receive import receive
-from nsqtools.spark.stores.mounted import LocalStore
+from nsqtools.stores.mounted import LocalStore
 root, offset, segments, before = sys.argv[1:]
 offset = Offset.from_json(json.loads(offset))
 claim = Ledger(LocalStore(root), offset.stream).claim(offset, 0, "c")

@@ -19,7 +19,7 @@ from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.fencing import StaleError
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.partitions import Claim
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
 from tests.support.eventually import eventually
 from tests.support.pulling import bodies_of
 from tests.support.servers import drained, free_port

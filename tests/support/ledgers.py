@@ -10,14 +10,12 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, BinaryIO
 
-import pyarrow as pa
-
 from nsqtools.errors import OutputError
 from nsqtools.proto.messages import Message
 from nsqtools.spark.rows import make_segment
 from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.staging.partitions import Claim, Ending, Sealed
-from nsqtools.spark.stores.interface import Store, StoredFile
+from nsqtools.stores.interface import Store, StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.rows import Segment
     from nsqtools.spark.staging.ledger import Ledger
     from nsqtools.spark.staging.redelivered import MessageKey
-    from nsqtools.spark.stores.interface import Data
+    from nsqtools.stores.interface import Data
 
 STREAM = "0123456789abcdef" * 2
 NSQD = "a:4150"
@@ -144,12 +142,12 @@ class Memory(Store):
         with self._call("put"):
             self.content[path] = bytes(data)
 
-    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+    def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         with self._call("get"):
             if path not in self.content:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             end = None if size is None else start + size
-            return pa.py_buffer(self.content[path][start:end])
+            return self.content[path][start:end]
 
     def list(self, path: str) -> list[str]:
         with self._call("list"):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.sinks.files import disk
-from nsqtools.spark.stores import mounted
+from nsqtools.stores import mounted
 from tests.support.ledgers import Stop
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.partitions import Claim, Ending
-from nsqtools.spark.stores.mounted import LocalStore
+from nsqtools.stores.mounted import LocalStore
 from tests.support import wire
 from tests.support.eventually import eventually
 from tests.support.servers import drained

@@ -12,6 +12,9 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 
+from nsqtools.stores.interface import naming
+from nsqtools.stores.mounted import sync_directory, write_all
+
 Mark = Callable[[os.stat_result], object]
 
 WORK = ".part"
@@ -29,16 +32,6 @@ _ATTEMPTS = 10
 
 # Errors of link(2) where hard links are not supported: FAT, some network file systems, containers.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
-
-
-@contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Add the file's name to an OSError."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = path
-        raise
 
 
 def create(path: str) -> int:
@@ -115,13 +108,6 @@ def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bo
     except BlockingIOError:
         return None
     return is_at(fd, path, follow=follow)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all data at the descriptor's position."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def write_pieces(fd: int, pieces: Iterable[bytes]) -> None:
@@ -284,19 +270,6 @@ def make_writable_directory(path: str) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "cannot be written to", path)
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable; ignores file systems that do not support it."""
-    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with naming(path):
-            os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(fd)
 
 
 def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:

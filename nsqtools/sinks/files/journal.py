@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.disk import WORK, naming, open_locked, sync_directory, write_all
+from nsqtools.sinks.files.disk import WORK, open_locked
 from nsqtools.sinks.files.locks import Lock
+from nsqtools.stores.interface import naming
+from nsqtools.stores.mounted import sync_directory, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,6 +16,7 @@ from nsqtools.errors import NSQError, OutputError
 from nsqtools.policy.filenames import REV, Revisions
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.workfile import digest_of, good_part
+from nsqtools.stores.mounted import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,7 +62,7 @@ class Publication:
 
     def complete(self, entry: Entry, work: str) -> None:
         """Finish the publication of a file that has its final name; raises OSError."""
-        disk.sync_directory(os.path.dirname(entry.published.path))
+        sync_directory(os.path.dirname(entry.published.path))
         self._care.record(entry.published)
         self._retire(work)
         if not entry.owes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.spark.lake.write import summary, write_files
 from nsqtools.spark.staging.fencing import as_output_error
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

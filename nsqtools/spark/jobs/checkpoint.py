@@ -8,16 +8,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
-from nsqtools.spark.places import below, local
 from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
+from nsqtools.stores.places import below, local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 _OFFSETS, _COMMITS = "offsets", "commits"
 _STAMP = "nsq-source"
@@ -95,7 +95,7 @@ class Checkpoint:
     def read_stamp(self) -> str | None:
         """Return the settings of the last run, as JSON; None if there are none."""
         with as_output_error(self.place), contextlib.suppress(FileNotFoundError):
-            return str(self.store.get(_STAMP).to_pybytes(), "utf-8", "replace")
+            return str(self.store.get(_STAMP), "utf-8", "replace")
         return None
 
     def _has_forgotten(self) -> bool:
@@ -117,7 +117,7 @@ class Checkpoint:
         return self._logged(batch) if batch >= 0 else None
 
     def _logged(self, batch: int) -> Offset:
-        text = self.store.get(f"{_OFFSETS}/{batch}").to_pybytes().decode()
+        text = self.store.get(f"{_OFFSETS}/{batch}").decode()
         return Offset.from_json(json.loads(text.splitlines()[-1]))
 
     def _last(self, folder: str) -> int:

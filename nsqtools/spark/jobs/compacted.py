@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.files.disk import is_at, sync_directory
+from nsqtools.sinks.files.disk import is_at
 from nsqtools.spark.jobs.versions import Versions
 from nsqtools.spark.lake.archives import check_same
-from nsqtools.spark.places import OURS, below, local
-from nsqtools.spark.stores import open_store, stored
+from nsqtools.stores import open_store, stored
+from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.places import OURS, below, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -23,16 +23,16 @@ from uuid import uuid4
 from nsqtools.errors import ConfigError, LockedError, OutputError
 from nsqtools.sinks.files.disk import make_directory
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.spark.places import local
 from nsqtools.spark.staging.fencing import as_output_error
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
+from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class Lease(RunGuard):
 
     def _read(self, path: str) -> dict[str, Any]:
         with contextlib.suppress(FileNotFoundError):
-            found = json.loads(self._store.get(path).to_pybytes())
+            found = json.loads(self._store.get(path))
             assert isinstance(found, dict)
             return found
         return {}

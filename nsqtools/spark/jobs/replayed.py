@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.places import below
+from nsqtools.stores.places import below
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

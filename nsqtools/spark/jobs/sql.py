@@ -25,7 +25,7 @@ from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.sparksession import first_line
 from nsqtools.spark.staging.fencing import as_output_error
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
 
 if TYPE_CHECKING:
     import threading

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.spark.jobs.progress import Notes, ProgressListener, Totals
-from nsqtools.spark.places import as_url, local
 from nsqtools.spark.sparksession import explain
+from nsqtools.stores.places import as_url, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

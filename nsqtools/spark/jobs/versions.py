@@ -10,7 +10,7 @@ from nsqtools.errors import LockedError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 
 class Versions:
@@ -30,7 +30,7 @@ class Versions:
         """Return the value; raises FileNotFoundError without one, ValueError if it is damaged."""
         if newest := self._newest():
             self._number, self.path = newest, self._path(newest)
-        return json.loads(self._store.get(self.path).to_pybytes())
+        return json.loads(self._store.get(self.path))
 
     def save(self, value: Mapping[str, Any]) -> None:
         """Replace the value durably; raises LockedError if another run has done so."""

@@ -19,9 +19,9 @@ from nsqtools.errors import RecordError
 from nsqtools.records.compression import METHODS, method_of, plain_chunks
 from nsqtools.records.forms import make_reader
 from nsqtools.records.layout import Layout
-from nsqtools.spark.places import local
 from nsqtools.spark.rows import ROW_SCHEMA
-from nsqtools.spark.stores import stored
+from nsqtools.stores import stored
+from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -120,8 +120,7 @@ class _StoredBytes(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         size = max(min(len(buffer), self._size - self._position), 0)
         if size:
-            data = self._store.get(self._path, self._position, size)
-            buffer[:size] = memoryview(data).cast("B")
+            buffer[:size] = self._store.get(self._path, self._position, size)
         self._position += size
         return size
 

@@ -26,8 +26,8 @@ from nsqtools.errors import ConfigError
 from nsqtools.spark.executors import check_executors, readers_of
 from nsqtools.spark.lake.archives import ArchiveFile, ArchiveSource, as_option
 from nsqtools.spark.lake.bodies import DATE, HOUR, PARTITIONS
-from nsqtools.spark.places import as_url, literal
 from nsqtools.spark.rows import ROW_SCHEMA
+from nsqtools.stores.places import as_url, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,16 +9,16 @@ from urllib.parse import unquote
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.lake.folders import sync
-from nsqtools.spark.places import as_url, local
 from nsqtools.spark.staging.fencing import as_output_error
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
+from nsqtools.stores.places import as_url, local
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 _NEWEST = 20
 """Versions to look at for a batch; other writers may have added some since."""
@@ -62,7 +62,7 @@ def append_delta(
 def _added(store: Store, newest: int, query: str, number: int) -> list[dict[str, Any]]:
     """The files of a batch, from the table's log."""
     for version in range(newest, max(-1, newest - _NEWEST), -1):
-        lines = store.get(f"_delta_log/{version:020d}.json").to_pybytes().splitlines()
+        lines = store.get(f"_delta_log/{version:020d}.json").splitlines()
         actions = [json.loads(line) for line in lines]
         done = [each["txn"] for each in actions if "txn" in each]
         if any((each["appId"], each["version"]) == (query, number) for each in done):

@@ -12,8 +12,8 @@ from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.sinks.files.disk import sync_directory
-from nsqtools.spark.places import local
+from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,14 +23,14 @@ from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
 from nsqtools.spark.lake.archives import check_same, open_file
-from nsqtools.spark.places import OURS, as_url, is_pattern, local
-from nsqtools.spark.stores import stored
+from nsqtools.stores import stored
+from nsqtools.stores.places import OURS, as_url, is_pattern, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nsqtools.records.layout import Layout
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""

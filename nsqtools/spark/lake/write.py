@@ -25,9 +25,9 @@ from pyspark.util import PythonEvalType
 
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.lake.bodies import texts
-from nsqtools.spark.places import local
 from nsqtools.spark.staging.fencing import as_output_error
-from nsqtools.spark.stores import open_store
+from nsqtools.stores import open_store
+from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column
 
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 ROW_GROUP = 32 << 20
 """Maximum bytes of the rows of a row group, which readers hold in memory as a whole."""

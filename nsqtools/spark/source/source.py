@@ -29,7 +29,7 @@ from nsqtools.spark.source.plans import Offset, plan
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.partitions import Claim
-from nsqtools.spark.stores import open_store, probe
+from nsqtools.stores import open_store, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -45,7 +45,7 @@ from nsqtools.spark.staging.partitions import Claim, Sealed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Ledger:
         path = f"{self._batch(batch)}/{_OFFSET}"
         with as_output_error(path):
             try:
-                data = self.store.get(path).to_pybytes()
+                data = self.store.get(path)
             except FileNotFoundError:
                 return None
         try:

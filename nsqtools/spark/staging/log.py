@@ -27,7 +27,7 @@ from nsqtools.spark.staging.fencing import damaged
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 HEADER = 512
 _ALIGNMENT = 64
@@ -118,7 +118,7 @@ class PartitionLog:
         for part in parts:
             sink.write(part)
             sink.write(bytes(_padded(part.size) - part.size))
-        done = self.store.put_if_absent(self._file(entry.name), sink.getvalue())
+        done = self.store.put_if_absent(self._file(entry.name), memoryview(sink.getvalue()))
         return entry if done else None
 
     def put_last(self, kind: EntryKind, attempt: str) -> list[LogEntry]:
@@ -160,7 +160,7 @@ class PartitionLog:
         except FileNotFoundError:
             return None
         try:
-            return LogEntry.from_json(number, json.loads(header.to_pybytes()))
+            return LogEntry.from_json(number, json.loads(header))
         except (ValueError, TypeError, KeyError):
             raise damaged(self.store.url(file)) from None
 
@@ -170,7 +170,7 @@ class PartitionLog:
         """
         file = self._file(entry.name)
         sizes = entry.sizes[:count]
-        data = self.store.get(file, HEADER, sum(map(_padded, sizes)))
+        data = pa.py_buffer(self.store.get(file, HEADER, sum(map(_padded, sizes))))
         if data.size < sum(map(_padded, sizes)):
             raise damaged(self.store.url(file))
         parts, start = [], 0

@@ -140,7 +140,7 @@ class Sealed:
         """Return the partition that a seal ends. Raises OutputError, and FileNotFoundError."""
         (data,) = log.read(seal)
         try:
-            found = json.loads(data.to_pybytes())
+            found = json.loads(bytes(data))
             segments = [
                 LogEntry.from_json(each.pop("number"), each) for each in found.pop("segments")
             ]

@@ -185,15 +185,14 @@ class Redelivered:
         name = f"{log.path}/{entry.name}"
         if name not in self._known:
             (data,) = log.read(entry, 1)
-            # A copy, as a mapped file may be deleted by another host.
-            self._known[name] = pa.ipc.open_stream(pa.py_buffer(data.to_pybytes())).read_all()
+            self._known[name] = pa.ipc.open_stream(data).read_all()
         return self._known[name]
 
     def _kept(self, name: str) -> pa.Table:
         if name not in self._known:
             file = f"{self._ledger.folder}/{name}"
             try:
-                data = self._ledger.store.get(file).to_pybytes()
+                data = self._ledger.store.get(file)
                 table = pa.ipc.open_stream(data).read_all()
             except pa.ArrowInvalid as error:
                 raise OutputError(
@@ -240,7 +239,7 @@ def keep(ledger: Ledger, offset: Offset) -> None:
             writer.write_table(table)
         # Another driver would keep the same.
         ledger.store.put_if_absent(
-            f"{ledger.folder}/{KeptKeys(offset.batch, rows)}", sink.getvalue()
+            f"{ledger.folder}/{KeptKeys(offset.batch, rows)}", memoryview(sink.getvalue())
         )
 
 

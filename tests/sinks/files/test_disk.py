@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.sinks.files import disk
+from nsqtools.stores.mounted import sync_directory, write_all
 from tests.support.archiving import below
 from tests.support.faults import broken, file_limit, other_disk
 from tests.support.neighbour import holding
@@ -58,7 +59,7 @@ def copy_beside(target: str) -> str:
 def named(work: str, target: str, mark: Any = bool) -> None:
     """Give the file its name, so that it lasts."""
     disk.give_name(work, target, copy_beside(target), mark)
-    disk.sync_directory(os.path.dirname(target))
+    sync_directory(os.path.dirname(target))
 
 
 class TestPublishing:
@@ -267,7 +268,7 @@ def test_a_file_system_may_refuse_to_sync_directories_but_not_fail(
     code: int, fine: bool, tmp_path: Path
 ) -> None:
     with broken("fsync", code), nullcontext() if fine else pytest.raises(OSError, match=EIO):
-        disk.sync_directory(str(tmp_path))
+        sync_directory(str(tmp_path))
 
 
 @pytest.mark.parametrize("most", [1, 3, 1 << 20])
@@ -294,5 +295,5 @@ def test_short_writes_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
     with (tmp_path / "a").open("wb") as file:
-        disk.write_all(file.fileno(), b"0123456789")
+        write_all(file.fileno(), b"0123456789")
     assert (tmp_path / "a").read_bytes() == b"0123456789"

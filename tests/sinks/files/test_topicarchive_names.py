@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.sinks.files import disk
+from nsqtools.sinks.files import publication
 from tests.support.archiving import COMPRESSIONS, Archiving, below, make_rules, plain
 from tests.support.faults import file_limit, other_disk
 
@@ -106,7 +106,7 @@ class TestTakenNames:
             if len(synced) == 1:
                 raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(disk, "sync_directory", sync)
+        monkeypatch.setattr(publication, "sync_directory", sync)
         with pytest.raises(OSError, match="Input/output"):
             archiving.close()
         assert archiving.notes.recorded == []

@@ -13,7 +13,7 @@ import pytest
 from nsqtools.errors import LockedError
 from nsqtools.spark.jobs import guard
 from nsqtools.spark.jobs.guard import Lease, only_one
-from nsqtools.spark.stores.mounted import LocalStore
+from nsqtools.stores.mounted import LocalStore
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def foreign(store: LocalStore, **changed: Any) -> None:
     """The newest run is one on another machine."""
-    content = json.loads(store.get("runs/renewed").to_pybytes())
+    content = json.loads(store.get("runs/renewed"))
     content |= {"kernel": "another", "host": "there", **changed}
     store.put("runs/renewed", json.dumps(content).encode())
 
@@ -50,7 +50,7 @@ def test_a_run_that_renews_its_entry_is_not_disturbed(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     lease = held(store)
     lease._facts |= {"kernel": "another", "host": "there"}
-    eventually(lambda: json.loads(store.get("runs/renewed").to_pybytes())["host"] == "there")
+    eventually(lambda: json.loads(store.get("runs/renewed"))["host"] == "there")
     with pytest.raises(LockedError, match="there"):
         Lease(store).acquire()
     lease.check()
@@ -94,7 +94,7 @@ def test_a_run_that_was_killed_on_this_machine_is_followed_at_once(tmp_path: Pat
     first = held(store)
     first._end.set()
     first._thread.join()
-    content = json.loads(store.get("runs/renewed").to_pybytes())
+    content = json.loads(store.get("runs/renewed"))
     content["processes"] = [[content["processes"][0][0], "0"]]  # this pid, of an earlier process
     store.put("runs/renewed", json.dumps(content).encode())
     held(store).release()

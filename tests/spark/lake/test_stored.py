@@ -9,12 +9,12 @@ import pyarrow.parquet
 import pytest
 from opendal import Operator
 
+from nsqtools import stores
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark import stores
 from nsqtools.spark.lake import archives, inputs
 from nsqtools.spark.lake.archives import INPUT_SCHEMA, ArchiveFile, open_file, read
 from nsqtools.spark.lake.inputs import check_unchanged, digests, find
-from nsqtools.spark.stores.objectstore import ObjectStore
+from nsqtools.stores.objectstore import ObjectStore
 from tests.support.lakes import JSON, RAW, sent, to_file, to_parquet
 from tests.support.streaming import numbered
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nsqtools.records.layout import Layout
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 ROOT = "s3a://bucket/"
 

@@ -16,7 +16,7 @@ from nsqtools.errors import OutputError
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.spark.staging.fencing import FencedError, StaleError
 from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.spark.stores.mounted import LocalStore
+from nsqtools.stores.mounted import LocalStore
 from tests.support.ledgers import (
     SETTLED,
     STREAM,

@@ -10,7 +10,7 @@ import pytest
 
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.partitions import Sealed
-from nsqtools.spark.stores.mounted import LocalStore
+from nsqtools.stores.mounted import LocalStore
 from tests.support.ledgers import (
     STREAM,
     Connection,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqtools.spark.staging.partitions import Claim
-    from nsqtools.spark.stores.interface import Data
+    from nsqtools.stores.interface import Data
 
 FIRST = offset(partitions=3)
 

@@ -21,7 +21,7 @@ from nsqtools.spark.jobs import replay as republishing
 from nsqtools.spark.jobs.compact import CompactSettings
 from nsqtools.spark.jobs.replay import ReplaySettings
 from nsqtools.spark.lake.folders import check_output
-from nsqtools.spark.places import OURS, below, is_pattern, local
+from nsqtools.stores.places import OURS, below, is_pattern, local
 
 if TYPE_CHECKING:
     from nsqtools.config import (

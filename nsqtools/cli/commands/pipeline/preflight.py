@@ -13,10 +13,10 @@ from nsqtools.errors import ConfigError, PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.spark.places import is_pattern, local
 from nsqtools.spark.properties import is_local
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_sink, parse_source, with_secret
+from nsqtools.stores.places import is_pattern, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ async def waiting(options: Mapping[str, str], master: str) -> int:
 
 def check_staging(staging: str) -> None:
     """Raise ConfigError or OutputError if the directory of --staging cannot hold a staging."""
-    from nsqtools.spark.stores import open_store, probe
+    from nsqtools.stores import open_store, probe
 
     probe(open_store(staging))
 

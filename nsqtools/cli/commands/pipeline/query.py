@@ -45,7 +45,7 @@ from nsqtools.spark.jobs.sql import (
     query_stream,
 )
 from nsqtools.spark.jobs.streams import Stream
-from nsqtools.spark.places import below, local
+from nsqtools.stores.places import below, local
 
 if TYPE_CHECKING:
     import threading

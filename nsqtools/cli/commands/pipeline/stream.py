@@ -24,10 +24,10 @@ from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.streams import Stream
 from nsqtools.spark.lake.folders import check_output
-from nsqtools.spark.places import OURS, below, local
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.stores.places import OURS, below, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

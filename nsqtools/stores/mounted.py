@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import pyarrow as pa
-
-from nsqtools.sinks.files.disk import sync_directory, write_all
-from nsqtools.spark.stores.interface import UNNAMED, Store, StoredFile, naming
+from nsqtools.stores.interface import UNNAMED, Store, StoredFile, naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from nsqtools.spark.stores.interface import Data
+    from nsqtools.stores.interface import Data
 
 
 class LocalStore(Store):
@@ -46,15 +44,11 @@ class LocalStore(Store):
         with self.create(path) as file:
             file.write(data)
 
-    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
-        """Map a file; the mapping remains valid when the file is deleted, except by another NFS
-        host.
-
-        A task with such a mapping then dies of SIGBUS. Its batch was committed without the task.
-        """
-        with naming(self.url(path)), pa.memory_map(self.url(path)) as file:
+    def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        """Read a file."""
+        with open(self.url(path), "rb") as file:
             file.seek(start)
-            return file.read_buffer(size)
+            return file.read(-1 if size is None else size)
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory.
@@ -139,3 +133,23 @@ class LocalStore(Store):
         except OSError as error:
             error.filename = target
             raise
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable; ignores file systems that do not support it."""
+    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with naming(path):
+            os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: Data) -> None:
+    """Write all data at the descriptor's position."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.places import HADOOP, local
-from nsqtools.spark.stores import hadoop, objectstore
-from nsqtools.spark.stores.interface import UNNAMED, reason
-from nsqtools.spark.stores.mounted import LocalStore
+from nsqtools.stores.interface import UNNAMED, reason
+from nsqtools.stores.mounted import LocalStore
+from nsqtools.stores.objectstore import open_objects
+from nsqtools.stores.places import HADOOP, local
 
 if TYPE_CHECKING:
-    from nsqtools.spark.stores.interface import Store
+    from nsqtools.stores.interface import Store
 
 
 def open_store(place: str, flag: str = "staging") -> Store:
@@ -35,8 +35,10 @@ def open_store(place: str, flag: str = "staging") -> Store:
             raise ConfigError(f"{flag} {place!r}: expected an absolute path, or file:///path")
         return LocalStore(posixpath.normpath(path))
     if scheme in HADOOP:
-        return hadoop.open_hadoop(place, flag)
-    if found := objectstore.open_objects(place, flag):
+        from nsqtools.stores.hadoop import open_hadoop  # pyarrow takes a tenth of a second
+
+        return open_hadoop(place, flag)
+    if found := open_objects(place, flag):
         return found
     raise ConfigError(
         f"{flag} {place}: the scheme {scheme} is not supported: give a path, or a URL of hdfs, "

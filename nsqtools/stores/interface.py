@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO, TypeAlias
 
-    import pyarrow as pa
-
-    Data: TypeAlias = bytes | pa.Buffer
+    Data: TypeAlias = bytes | memoryview
 
 UNNAMED = ".nsqtools-"
 """The prefix of files that are being written; every reader skips hidden files."""
@@ -58,8 +56,8 @@ class Store(ABC):
         """Create or replace a durable file."""
 
     @abstractmethod
-    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
-        """Return the content of a file, or a part that it must have; memory-mapped if possible."""
+    def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        """Return the content of a file, or a part of it."""
 
     @abstractmethod
     def list(self, path: str) -> list[str]:
@@ -89,12 +87,12 @@ class Store(ABC):
 
 
 @contextlib.contextmanager
-def naming(target: str) -> Iterator[None]:
-    """Give errors of pyarrow the name of the file."""
+def naming(path: str) -> Iterator[None]:
+    """Add the name of the file to an OSError."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or target
+        error.filename = path
         raise
 
 

@@ -10,17 +10,15 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-
 from nsqtools.errors import ConfigError
-from nsqtools.spark.places import s3_server
-from nsqtools.spark.stores.interface import Store, StoredFile, reason
+from nsqtools.stores.interface import Store, StoredFile, reason
+from nsqtools.stores.places import s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from nsqtools.spark.stores.interface import Data
+    from nsqtools.stores.interface import Data
 
 _AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 # Of requests: half a minute at most if connections are refused, in seconds.
@@ -61,7 +59,7 @@ class ObjectStore(Store):
                 return True
             except (AlreadyExists, ConditionNotMatch):
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    return bool(self.get(path).equals(pa.py_buffer(content)))
+                    return self.get(path) == content
                 return False
             except Conflict:  # S3: another conditional PUT of this name is under way
                 time.sleep(min(_LONGEST_PAUSE, 0.05 * 2**attempt))
@@ -72,10 +70,10 @@ class ObjectStore(Store):
         with self._errors(path):
             self._operator.write(path, bytes(data))
 
-    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+    def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         """GET."""
         with self._errors(path):
-            return pa.py_buffer(self._operator.read(path, offset=start or None, size=size))
+            return bytes(self._operator.read(path, offset=start or None, size=size))
 
     def list(self, path: str) -> list[str]:
         """Return the names at one level."""

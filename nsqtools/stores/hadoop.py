@@ -9,17 +9,16 @@ import posixpath
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import pyarrow as pa
 from pyarrow import fs
 
 from nsqtools.errors import ConfigError
-from nsqtools.spark.stores.interface import UNNAMED, Store, StoredFile, naming, reason
+from nsqtools.stores.interface import UNNAMED, Store, StoredFile, naming, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from nsqtools.spark.stores.interface import Data
+    from nsqtools.stores.interface import Data
 
 
 class HadoopStore(Store):
@@ -43,7 +42,7 @@ class HadoopStore(Store):
             except OSError as error:
                 try:
                     # After a lost response the file that exists is this one.
-                    return bool(self.get(path).equals(pa.py_buffer(data)))
+                    return self.get(path) == data
                 except FileNotFoundError:
                     raise error from None
         return True
@@ -53,11 +52,11 @@ class HadoopStore(Store):
         with self.create(path) as file:
             file.write(data)
 
-    def get(self, path: str, start: int = 0, size: int | None = None) -> pa.Buffer:
+    def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         """Read a file."""
         with naming(self.url(path)), self._fs.open_input_file(self._full(path)) as file:
             file.seek(start)
-            return file.read_buffer(size)
+            return bytes(file.read(size))
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory."""
