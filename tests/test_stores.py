@@ -271,6 +271,12 @@ class TestS3:
         assert error.errno == errno.EACCES
         assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(error)
 
+    def test_an_empty_variable_is_none(self, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "")
+        assert open_store(bucket).put_if_absent("file", b"1")
+        with pytest.raises(FileNotFoundError, match=os.strerror(errno.ENOENT)):
+            open_store(bucket).stat("none")
+
     def test_so_does_a_missing_one(
         self, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -318,7 +324,8 @@ def test_a_local_path_may_be_a_url(location: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["file://host/x", "FILE://localhost/x", "https://h/x", "ftp://h/x", "abfs://b/x"]
+    "location",
+    ["file://host/x", "FILE://localhost/x", "https://h/x", "ftp://h/x", "abfs://b/x", "s3a:/b"],
 )
 def test_other_places_are_refused(location: str) -> None:
     with pytest.raises(ConfigError, match=f"--staging .?{location}.?: "):

@@ -166,7 +166,7 @@ class StreamOptions(Options):
         default_note="_nsqtools/checkpoint in the output",
     )
     staging: str = path(
-        "Directory for received messages until their batch is done; all executors must see it.",
+        "Directory or URL for received messages until their batch is done, for all executors.",
         metavar="DIR",
         default_note="_nsqtools/staging in the output",
     )
@@ -309,7 +309,7 @@ class CompactOptions(Options):
 
     output: str = like(
         OUTPUT,
-        help="Directory to write to; files are in DIR/date=*/hour=*. Earlier results stay.",
+        help="Directory or URL to write to; files are in DIR/date=*/hour=*. Earlier results stay.",
     )
     older_than: float = duration(
         "Skip files of --input that changed within this time; a later run takes them.", 0.0
@@ -333,7 +333,7 @@ class ReplayOptions(Options):
     )
     rate: float = RATE
     staging: str = path(
-        "Directory for the chosen messages and the progress of publishing.",
+        "Directory or URL for the chosen messages and the progress of publishing.",
         metavar="DIR",
         default_note="_nsqtools/replay-TOPIC in the first --input",
     )

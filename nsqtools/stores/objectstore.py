@@ -118,7 +118,9 @@ class ObjectStore(Store):
         except (exceptions.AlreadyExists, exceptions.ConditionNotMatch, exceptions.Conflict):
             raise
         except exceptions.NotFound as error:
-            raise FileNotFoundError(errno.ENOENT, reason(error), self.url(path)) from error
+            text = reason(error)
+            text = os.strerror(errno.ENOENT) if text.startswith("NotFound") else text
+            raise FileNotFoundError(errno.ENOENT, text, self.url(path)) from error
         except Exception as error:
             if not type(error).__module__.startswith("opendal"):  # they have no other base class
                 raise
@@ -133,9 +135,13 @@ class ObjectStore(Store):
 def open_objects(place: str, flag: str) -> ObjectStore | None:
     """Return the store of a URL; None for a URL of no service. Raises ConfigError."""
     parts = urlsplit(place)
+    for name in [name for name, value in os.environ.items() if name[:4] == "AWS_" and not value]:
+        del os.environ[name]  # an empty one is none for AWS's own programs, but not for opendal
     service = _service(parts.scheme.lower(), parts.netloc)
     if service is None:
         return None
+    if not parts.netloc:
+        raise ConfigError(f"{flag} {place}: no bucket: expected {parts.scheme}://BUCKET/PATH")
     try:
         from opendal import Operator
         from opendal.layers import RetryLayer, TimeoutLayer

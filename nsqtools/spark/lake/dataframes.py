@@ -145,7 +145,10 @@ def _trees(
 
     def path(each: Input) -> str:
         whole = each.whole and not exact and len(places[each.place]) == 1
-        return each.place if whole and "/_" not in each.path else each.path
+        if not whole or "/_" in each.path:
+            return each.path
+        (tree,) = places[each.place]
+        return max(each.place, tree.base, key=len)
 
     return [
         (tree, files, list(dict.fromkeys(map(path, files))))

@@ -12,6 +12,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, OutputError
+from nsqtools.stores import open_store
 from nsqtools.stores.mounted import sync_directory
 from nsqtools.stores.places import local
 
@@ -24,9 +25,13 @@ _NEWEST = 4
 
 
 def check_output(place: str, flag: str) -> None:
-    """Raise ConfigError unless a local directory is writable or can be created; creates nothing."""
+    """Raise ConfigError unless a local directory is writable or can be created; creates nothing.
+
+    Of a store only the URL is checked.
+    """
     path = local(place)
     if path is None:
+        open_store(place, flag)
         return
     found = path
     while not os.path.lexists(found):

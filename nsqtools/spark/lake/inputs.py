@@ -176,10 +176,10 @@ def _expanded(places: Iterable[str]) -> Iterator[str]:
         for pattern in _alternatives(place if path is None else str(path)):
             if path is None:
                 store, relative = stored(pattern)
-                root = pattern.removesuffix(relative)
-                found += [root + each for each in _matching(store, relative.split("/"))]
+                found += map(store.url, _matching(store, relative.split("/")))
             else:
-                found += map(real, glob.glob(pattern))
+                named = (each for each in glob.glob(pattern) if os.path.basename(each) != OURS)
+                found += map(real, named)
         if not found:
             raise ConfigError(f"{place}: no file or directory matches")
         yield from found
@@ -202,7 +202,8 @@ def _matching(store: Store, parts: Sequence[str], folder: str = "") -> Iterator[
     elif not _WILD.search(parts[0]):
         yield from _matching(store, parts[1:], posixpath.join(folder, parts[0]))
     else:
-        for name in fnmatch.filter(store.list(folder), parts[0]):
+        names = (name for name in store.list(folder) if not _is_hidden(name))
+        for name in fnmatch.filter(names, parts[0]):
             yield from _matching(store, parts[1:], posixpath.join(folder, name))
 
 
@@ -229,7 +230,6 @@ def _files_of(place: str, excluded: Sequence[str], partial: set[str]) -> Iterato
 
 def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_ListedFile]:
     store, folder = stored(place)
-    root = place.removesuffix(folder)
     try:
         found = list(store.files(folder))
         if not found:
@@ -238,7 +238,7 @@ def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[
     except OSError as error:
         raise ConfigError(f"{place}: {error.strerror}") from error
     for each in found:
-        path = root + each.path
+        path = store.url(each.path)
         names = each.path.removeprefix(folder).strip("/").split("/")
         if _DELTA in names:
             raise _delta(path.partition(f"/{_DELTA}")[0])

@@ -129,7 +129,7 @@ def sql(**groups: Any) -> None:
 
     The result goes to Parquet or JSON files, to another topic, or to standard output. A query over
     topics is a streaming query, with windows and watermarks. It consumes messages: they are
-    finished once they are on disk in --staging.
+    finished once they are safe in --staging.
     """
     _call("query", "sql", groups)
 
