@@ -41,6 +41,7 @@ COMMANDS = {
     "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
     "channel": LazyCommand("Administer", "Create, empty, pause and delete channels.", _ADMIN),
     "node": LazyCommand("Administer", "Hide an nsqd from the consumers of a topic.", _ADMIN),
+    "queue": LazyCommand("Administer", "List, read and append to nsqd's disk queues."),
     "demo": LazyCommand("Try out", "Show the main commands at work on an embedded nsqd."),
     "sandbox": LazyCommand("Try out", "Run an embedded nsqd and nsqlookupd, in memory."),
     "config": LazyCommand("Set up", "Show, check or create a configuration file."),

@@ -1,7 +1,8 @@
-"""Standard output of commands: tables and JSON, for people or for the next program."""
+"""Standard output of commands: tables, JSON and messages, for people or for the next program."""
 
 from __future__ import annotations
 
+import os
 import sys
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,12 @@ from nsqtools.cli.exits import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from nsqtools.config import RecordOptions, TailOptions
+    from nsqtools.records.layout import Layout
+    from nsqtools.records.writers import Writer
+
+STDOUT = 1
 
 _GAP = "  "
 _SHORTEST = 12  # what is left of a cell that is cut
@@ -87,3 +94,29 @@ def print_json(value: object) -> None:
     from json import dumps
 
     click.echo(dumps(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def layout_of(form: RecordOptions) -> Layout:
+    """The format of a stream of messages."""
+    from nsqtools.records.layout import Layout
+
+    return Layout.choose(
+        json=form.json,
+        length_prefix=form.length_prefix,
+        delimiter=form.delimiter,
+        null=form.null,
+    )
+
+
+def stream_writer(form: TailOptions) -> Writer:
+    """The writer of messages to standard output; raises ConfigError for a faulty template."""
+    from nsqtools.records.forms import make_writer
+    from nsqtools.records.template import Template
+
+    escape = os.isatty(STDOUT)
+    layout = layout_of(form)
+    if form.format:
+        return Template(form.format, escape=escape)
+    return make_writer(
+        layout, print_topic=form.print_topic, timestamps=form.timestamps, escape=escape
+    )

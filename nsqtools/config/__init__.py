@@ -47,6 +47,11 @@ from nsqtools.config.program import LogOptions as LogOptions
 from nsqtools.config.program import ShowOptions as ShowOptions
 from nsqtools.config.publishing import PubOptions as PubOptions
 from nsqtools.config.publishing import TargetOptions as TargetOptions
+from nsqtools.config.queue import ChannelQueueOptions as ChannelQueueOptions
+from nsqtools.config.queue import QueueCatOptions as QueueCatOptions
+from nsqtools.config.queue import QueueListOptions as QueueListOptions
+from nsqtools.config.queue import QueueOptions as QueueOptions
+from nsqtools.config.queue import QueuePushOptions as QueuePushOptions
 from nsqtools.config.records import ArchiveRecordOptions as ArchiveRecordOptions
 from nsqtools.config.records import RecordOptions as RecordOptions
 from nsqtools.config.relay import RelayOptions as RelayOptions

@@ -58,6 +58,26 @@ def format_duration(seconds: float) -> str:
     return text if text and rest == "0" else f"{text}{rest}s"
 
 
+def parse_time(text: str, now: float = 0.0) -> int:
+    """Return ns since the epoch of an RFC 3339 time, or of a duration before ``now``, in seconds
+    since the epoch; raises ConfigError.
+
+    A time without an offset is local.
+    """
+    from datetime import datetime  # not at a TAB press
+
+    try:
+        return round((now - parse_duration(text)) * 1e9)
+    except ConfigError:
+        pass
+    try:
+        return round(datetime.fromisoformat(text.strip()).timestamp() * 1e6) * 1000
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"{text!r} is not a time: write 2026-11-22T21:00:00Z, or a duration such as 1h30m"
+        ) from None
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 message`` or ``2,000 messages``; by default the plural ends in s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.names import Address
     from nsqtools.proto.messages import Message
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,7 +31,10 @@ class MessageSource(Protocol):
 
     topic: str
     channel: str
-    source: Address
+
+    @property
+    def source(self) -> object:
+        """The nsqd, or its data path: ``str()`` names it."""
 
 
 class Writer(Protocol):

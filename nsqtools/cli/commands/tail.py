@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
-
 import click
 
 from nsqtools.cli.options import Command, options
 from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions, TailOptions
-
-if TYPE_CHECKING:
-    from nsqtools.records.writers import Writer
-
-_STDOUT = 1
 
 
 @click.command(
@@ -48,28 +40,10 @@ def tail(
     import asyncio
     import random
 
+    from nsqtools.cli.output import STDOUT, stream_writer
     from nsqtools.cli.service import consume
     from nsqtools.sinks.stdout import StreamSink
 
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-    sink = StreamSink(_STDOUT, _writer(form))
+    sink = StreamSink(STDOUT, stream_writer(form))
     asyncio.run(consume(source, channel, config, stop, sink, metrics=metrics))
-
-
-def _writer(form: TailOptions) -> Writer:
-    from nsqtools.records.forms import make_writer
-    from nsqtools.records.layout import Layout
-    from nsqtools.records.template import Template
-
-    escape = os.isatty(_STDOUT)
-    layout = Layout.choose(
-        json=form.json,
-        length_prefix=form.length_prefix,
-        delimiter=form.delimiter,
-        null=form.null,
-    )
-    if form.format:
-        return Template(form.format, escape=escape)
-    return make_writer(
-        layout, print_topic=form.print_topic, timestamps=form.timestamps, escape=escape
-    )

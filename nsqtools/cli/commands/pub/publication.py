@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.output import layout_of
 from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.cli.service import Signals
 from nsqtools.config.units import counted
@@ -21,7 +22,6 @@ from nsqtools.policy.pace import Pace, Replay, parse_speed
 from nsqtools.records.compression import METHODS, method_of, plain_chunks, require, unpacked
 from nsqtools.records.envelope import timestamp_of
 from nsqtools.records.forms import make_reader
-from nsqtools.records.layout import Layout
 from nsqtools.records.readers import Reader, Whole
 from nsqtools.tasks import end
 
@@ -258,16 +258,10 @@ class PubRun:
         form = self._form
         # A record over max_msg_size is refused by itself; only one far above it ends the reading.
         max_size = max(self._config.max_msg_size, self._config.max_body_size)
-        layout = Layout.choose(
-            json=form.json,
-            length_prefix=form.length_prefix,
-            delimiter=form.delimiter,
-            null=form.null,
-        )
         self._reader: Reader = Whole(max_size=max_size)
         if not form.whole:
             self._reader = make_reader(
-                layout,
+                layout_of(form),
                 max_size=max_size,
                 complete=form.from_archive,
                 observe=self._note_timestamp if self._replay else None,

@@ -1,0 +1,308 @@
+"""``nsqtools queue``: the disk queues in nsqd's data path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from nsqtools.cli.exits import Ended, Exit, one_line
+from nsqtools.cli.options import Command, CommandGroup, argument, options
+from nsqtools.config import (
+    ChannelQueueOptions,
+    QueueCatOptions,
+    QueueListOptions,
+    QueueOptions,
+    QueuePushOptions,
+)
+from nsqtools.config.option import Option
+from nsqtools.config.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nsqtools.proto.messages import Message
+    from nsqtools.records.diskqueue.queuefiles import DiskQueue, QueueMeta, QueueReader
+    from nsqtools.sinks.appender import QueueAppender
+
+_STDIN = 0
+_READ_SIZE = 256 << 10
+
+_data_path = argument("data_path", Option("path", "nsqd's --data-path."), metavar="DATA_PATH")
+
+
+@click.group("queue", cls=CommandGroup)
+def queue() -> None:
+    """List, read and append to nsqd's disk queues.
+
+    nsqd writes messages to its --data-path that do not fit into memory and, when it is stopped, all
+    others. ls and cat only read, also beside a running nsqd; what is then in its memory, in flight
+    or deferred they do not see. nsqd stores its position at most every two seconds, so that they
+    may show messages that it has just delivered. push needs an nsqd that is stopped.
+    """
+
+
+@queue.command("ls", cls=Command, guide="queue-ls")
+@_data_path
+@options(how=QueueListOptions)
+def ls(*, data_path: str, how: QueueListOptions) -> None:
+    """List disk queues.
+
+    The columns are topic, channel (- for the queue of the topic itself), messages, bytes of their
+    bodies, times of the oldest and the newest, the number of messages that nsqd's meta file says,
+    damaged bytes, and .bad files. All files are read for that.
+    """
+    from nsqtools.cli.output import print_json, print_rows
+
+    found = [_tally(each, how.max_msg_size) for each in _queues(data_path)]
+    if how.json:
+        print_json({"queues": [each._asdict() for each in found]})
+        return
+    header = ("topic", "channel", *_Tally._fields[2:9])
+    rows = [
+        (
+            each.topic,
+            each.channel or "-",
+            str(each.messages),
+            str(each.bytes),
+            _time(each.oldest),
+            _time(each.newest),
+            "-" if each.meta is None else str(each.meta["depth"]),
+            str(each.damaged),
+            str(len(each.bad)),
+        )
+        for each in found
+    ]
+    print_rows(header, rows)
+
+
+@queue.command(
+    "cat",
+    cls=Command,
+    guide="queue-cat",
+    essential="topic channel count since until damaged json timestamps format",
+)
+@_data_path
+@options(which=QueueOptions, form=QueueCatOptions)
+def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
+    """Print the messages of a disk queue, and leave them there.
+
+    Without --channel they are those of the topic, which no channel has taken yet. After damage the
+    next message is looked for; what is skipped is logged, and the exit status is then 4.
+    """
+    import asyncio
+    import logging
+
+    from nsqtools.records.diskqueue.queuefiles import QueueReader
+
+    found = _find(data_path, which)
+    reader = QueueReader(found, _meta_of(found), form.max_msg_size, bad=form.damaged)
+    asyncio.run(_print(found, reader, form))
+    for path, size in reader.skipped.items():
+        logging.getLogger(__name__).warning("%s: damaged: %s skipped", path, counted(size, "byte"))
+    if reader.skipped:
+        raise Ended(Exit.PARTIAL)
+
+
+@queue.command(
+    "push",
+    cls=Command,
+    guide="queue-push",
+    essential="topic channel file delimiter json dry_run",
+)
+@_data_path
+@options(which=ChannelQueueOptions, form=QueuePushOptions)
+def push(*, data_path: str, which: ChannelQueueOptions, form: QueuePushOptions) -> None:
+    """Append messages to the disk queue of one channel, while nsqd is stopped.
+
+    A message that is published goes to all channels of its topic; these go to one. Messages are the
+    lines of --file or of standard input, as for pub. With --json they keep their time of
+    publishing. They get new ids. Empty messages are skipped.
+    """
+    import logging
+
+    from nsqtools.sinks.appender import QueueAppender
+
+    with QueueAppender(data_path, which.topic, which.channel, dry_run=form.dry_run) as appender:
+        for file in form.file or ("-",):
+            _add(appender, file, form)
+        appender.commit()
+    what = f"{counted(appender.messages, 'message')}, {counted(appender.bytes, 'byte')}"
+    if form.dry_run:
+        click.echo(f"{which.topic}:{which.channel}: {what}")
+    else:
+        logging.getLogger(__name__).info("%s appended", what)
+
+
+def _queues(data_path: str) -> list[DiskQueue]:
+    """The queues in a data path, after a warning for each file that is left out."""
+    import logging
+
+    from nsqtools.records.diskqueue.queuefiles import disk_queues
+
+    found, strange = disk_queues(data_path)
+    for reason in strange:
+        logging.getLogger(__name__).warning("%s", one_line(f"left out: {reason}"))
+    return found
+
+
+def _find(data_path: str, which: QueueOptions) -> DiskQueue:
+    """The queue that the options name; raises NSQError if there is none."""
+    from nsqtools.errors import NSQError
+
+    for each in _queues(data_path):
+        if (each.topic, each.channel) == (which.topic, which.channel):
+            return each
+    whose = f"channel {which.channel} of topic" if which.channel else "topic"
+    raise NSQError(f"{data_path}: no disk queue of {whose} {which.topic}: see nsqtools queue ls")
+
+
+def _meta_of(found: DiskQueue) -> QueueMeta | None:
+    """What meta says. Without a good one all files are read, after a warning."""
+    import logging
+
+    from nsqtools.errors import RecordError
+
+    try:
+        return found.meta()
+    except RecordError as error:
+        logging.getLogger(__name__).warning("%s; all its files are read", error)
+        return None
+
+
+class _Tally(NamedTuple):
+    """What a queue holds. Times are in ns since the epoch, None without messages."""
+
+    topic: str
+    channel: str
+    messages: int
+    bytes: int
+    oldest: int | None
+    newest: int | None
+    meta: dict[str, Any] | None
+    damaged: int
+    bad: Sequence[str]
+
+
+def _tally(found: DiskQueue, max_msg_size: int) -> _Tally:
+    from nsqtools.records.diskqueue.queuefiles import QueueReader
+
+    meta = _meta_of(found)
+    reader = QueueReader(found, meta, max_msg_size)
+    messages = size = 0
+    times: list[int] = []
+    for batch in reader.batches():
+        messages += len(batch)
+        size += sum(len(each.body) for each in batch)
+        times += (each.timestamp for each in batch)
+        times = [min(times), max(times)]
+    return _Tally(
+        topic=found.topic,
+        channel=found.channel,
+        messages=messages,
+        bytes=size,
+        oldest=times[0] if times else None,
+        newest=times[1] if times else None,
+        meta=_as_json(meta) if meta else None,
+        damaged=sum(reader.skipped.values()),
+        bad=[f"{found.path(number)}.bad" for number in found.bad],
+    )
+
+
+def _as_json(meta: QueueMeta) -> dict[str, Any]:
+    places = {"read": meta.read._asdict(), "write": meta.write._asdict()}
+    return {"depth": meta.depth, **places}
+
+
+def _time(ns: int | None) -> str:
+    from datetime import UTC, datetime
+
+    return f"{datetime.fromtimestamp(ns // 10**9, UTC):%FT%TZ}" if ns is not None else "-"
+
+
+@dataclass(slots=True)
+class _Origin:
+    """For the writers of tail: the place of nsqd's address has its data path."""
+
+    topic: str
+    channel: str
+    source: str
+
+
+async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -> None:
+    import asyncio
+
+    from nsqtools.cli.output import STDOUT, stream_writer
+    from nsqtools.sinks.pipes import Output
+
+    writer = stream_writer(form)
+    folder = found.folder.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    origin = _Origin(found.topic, found.channel, folder)
+    output = Output(STDOUT, "standard output")
+    await output.open()
+    try:
+        for batch in _chosen(reader, form):
+            await output.write(writer.render(origin, batch))
+            await asyncio.sleep(0)  # a signal may have come
+    finally:
+        output.close()
+
+
+def _chosen(reader: QueueReader, form: QueueCatOptions) -> Iterator[list[Message]]:
+    """The messages of the options, in batches that are not empty."""
+    from time import time
+
+    from nsqtools.config.units import parse_time
+
+    now = time()
+    since = parse_time(form.since, now) if form.since else None
+    until = parse_time(form.until, now) if form.until else None
+    left = form.count
+    for batch in reader.batches():
+        if since is not None:
+            batch = [each for each in batch if each.timestamp >= since]
+        if until is not None:
+            batch = [each for each in batch if each.timestamp < until]
+        if form.count:
+            batch = batch[:left]
+            left -= len(batch)
+        if batch:
+            yield batch
+        if form.count and not left:
+            return
+
+
+def _add(appender: QueueAppender, file: str, form: QueuePushOptions) -> None:
+    """Add the messages of a file, or of standard input for ``-``; raises RecordError."""
+    from time import time_ns
+
+    from nsqtools.cli.output import layout_of
+    from nsqtools.errors import RecordError
+    from nsqtools.records.envelope import timestamp_of
+    from nsqtools.records.forms import make_reader
+
+    timestamps: list[int] = []
+
+    def observe(envelope: dict[str, Any]) -> None:
+        timestamps.append(timestamp_of(envelope) if "timestamp" in envelope else time_ns())
+
+    reader = make_reader(layout_of(form), max_size=form.max_msg_size, observe=observe)
+    with open(_STDIN if file == "-" else file, "rb", buffering=0, closefd=file != "-") as source:
+        try:
+            while chunk := source.read(_READ_SIZE):
+                _add_records(appender, reader.feed(chunk), timestamps)
+            _add_records(appender, reader.finish(), timestamps)
+        except RecordError as error:
+            name = "standard input" if file == "-" else file
+            raise RecordError(f"{name}: {error}; nothing was appended") from error
+
+
+def _add_records(appender: QueueAppender, records: Sequence[bytes], times: list[int]) -> None:
+    """Add records that are not empty; takes their times from the list, or now if it is empty."""
+    from time import time_ns
+
+    taken = times[: len(records)] or [time_ns()] * len(records)
+    del times[: len(records)]
+    kept = [(body, at) for body, at in zip(records, taken, strict=True) if body]
+    appender.add([body for body, _ in kept], [at for _, at in kept])

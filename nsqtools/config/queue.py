@@ -1,0 +1,69 @@
+"""Options of ``queue``, which reads and writes nsqd's files."""
+
+from __future__ import annotations
+
+from nsqtools.config.connection import ClientConfig, ProducerConfig
+from nsqtools.config.consuming import StopOptions, TailOptions
+from nsqtools.config.option import Options, channel_name, flag, like, text, topic_name
+from nsqtools.config.program import JSON
+from nsqtools.config.publishing import PubOptions
+from nsqtools.config.records import RecordOptions
+from nsqtools.config.units import parse_time
+
+_TIME = "an RFC 3339 time, or a DURATION before now."
+
+
+class QueueListOptions(Options):
+    """Options of ``queue ls``."""
+
+    title = "Output"
+
+    max_msg_size: int = like(
+        ClientConfig.max_msg_size, help="Maximum size of a message; a larger one counts as damage."
+    )
+    json: bool = JSON
+
+
+class QueueOptions(Options):
+    """A disk queue."""
+
+    title = "Queue"
+
+    topic: str = topic_name("Topic of the queue.", own=True, required=True)
+    channel: str = channel_name(
+        "Channel of the queue.", own=True, default_note="the queue of the topic itself"
+    )
+
+
+class ChannelQueueOptions(QueueOptions):
+    """The disk queue of a channel."""
+
+    channel: str = channel_name("Channel of the queue.", own=True, required=True)
+
+
+class QueueCatOptions(TailOptions):
+    """Options of ``queue cat``: which messages, and their format."""
+
+    count: int = like(StopOptions.count, help="Stop after this many messages.")
+    since: str = text(
+        f"Print messages that were published at this time or later: {_TIME}",
+        metavar="TIME",
+        rule=parse_time,
+    )
+    until: str = text(
+        f"Print messages that were published before this time: {_TIME}",
+        metavar="TIME",
+        rule=parse_time,
+    )
+    damaged: bool = flag("Read .bad files, too, which nsqd has given up.")
+    max_msg_size: int = QueueListOptions.max_msg_size
+
+
+class QueuePushOptions(RecordOptions):
+    """Options of ``queue push``."""
+
+    title = "Input"
+
+    file: tuple[str, ...] = PubOptions.file
+    max_msg_size: int = ProducerConfig.max_msg_size
+    dry_run: bool = flag("Read and check everything, and change nothing.", in_file=False)
