@@ -146,10 +146,15 @@ def _context(cli: click.Group, words: Sequence[str]) -> tuple[click.Context, lis
         command = command.get_command(parent, name)
     if command is None:
         return None
-    ctx = command.make_context(
-        name, list(rest), parent, resilient_parsing=True, ignore_unknown_options=True
+    return _with(command, name, rest, parent), rest
+
+
+def _with(
+    command: click.Command, name: str | None, args: Sequence[str], parent: click.Context | None
+) -> click.Context:
+    return command.make_context(
+        name, list(args), parent, resilient_parsing=True, ignore_unknown_options=True
     )
-    return ctx, rest
 
 
 def _behind_shared(ctx: click.Context, words: list[str]) -> list[str]:
@@ -172,6 +177,8 @@ def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:
         if isinstance(root, click.Group) and (line or not dashed):
             return _after(root, line, word)
     if isinstance(param, click.Option):
+        if not joined:  # a parser does not get to arguments if it ends in an option without value
+            ctx = _with(ctx.command, ctx.info_name, args[:-1], ctx.parent)
         typed = text if joined else word
         return Answer(word.removesuffix(typed), typed, param.shell_complete(ctx, typed))
     if dashed and not after_dashes:

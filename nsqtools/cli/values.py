@@ -1,4 +1,4 @@
-"""Names from servers or the configuration file, to complete at a TAB press."""
+"""Names from servers, nsqd's data path or the configuration file, to complete at a TAB press."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
     with suppress(Exception):
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))
+        if folder := ctx.params.get("data_path"):
+            return tuple(sorted(_in_files(folder, values, ctx.params.get("topic"))))
         # The shell would execute other text of a server.
         valid = is_address if values == "node" else is_valid_name
         return tuple(sorted(filter(valid, ask(questions(values, ctx)))))
@@ -56,6 +58,16 @@ def _profiles(ctx: click.Context) -> list[str]:
     """All profiles of the file, whichever is chosen on the line."""
     file = load(Settings(ctx, {"": (FileOptions, {})}).of("")["config"].value or None)
     return file.profiles if file else []
+
+
+def _in_files(folder: str, values: Values, topic: str | None) -> set[str]:
+    """The topics or, of this one, the channels that have disk queues."""
+    from nsqtools.records.diskqueue.queuefiles import disk_queues
+
+    found, _ = disk_queues(folder)
+    if values == "topic":
+        return {each.topic for each in found}
+    return {each.channel for each in found if each.topic == topic and each.channel}
 
 
 def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:

@@ -146,7 +146,9 @@ class QueueAppender:
             with naming(self._queue.folder):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockedError(f"{self._queue.folder} is locked by nsqd: stop it first") from None
+            raise LockedError(
+                f"{self._queue.folder} is locked: stop the nsqd that runs on it"
+            ) from None
 
     def _owner_of_known_channel(self) -> tuple[int, int]:
         """Raise ConfigError if nsqd does not know the channel; return who owns nsqd's files."""
@@ -179,7 +181,8 @@ class QueueAppender:
         with the next one where the last is longer than meta says, and read all of the last.
         """
         if not self._meta:
-            if any(map(self._queue.is_same, disk_queues(self._queue.folder)[0])):
+            mine = filter(self._queue.is_same, disk_queues(self._queue.folder)[0])
+            if any(self._size(number) for each in mine for number in each.numbers):
                 raise RecordError(f"{self._queue.path('meta')}: missing, but there are files")
             return 0
         size = self._size(self._meta.write.file)

@@ -20,9 +20,8 @@ from nsqtools.config.option import Option
 from nsqtools.config.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from nsqtools.proto.messages import Message
     from nsqtools.records.diskqueue.queuefiles import DiskQueue, QueueMeta, QueueReader
     from nsqtools.sinks.appender import QueueAppender
 
@@ -43,7 +42,7 @@ def queue() -> None:
     """
 
 
-@queue.command("ls", cls=Command, guide="queue-ls")
+@queue.command("ls", cls=Command, guide="queue-ls", essential="json")
 @_data_path
 @options(how=QueueListOptions)
 def ls(*, data_path: str, how: QueueListOptions) -> None:
@@ -222,7 +221,7 @@ def _time(ns: int | None) -> str:
 
 
 @dataclass(slots=True)
-class _Origin:
+class _QueueOrigin:
     """For the writers of tail: the place of nsqd's address has its data path."""
 
     topic: str
@@ -232,45 +231,25 @@ class _Origin:
 
 async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -> None:
     import asyncio
+    from time import time
 
     from nsqtools.cli.output import STDOUT, stream_writer
+    from nsqtools.config.units import parse_time
     from nsqtools.sinks.pipes import Output
 
+    now = time()
+    since, until = (parse_time(each, now) if each else None for each in (form.since, form.until))
     writer = stream_writer(form)
     folder = found.folder.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    origin = _Origin(found.topic, found.channel, folder)
+    origin = _QueueOrigin(found.topic, found.channel, folder)
     output = Output(STDOUT, "standard output")
     await output.open()
     try:
-        for batch in _chosen(reader, form):
+        for batch in reader.batches(since=since, until=until, count=form.count):
             await output.write(writer.render(origin, batch))
             await asyncio.sleep(0)  # a signal may have come
     finally:
         output.close()
-
-
-def _chosen(reader: QueueReader, form: QueueCatOptions) -> Iterator[list[Message]]:
-    """The messages of the options, in batches that are not empty."""
-    from time import time
-
-    from nsqtools.config.units import parse_time
-
-    now = time()
-    since = parse_time(form.since, now) if form.since else None
-    until = parse_time(form.until, now) if form.until else None
-    left = form.count
-    for batch in reader.batches():
-        if since is not None:
-            batch = [each for each in batch if each.timestamp >= since]
-        if until is not None:
-            batch = [each for each in batch if each.timestamp < until]
-        if form.count:
-            batch = batch[:left]
-            left -= len(batch)
-        if batch:
-            yield batch
-        if form.count and not left:
-            return
 
 
 def _add(appender: QueueAppender, file: str, form: QueuePushOptions) -> None:

@@ -159,8 +159,29 @@ class QueueReader:
         self.skipped: dict[str, int] = {}
         """How many bytes of each damaged file were skipped so far, by its path."""
 
-    def batches(self) -> Iterator[list[Message]]:
-        """Yield messages in the order of the files, up to the end of the last one as it is then."""
+    def batches(
+        self, *, since: int | None = None, until: int | None = None, count: int = 0
+    ) -> Iterator[list[Message]]:
+        """Yield messages in the order of the files, up to the end of the last one as it is then.
+
+        ``since`` and ``until`` limit their times, in ns since the epoch; ``until`` is excluded.
+        ``count`` is the maximum number of messages, 0 for no limit. No batch is empty.
+        """
+        left = count
+        for batch in self._batches():
+            if since is not None:
+                batch = [each for each in batch if each.timestamp >= since]
+            if until is not None:
+                batch = [each for each in batch if each.timestamp < until]
+            if count:
+                batch = batch[:left]
+                left -= len(batch)
+            if batch:
+                yield batch
+            if count and not left:
+                return
+
+    def _batches(self) -> Iterator[list[Message]]:
         for number in self._queue.bad if self._bad else ():
             yield from self._read(f"{self._queue.path(number)}.bad", 0)
         for number in self._numbers():
@@ -184,10 +205,8 @@ class QueueReader:
         try:
             while chunk := os.pread(fd, _READ, offset) or self._completion(fd, offset, decoder):
                 offset += len(chunk)
-                if messages := decoder.feed(chunk):
-                    yield messages
-            if messages := decoder.finish():
-                yield messages
+                yield decoder.feed(chunk)
+            yield decoder.finish()
         except OSError as error:
             error.filename = path
             raise

@@ -1,0 +1,236 @@
+"""Disk queues: every message that damage has left is found, in files that nsqd may be changing."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.errors import RecordError
+from nsqtools.records.diskqueue import queuefiles
+from nsqtools.records.diskqueue.decoder import QueueDecoder, encode
+from nsqtools.records.diskqueue.queuefiles import (
+    DiskQueue,
+    FilePosition,
+    QueueMeta,
+    QueueReader,
+    disk_queues,
+)
+from tests.support.diskqueues import LIMIT, QueueFiles, messages, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from nsqtools.proto.messages import Message
+
+RECORD = len(encode(messages([0])))
+GARBAGE = st.one_of(
+    st.binary(max_size=150),
+    st.integers(0, 150).map(bytes),
+    st.integers(0, 9).map(b"text, ".__mul__),
+)
+
+
+def decoded(data: bytes, sizes: Iterable[int] = ()) -> tuple[list[Message], int]:
+    """The messages of a file that is read in pieces of these sizes, and the bytes skipped."""
+    decoder = QueueDecoder(LIMIT)
+    found: list[Message] = []
+    start = 0
+    for size in sizes:
+        found += decoder.feed(data[start : start + size])
+        start += size
+    found += decoder.feed(data[start:])
+    found += decoder.finish()
+    return found, decoder.skipped
+
+
+def test_a_message_is_what_was_encoded() -> None:
+    (found,), skipped = decoded(encode(messages([7])))
+    (sent,) = messages([7])
+    assert (found.id, found.body) == (sent.id, sent.body)
+    assert (found.timestamp, found.attempts, skipped) == (sent.timestamp, sent.attempts, 0)
+
+
+@given(st.data())
+def test_the_pieces_of_a_file_make_no_difference(data: st.DataObject) -> None:
+    file = encode(messages(range(6)))
+    at = data.draw(st.integers(0, len(file)))
+    until = data.draw(st.sampled_from([at, at + 10, len(file)]))
+    file = file[:at] + data.draw(GARBAGE) + file[until:]
+    whole, skipped = decoded(file)
+    pieces = data.draw(st.lists(st.integers(1, 2 * RECORD), max_size=60))
+    found, as_well = decoded(file, pieces)
+    assert (numbers_or_bodies(found), as_well) == (numbers_or_bodies(whole), skipped)
+
+
+def numbers_or_bodies(found: Iterable[Message]) -> list[tuple[bytes, bytes]]:
+    return [(each.id, each.body) for each in found]
+
+
+@given(GARBAGE, st.integers(0, 6))
+def test_garbage_between_messages_is_skipped_and_counted(garbage: bytes, behind: int) -> None:
+    file = encode(messages(range(behind))) + garbage + encode(messages(range(behind, 6)))
+    found, skipped = decoded(file)
+    assert (numbers(found), skipped) == ([*range(6)], len(garbage))
+
+
+@given(GARBAGE, st.integers(0, 5 * RECORD))
+def test_garbage_within_a_message_costs_no_other(garbage: bytes, at: int) -> None:
+    file = encode(messages(range(6)))
+    found, _ = decoded(file[:at] + garbage + file[at:])
+    whole = {each.body for each in found}
+    assert len(whole & {each.body for each in messages(range(6))}) >= 5
+
+
+@pytest.mark.parametrize("size", [26, RECORD - 1, RECORD + 9, 3 * RECORD, 40 * RECORD])
+def test_a_wrong_size_costs_no_other_message(size: int) -> None:
+    file = bytearray(encode(messages(range(6))))
+    file[2 * RECORD : 2 * RECORD + 4] = size.to_bytes(4, "big")
+    found, skipped = decoded(bytes(file))
+    others = {each.body for each in messages([0, 1, 3, 4, 5])}
+    assert others <= {each.body for each in found}
+    assert skipped in (RECORD, RECORD - 30)  # all of it, or a body that came after a short one
+
+
+def test_a_torn_file_has_its_complete_messages() -> None:
+    file = encode(messages(range(3)))
+    for end in range(len(file) + 1):
+        found, skipped = decoded(file[:end])
+        assert (numbers(found), skipped) == ([*range(end // RECORD)], end % RECORD)
+
+
+def test_what_is_no_message_is_not_kept_in_memory() -> None:
+    decoder = QueueDecoder(LIMIT)
+    tracemalloc.start()
+    for _ in range(8):
+        assert not decoder.feed(bytes(1 << 20))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 << 20
+    assert not decoder.finish()
+    assert decoder.skipped == 8 << 20
+
+
+def test_a_message_over_the_limit_is_damage() -> None:
+    large = messages([1], size=LIMIT + 1)
+    found, skipped = decoded(encode([*messages([0]), *large, *messages([2])]))
+    assert (numbers(found), skipped) == ([0, 2], len(encode(large)))
+
+
+PLACES = st.builds(FilePosition, st.integers(0, 10**9), st.integers(0, 10**15))
+
+
+@given(st.builds(QueueMeta, st.integers(-9, 10**9), PLACES, PLACES))
+def test_meta_is_read_as_it_is_written(meta: QueueMeta) -> None:
+    assert QueueMeta.parse(meta.encode()) == meta
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"1\n0,0\n", b"1\n0,-5\n0,0\n", b"\0" * 14, b"1\n0,0\n0,0\n1"]
+)
+def test_what_is_no_meta_is_refused(text: bytes) -> None:
+    with pytest.raises(RecordError):
+        QueueMeta.parse(text)
+
+
+def read(folder: Path, *, bad: bool = False) -> tuple[list[int], dict[str, int]]:
+    ((queue,), _) = disk_queues(str(folder))
+    reader = QueueReader(queue, queue.meta(), LIMIT, bad=bad)
+    found = numbers(each for batch in reader.batches() for each in batch)
+    return found, {os.path.basename(path): size for path, size in reader.skipped.items()}
+
+
+def test_files_are_read_in_order_from_where_nsqd_stands(tmp_path: Path) -> None:
+    files = QueueFiles(tmp_path)
+    for number in (8, 9, 10, 11):
+        files.write(number, messages([2 * number, 2 * number + 1]))
+    files.point(5, (9, RECORD), (10, 0))
+    assert read(tmp_path) == ([19, 20, 21, 22, 23], {})
+    files.path("meta").unlink()
+    assert read(tmp_path)[0] == [*range(16, 24)]
+
+
+def test_files_that_nsqd_gave_up_are_read_when_asked_for(tmp_path: Path) -> None:
+    files = QueueFiles(tmp_path)
+    files.write("000003", encode(messages([1])) + b"rubbish" + encode(messages([2])))
+    os.rename(files.path(3), f"{files.path(3)}.bad")
+    files.write(4, messages([3]))
+    files.point(1, (4, 0), (4, RECORD))
+    assert read(tmp_path) == ([3], {})
+    assert read(tmp_path, bad=True) == ([1, 2, 3], {f"{files.path(3).name}.bad": 7})
+
+
+def test_only_regular_files_with_possible_names_are_queues(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(encode(messages([1])))
+    good = QueueFiles(tmp_path, "a.b-c:d#ephemeral")
+    good.write(0, messages([1]))
+    QueueFiles(tmp_path, "linked").path(0).symlink_to(elsewhere)
+    os.mkfifo(QueueFiles(tmp_path, "fifo").path(0))
+    for name in ("", "a b", ":c", "t:", "t:c:d", "x" * 65, "a\nb", "t:\udcff"):
+        QueueFiles(tmp_path, name).write(0, b"")
+    for name in ("t.diskqueue.0.dat", "t.diskqueue.0000000.dat", "t.diskqueue.meta.dat.1.tmp"):
+        (tmp_path / name).write_bytes(b"")
+    found, strange = disk_queues(str(tmp_path))
+    assert found == [DiskQueue(str(tmp_path), "a.b-c", "d#ephemeral", [0])]
+    assert len(strange) == 9
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    files = QueueFiles(tmp_path)
+    files.write(0, messages([1]))
+    (tmp_path / "elsewhere").write_bytes(QueueMeta().encode())
+    files.path("meta").symlink_to("elsewhere")
+    ((queue,), _) = disk_queues(str(tmp_path))
+    with pytest.raises(OSError, match="symbolic links"):
+        queue.meta()
+    reader = QueueReader(queue, None, LIMIT)
+    files.path(0).unlink()
+    files.path(0).symlink_to("elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        list(reader.batches())
+
+
+def test_nsqd_may_go_on_while_its_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes one, appends to the last, is about to complete a record, and begins another."""
+    files = QueueFiles(tmp_path)
+    for number in range(3):
+        files.write(number, messages([number]))
+    ((queue,), _) = disk_queues(str(tmp_path))
+    reader = QueueReader(queue, None, LIMIT)
+    batches = reader.batches()
+    assert numbers(next(batches)) == [0]
+    files.path(1).unlink()
+    files.write(2, encode(messages([2, 3]))[:-5])
+
+    def complete(_: float) -> None:
+        files.write(2, messages([2, 3]))
+        files.write(4, messages([4]))
+
+    monkeypatch.setattr(queuefiles.time, "sleep", complete)
+    assert numbers(each for batch in batches for each in batch) == [2, 3, 4]
+    assert not reader.skipped
+
+
+@pytest.mark.parametrize("options", [{"since": 3}, {"until": 3}, {"since": 1, "until": 4}])
+def test_messages_are_chosen_by_their_times(tmp_path: Path, options: dict[str, int]) -> None:
+    QueueFiles(tmp_path).write(0, messages(range(6)))
+    times = {name: messages([number])[0].timestamp for name, number in options.items()}
+    ((queue,), _) = disk_queues(str(tmp_path))
+    found = [each for batch in QueueReader(queue, None, LIMIT).batches(**times) for each in batch]
+    assert numbers(found) == [*range(6)][options.get("since", 0) : options.get("until", 6)]
+
+
+def test_reading_ends_after_the_wanted_number(tmp_path: Path) -> None:
+    for number in range(3):
+        QueueFiles(tmp_path).write(number, messages([2 * number, 2 * number + 1]))
+    ((queue,), _) = disk_queues(str(tmp_path))
+    batches = [*QueueReader(queue, None, LIMIT).batches(count=3)]
+    assert numbers(each for batch in batches for each in batch) == [0, 1, 2]

@@ -1,0 +1,128 @@
+"""Disk queues as tests make them, and what nsqd makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.proto.messages import Message
+from nsqtools.records.diskqueue.decoder import QueueDecoder, encode
+from nsqtools.records.diskqueue.queuefiles import FilePosition, QueueMeta
+from nsqtools.sinks import appender
+from nsqtools.stores import mounted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+LIMIT = 1 << 20
+_BEGAN = 1_700_000_000 * 10**9
+_STEPS = ("open", "write", "fsync", "rename", "unlink")
+
+
+def messages(numbers: Iterable[int], size: int = 10) -> list[Message]:
+    """Messages whose bodies begin with their numbers, a second apart."""
+    return [
+        Message(b"%016x" % (n + 1), (b"%d " % n).ljust(size, b"x"), _BEGAN + n * 10**9, 1)
+        for n in numbers
+    ]
+
+
+def numbers(found: Iterable[Message]) -> list[int]:
+    """The numbers in the bodies of messages."""
+    return [int(each.body.split()[0]) for each in found]
+
+
+@dataclass
+class QueueFiles:
+    """The files of a queue in nsqd's data path."""
+
+    folder: Path
+    name: str = "t:c"
+
+    def path(self, part: int | str) -> Path:
+        part = f"{part:06}" if isinstance(part, int) else part
+        return self.folder / f"{self.name}.diskqueue.{part}.dat"
+
+    def write(self, part: int | str, data: Iterable[Message] | bytes) -> int:
+        """Write a file; returns its size."""
+        data = data if isinstance(data, bytes) else encode(data)
+        return self.path(part).write_bytes(data)
+
+    def point(self, depth: int, read: tuple[int, int], write: tuple[int, int]) -> None:
+        """Write the meta file."""
+        self.write("meta", QueueMeta(depth, FilePosition(*read), FilePosition(*write)).encode())
+
+    def make_known(self) -> None:
+        """Write nsqd's list of topics and channels."""
+        topic, _, channel = self.name.partition(":")
+        known = {"name": topic, "paused": False, "channels": [{"name": channel, "paused": False}]}
+        (self.folder / "nsqd.dat").write_text(json.dumps({"version": "1.3.0", "topics": [known]}))
+
+    def as_nsqd_reads(self) -> tuple[list[Message], list[int]]:
+        """What an nsqd that starts now delivers, and the files that it gives up (diskqueue.go)."""
+        meta = QueueMeta()
+        if self.path("meta").exists():
+            meta = QueueMeta.parse(self.path("meta").read_bytes())
+        (file, offset), (last, end) = meta.read, meta.write
+        if self.path(last).exists() and end < self.path(last).stat().st_size:
+            last, end = last + 1, 0
+        found: list[Message] = []
+        bad = []
+        while (file, offset) < (last, end):
+            data = self.path(file).read_bytes() if self.path(file).exists() else b""
+            data = data[offset : end if file == last else len(data)]
+            decoder = QueueDecoder(LIMIT)
+            found += decoder.feed(data) + decoder.finish()
+            if decoder.skipped or not data:
+                bad.append(file)
+            file, offset = file + 1, 0
+        return found, bad
+
+
+def killed(work: Callable[[], object], at: int) -> bool:
+    """Do work in a process that is killed at this change of the disk; whether it got there.
+
+    Of a write that is not its first change the first half is done.
+    """
+    pid = os.fork()
+    if not pid:
+        _kill_at(at)
+        work()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def _kill_at(at: int) -> None:
+    left = at
+
+    def step(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            changes = name != "open" or args[1] & os.O_CREAT
+            left -= bool(changes)
+            if changes and left < 0:
+                if name == "write":
+                    os.write(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return getattr(os, name)(*args, **options)
+
+        return call
+
+    changed = SimpleNamespace(**vars(os) | {name: step(name) for name in _STEPS})
+    for module in (appender, mounted):
+        module.os = changed  # type: ignore[attr-defined]
+
+
+def push(folder: Path, bodies: Sequence[bytes], name: str = "t:c") -> None:
+    """Append messages, as the command does."""
+    topic, _, channel = name.partition(":")
+    with appender.QueueAppender(str(folder), topic, channel) as queue:
+        queue.add(bodies, [_BEGAN] * len(bodies))
+        queue.commit()
