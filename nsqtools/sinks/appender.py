@@ -183,13 +183,16 @@ class QueueAppender:
         if not self._meta:
             mine = filter(self._queue.is_same, disk_queues(self._queue.folder)[0])
             if any(self._size(number) for each in mine for number in each.numbers):
-                raise RecordError(f"{self._queue.path('meta')}: missing, but there are files")
+                raise RecordError(
+                    f"{self._queue.path('meta')}: missing, so nsqd would overwrite the files: save "
+                    "their messages with nsqtools queue cat"
+                )
             return 0
         size = self._size(self._meta.write.file)
         if self._meta.read > self._meta.write or size < self._meta.write.offset:
             raise RecordError(
-                f"{self._queue.path('meta')}: does not fit the files: start nsqd once, or see "
-                "nsqtools queue ls"
+                f"{self._queue.path('meta')}: does not fit the files: save their messages with "
+                "nsqtools queue cat"
             )
         if not size:
             return self._meta.write.file

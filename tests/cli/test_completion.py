@@ -13,6 +13,7 @@ from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.tree import walk
 from nsqtools.config.option import Options, choice, flag, integer, option, path, texts
+from tests.support.diskqueues import QueueFiles
 from tests.support.golden import nobody
 from tests.support.loaded import loaded
 
@@ -160,6 +161,15 @@ def test_every_command_and_option_of_the_product_is_offered() -> None:
     assert offers("completion ", cli) == ["bash", "zsh", "fish"]
     assert offers("lookup t", cli) == ["topics"]
     assert offers("tail --topi", cli) == ["--topic"]
+
+
+def test_an_option_without_value_does_not_hide_the_arguments_before_it(tmp_path: Path) -> None:
+    QueueFiles(tmp_path, "events:archive").write(0, b"")
+    line = f"nsqtools queue cat {tmp_path} --topic "
+    assert [item.value for item in candidates(cli, line).items] == ["events"]
+    assert [item.value for item in candidates(cli, f"{line}events --channel ").items] == ["archive"]
+    (path,) = candidates(cli, "nsqtools queue ls va").items
+    assert (path.type, path.value) == ("file", "va")
 
 
 def test_config_completes_the_line_it_shows_and_the_file_it_checks() -> None:

@@ -12,6 +12,7 @@ import pytest
 from nsqtools.cli import cli
 from nsqtools.cli.values import names, questions
 from nsqtools.net.http.suggestions import ask
+from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
 from tests.support.webserver import HANG, Answer, Request, WebServer
 
@@ -217,3 +218,13 @@ def test_nsqlookupd_names_its_nsqds() -> None:
     with server(replies) as known:
         line = typed("node", "tombstone", "events", *known)
         assert names("node", line) == ("[::1]:4151", "web1:4151")
+
+
+def test_topics_and_channels_of_a_data_path_are_those_with_files(tmp_path: Path) -> None:
+    for name in ("b", "a:c", "a:d", "a", "a b"):
+        QueueFiles(tmp_path, name).write(0, b"")
+    cat = ("queue", "cat", str(tmp_path))
+    assert names("topic", typed(*cat)) == ("a", "b")
+    assert names("channel", typed(*cat, "--topic", "a")) == ("c", "d")
+    assert names("channel", typed(*cat)) == ()
+    assert names("topic", typed("queue", "cat", str(tmp_path / "nowhere"))) == ()
