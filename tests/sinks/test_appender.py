@@ -118,6 +118,12 @@ def test_the_meta_file_that_was_replaced_is_kept(files: QueueFiles) -> None:
     assert (files.folder / f"{files.path('meta').name}.old").read_bytes() == before
 
 
+def test_a_file_that_nsqd_has_read_is_removed(files: QueueFiles) -> None:
+    _drained(files)
+    push(files.folder, NEW)
+    assert not files.path(5).exists()
+
+
 def test_nothing_changes_without_messages_or_commit_or_in_a_dry_run(files: QueueFiles) -> None:
     _waiting(files)
     before = names(files)

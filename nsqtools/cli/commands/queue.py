@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from nsqtools.cli.exits import Ended, Exit, one_line
+from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.options import Command, CommandGroup, argument, options
 from nsqtools.config import (
     ChannelQueueOptions,
@@ -142,7 +142,7 @@ def _queues(data_path: str) -> list[DiskQueue]:
 
     found, strange = disk_queues(data_path)
     for reason in strange:
-        logging.getLogger(__name__).warning("%s", one_line(f"left out: {reason}"))
+        logging.getLogger(__name__).warning("left out: %s", reason)
     return found
 
 
