@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from nsqtools.cli.prometheus import Collect
+    from nsqtools.cli.workers import Worker
     from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.runner import Runner, RunOutcome
@@ -182,6 +183,7 @@ async def consume(
     *,
     topics: Sequence[str] | re.Pattern[str] | None = None,
     metrics: MetricsOptions | None = None,
+    worker: Worker | None = None,
     hangup: Callable[[], object] | None = None,
     **finding: Any,
 ) -> None:
@@ -189,22 +191,17 @@ async def consume(
 
     The topics are those of the source, unless ``topics`` names others or a pattern; ``finding`` are
     Runner's ``refresh`` and ``timeouts``. Metrics are served as ``metrics`` says, from before the
-    handler is opened until it is closed. ``hangup`` is called for SIGHUP, which otherwise stops.
+    handler is opened until it is closed; a ``worker`` gives them to
+    its parent. ``hangup`` is called for SIGHUP, which otherwise stops.
     Raises Runner's errors, and Ended for every exit code but 0.
     """
-
-    def interrupted() -> None:
-        in_flight = runner.stats().in_flight
-        if in_flight and sys.stderr.isatty():
-            log.warning("draining %s, Ctrl-C again to end now", counted(in_flight, "message"))
-        runner.stop()
 
     def hung_up() -> None:
         if hangup and runner.is_open:
             hangup()
 
     signals = Signals(  # first, as a Runner loads modules
-        interrupted,
+        lambda: _drain(runner),
         lambda: runner.leave(),
         "nsqd delivers the messages in flight again",
         hangup=hung_up if hangup else None,
@@ -213,7 +210,7 @@ async def consume(
     _keep_freed_memory()
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
-    notifier = Notifier()
+    notifier = worker or Notifier()
     runner = Runner(
         source.topic if topics is None else topics,
         channel,
@@ -229,10 +226,19 @@ async def consume(
     )
     collect = partial(_metrics, runner, channel, handler)
     address = listening_address(metrics.metrics_address) if metrics else None
-    async with supervised(notifier, lambda: _status(runner), address, collect):
+    status = partial(_status, runner)
+    beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
+    async with beside:
         outcome = await runner.run()
     if code := signals.exit_code(_exit_code(outcome)):
         raise Ended(code)
+
+
+def _drain(runner: Runner) -> None:
+    in_flight = runner.stats().in_flight
+    if in_flight and sys.stderr.isatty():
+        log.warning("draining %s, Ctrl-C again to end now", counted(in_flight, "message"))
+    runner.stop()
 
 
 def _metrics(runner: Runner, channel: str, handler: Handler) -> Iterator[Metric]:

@@ -34,6 +34,7 @@ def lake(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path) -> 
     return Lake(nsqtools_cli, make_nsqd("-msg-timeout=2s"), topic, tmp_path, place)
 
 
+@pytest.mark.full("an archive is killed again and again, and so are its Python workers")
 def test_a_service_that_was_killed_goes_on_and_ends_with_the_batch_when_told_to(lake: Lake) -> None:
     lake.publish(range(3000))
     process = lake.start("--trigger", "0s", "--max-per-trigger", "500")

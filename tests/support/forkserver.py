@@ -182,6 +182,7 @@ def _become(
     os.chdir(folder)
     sys.path[0] = folder
     sys.argv[1:] = args
+    sys.orig_argv[1:] = ["-m", module, *args]
     return module
 
 

@@ -230,6 +230,7 @@ print(json.dumps(sorted(row.body.decode() for row in rows)))
 """
 
 
+@pytest.mark.full("a session that spark-submit starts")
 def test_every_session_knows_the_format_by_its_name_also_in_sql(
     nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
