@@ -190,21 +190,23 @@ def consumed() -> Report:
     consumers = [
         ConsumerRow("t", "c", NSQD, CLIENT, 2.4, None),
         ConsumerRow("t", "c", NSQD, packed, 0.0, 1.0),
+        ConsumerRow("t", "c", NSQD, replace(CLIENT, connect_ts=1 << 62), 0.0, 0.0),
     ]
     return replace(one(), consumers=consumers)
 
 
 def test_consumers_in_csv_and_json(consumed: Report) -> None:
-    first, second = csv.DictReader(io.StringIO(Csv(consumers=True).add(consumed)))
+    first, second, _ = csv.DictReader(io.StringIO(Csv(consumers=True).add(consumed)))
     assert (first["hostname"], first["user_agent"], first["tls"]) == ("host", "agent/1 (x)", "true")
     assert (first["ready_count"], first["finish_rate"], first["requeue_rate"]) == (
         "100",
         "2.400",
         "",
     )
-    assert (second["compression"], second["connected"]) == ("deflate", "1970-01-01T00:00:05.000Z")
+    assert (second["compression"], second["connected"]) == ("deflate", "1970-01-01T00:00:05Z")
     (found,) = json.loads(JsonReports().add(consumed))["topics"][0]["channels"]
-    assert [each["compression"] for each in found["consumers"]] == ["snappy", "deflate"]
+    assert [each["compression"] for each in found["consumers"]] == ["snappy", "deflate", "snappy"]
+    assert found["consumers"][2]["connected"] is None
     assert found["consumers"][0]["finish_rate"] == 2.4
 
 

@@ -118,8 +118,23 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         [("warning", "consumers", "RDY 0", "")],
     ),
     "messages that are deferred": (
-        facts(nsqd("a", events(channel(deferred=4)))),
+        facts(nsqd("a", events(channel(deferred=4, client_count=1)))),
         [("warning", "channel", "deferred 4", "stats --clients")],
+    ),
+    "messages that are deferred, and nobody takes them": (
+        facts(nsqd("a", events(channel(deferred=4)))),
+        [("warning", "channel", "0 consumers", "tail --topic events --channel c")],
+    ),
+    "a backlog without consumers in another channel of the topic": (
+        facts(nsqd("a", events(channel("d", depth=3), channel("e", client_count=1))), channel=""),
+        [("warning", "channel", "channel d: depth 3", "channel delete events d")],
+    ),
+    "consumers on one nsqd and messages on another": (
+        facts(
+            nsqd("a", events(channel(client_count=1))),
+            nsqd("b", events(channel(depth=2, in_flight=1))),
+        ),
+        [("warning", "channel", "none on nsqd b:4150 with 3 messages", "channel c")],
     ),
     "a given name that cannot be resolved": (
         facts(nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"))),
@@ -188,6 +203,12 @@ def test_what_nsqd_refuses_is_not_mended_by_starting_it() -> None:
         ),
         (consumed(client(0)), "c", True, f"stats --clients --topic events --channel c {L}"),
         (consumed(client(9)), "c", False, "tail --topic events --nsqd-tcp-address a:4150"),
+        (
+            events(channel("c", depth=1)),
+            "c",
+            False,
+            "tail --topic events --channel c --nsqd-tcp-address a:4150",
+        ),
         (
             events(channel("c#ephemeral", paused=True)),
             "c#ephemeral",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from contextlib import ExitStack
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -179,7 +181,13 @@ def test_consumers_are_told_apart_with_their_rates(
     assert finished == pytest.approx(300, rel=1e-3)
     rows = [line.split("\t") for line in text.splitlines()]
     (row,) = [row for row in rows if row[:2] == [topic, "c"] and row[-1] == "agent of ours"]
-    assert (len(row), row[-3:]) == (14, [str(nsqd.http), "a host", "agent of ours"])
+    (nsqd_name, client_id, host, address, since, _) = row[-6:]
+    assert (len(row), nsqd_name, client_id, host) == (17, str(nsqd.http), "raw", "a host")
+    assert (address, since) == tuple(
+        consumer(last, "raw")[name] for name in ("remote_address", "connected")
+    )
+    connected = datetime.fromisoformat(since).timestamp()
+    assert 0 <= time.time() - connected < 600
 
 
 @pytest.mark.nsqd_only("the sandbox keeps no latencies")

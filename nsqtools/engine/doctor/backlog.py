@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     Found = list[tuple[NsqdFacts, ChannelStats]]
 
+_HELD = ("depth", "in_flight", "deferred")
 _MOST = 5
 """The maximum number of consumers that a finding names."""
 
@@ -74,7 +75,7 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
             yield _absent(facts, sorted(channels))
         return
     yield _about(facts, name, channels[name])
-    here = _sum(channels[name], "depth", "in_flight", "deferred")
+    here = _sum(channels[name], *_HELD)
     depths = {each: _sum(channels[each], "depth") for each in channels if each != name}
     others = {each: depth for each, depth in depths.items() if depth}
     if not here and others:
@@ -93,19 +94,29 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
         text = f"channel {name} is paused on {_names(paused)}: it delivers no messages"
         level: Level = "failure" if name == facts.channel else "warning"
         return Finding(level, "channel-paused", text, fix)
-    depth, in_flight, deferred = (
-        _sum(found, field) for field in ("depth", "in_flight", "deferred")
-    )
+    depth, in_flight, deferred = (_sum(found, field) for field in _HELD)
     clients = _sum(found, "client_count")
     held = f"depth {depth}, in flight {in_flight}, deferred {deferred}"
     text = f"channel {name}: {held}, {counted(clients, 'consumer')}"
+    if left := [(nsqd, channel) for nsqd, channel in found if _is_left(channel)]:
+        if clients:
+            where = _names([nsqd for nsqd, _ in left])
+            text += f", but none on {where} with {_messages(_sum(left, *_HELD))}"
+        delete = facts.command("channel", "delete", facts.topic, name)
+        fix = (
+            f"if nobody needs it, delete it: {delete}; otherwise consume it: {facts.consume(name)}"
+        )
+        return Finding("warning", "channel", text, fix)
     if name == facts.channel and deferred and not depth and not in_flight:
         text += ": deferred messages are delivered when their delay is over"
         fix = f"wait, or see which consumer requeues messages: {facts.watch_consumers()}"
         return Finding("warning", "channel", text, fix)
-    if depth and not clients:
-        return Finding("warning", "channel", text, f"consume it: {facts.consume(name)}")
     return Finding("ok", "channel", text)
+
+
+def _is_left(channel: ChannelStats) -> bool:
+    """Whether messages of the channel are on an nsqd where nobody consumes it."""
+    return not channel.client_count and any(getattr(channel, field) for field in _HELD)
 
 
 def _absent(facts: Facts, known: Sequence[str]) -> Finding:
@@ -134,7 +145,10 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
     working = [client for each in clients if each not in stuck for client in each[1:]]
     if not working:
         return
-    fix = f"to get a copy of all messages, use a channel of your own: {facts.consume('')}"
+    fix = (
+        f"to see what each finishes: {facts.watch_consumers()}; to get a copy of all messages, "
+        f"use a channel of your own: {facts.consume('')}"
+    )
     top = max(working, key=lambda client: (client.in_flight, client.ready_count))
     if in_flight and not depth and top.in_flight == in_flight:
         text = (

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ _HEADER = (
 )
 _CONSUMER_HEADER = (
     *("topic", "channel", "rdy", "inflt", "fin/s", "req/s", "fin", "req"),
-    *("tls", "comp", "auth", "nsqd", "host", "agent"),
+    *("tls", "comp", "auth", "nsqd", "client", "host", "address", "connected", "agent"),
 )
 
 
@@ -181,13 +182,22 @@ def _consumer_cells(each: ConsumerRow) -> Sequence[str]:
         *map(_rate, (each.finish_rate, each.requeue_rate)),
         *map(str, (own.finish_count, own.requeue_count)),
         *("yes" if own.tls else "", _compression(own), "yes" if own.authed else ""),
-        *(each.nsqd, one_line(own.hostname), one_line(own.user_agent)),
+        *map(one_line, (each.nsqd, own.client_id, own.hostname, own.remote_address)),
+        *(_since(own), one_line(own.user_agent)),
     )
 
 
 def _exact_rate(value: float | None) -> str:
     """Per second, with a decimal where it is low; ``-`` while it is not known."""
     return "-" if value is None else f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
+
+
+def _since(client: ClientStats) -> str:
+    """When the client connected, in UTC; nothing if nsqd says nothing that is a time."""
+    with suppress(ValueError, OverflowError, OSError):
+        at = datetime.fromtimestamp(client.connect_ts, UTC)
+        return f"{at:%Y-%m-%dT%H:%M:%SZ}" if client.connect_ts else ""
+    return ""
 
 
 def clock(at: float) -> str:
@@ -213,7 +223,7 @@ _CONSUMER = _columns(
     messages=attrgetter("stats.message_count"),
     finished=attrgetter("stats.finish_count"),
     requeued=attrgetter("stats.requeue_count"),
-    connected=lambda each: clock(each.stats.connect_ts),
+    connected=lambda each: _since(each.stats) or None,
     tls=attrgetter("stats.tls"),
     compression=lambda each: _compression(each.stats) or None,
     authed=attrgetter("stats.authed"),
