@@ -10,7 +10,13 @@ from nsqtools.names import NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import ApiOptions, ClientConfig, ClusterOptions, LookupOptions
+    from nsqtools.config import (
+        ApiOptions,
+        ClientConfig,
+        ClusterOptions,
+        LookupOptions,
+        TargetOptions,
+    )
     from nsqtools.engine.cluster import Cluster
 
 C = TypeVar("C", bound="ClientConfig")
@@ -19,6 +25,20 @@ C = TypeVar("C", bound="ClientConfig")
 def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
     """nsqd addresses of ``--nsqd-tcp-address``."""
     return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
+
+
+async def targets(target: TargetOptions, config: ClientConfig) -> Sequence[Address]:
+    """The nsqds to publish to: those of ``--nsqd-tcp-address``, or those that nsqlookupds list.
+
+    Raises ConfigError for a malformed address, UnreachableError if nsqlookupds list none.
+    """
+    if not target.lookupd_http_address:
+        return addresses(target.nsqd_tcp_address)
+    from nsqtools.config.admin import CONNECT_TIMEOUT, REQUEST_TIMEOUT
+    from nsqtools.engine.lookup import find_targets
+
+    timeouts = CONNECT_TIMEOUT.default, REQUEST_TIMEOUT.default
+    return await find_targets(target.topic, target.lookupd_http_address, config, timeouts)
 
 
 def with_secret(config: C) -> C:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nsqtools.config.consuming import ServerOptions
-from nsqtools.config.option import duration, flag, like, number, paths, text, topic_name, urls
+from nsqtools.config.option import duration, flag, like, number, paths, text, topic_name
 from nsqtools.config.records import RecordOptions
-from nsqtools.errors import ConfigError
 
 RATE = number("Maximum messages per second; 0 for no limit.", 0.0)
 DEFER = duration("Time that nsqd holds a message before it delivers it.", 0.0, maximum=3600.0)
@@ -20,18 +19,10 @@ class TargetOptions(ServerOptions):
     nsqd_tcp_address: tuple[str, ...] = like(
         ServerOptions.nsqd_tcp_address, help="nsqd to publish to; may be repeated."
     )
-    lookupd_http_address: tuple[str, ...] = urls(
-        "Not supported here: refused, so that nothing goes to the default nsqd by mistake.",
-        flag=False,
+    lookupd_http_address: tuple[str, ...] = like(
+        ServerOptions.lookupd_http_address,
+        help="nsqlookupd that lists the nsqds to publish to; may be repeated.",
     )
-
-    def check_complete(self) -> None:
-        """Raise ConfigError for an nsqlookupd, which cannot choose where to publish."""
-        super().check_complete()
-        if self.lookupd_http_address:
-            raise ConfigError(
-                "lookupd-http-address is not supported for publishing: use --nsqd-tcp-address"
-            )
 
 
 class PubOptions(RecordOptions):

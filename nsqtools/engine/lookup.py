@@ -62,6 +62,27 @@ async def nodes(
     return list(union_producers(answers.values).values())
 
 
+async def find_targets(
+    topic: str, lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
+) -> list[Address]:
+    """Return the nsqds to publish to: those that have the topic, or all if none has it.
+
+    An nsqd whose topic is tombstoned is to get no more messages, and is left out. Warns of silent
+    nsqlookupds. Raises like ``ask_lookupds``, and UnreachableError if no nsqd is left.
+    """
+    answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
+    Silence().heard(answers)
+    having: list[Address] = []
+    others: list[Address] = []
+    for tcp, node in union_producers(answers.values).items():
+        hidden = dict(zip(node.topics, node.tombstones, strict=True)).get(topic)
+        if not hidden:
+            (others if hidden is None else having).append(tcp)
+    if not (having or others):
+        raise UnreachableError(f"nsqlookupd lists no nsqd to publish topic {topic} to")
+    return having or others
+
+
 def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
     """Return the error for servers of one kind, such as nsqd, that all failed."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""

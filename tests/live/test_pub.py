@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.dead import dead_cluster
 from tests.support.eventually import eventually
+from tests.support.reporting import registered
 from tests.support.servers import at, empty
 from tests.support.terminal import Terminal
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
     Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -168,24 +170,54 @@ def test_a_read_that_fails_names_what_was_read(start: Start, nsqd: Nsqd, topic: 
         assert (pub.returncode, name in stderr, b"standard output" in stderr) == (1, True, False)
 
 
-def test_a_profile_that_names_nsqlookupd_alone_is_refused(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+def test_a_profile_with_nsqlookupds_publishes_to_the_nsqds_that_have_the_topic_in_turn(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str, tmp_path: Path
 ) -> None:
-    nsqd.create(topic)
     config = tmp_path / "config.toml"
+    urls = [str(each.http) for each in lookupds]
     config.write_text(
-        f'[defaults]\nnsqd-tcp-address = "{nsqd.tcp}"\n'
-        '[profile.prod]\nlookupd-http-address = "10.0.0.1:4161"\n'
+        '[defaults]\nnsqd-tcp-address = "127.0.0.1:1"\n'
+        f"[profile.prod]\nlookupd-http-address = {urls}\n"
     )
-    command = ("pub", "--topic", topic, "--config", str(config), "x")
-    ended = nsqtools_cli(*command, "--profile", "prod")
-    assert (ended.code, "[profile.prod]" in ended.stderr) == (2, True)
-    variable = nsqtools_cli(*command, env={"NSQTOOLS_LOOKUPD_HTTP_ADDRESS": "10.0.0.1:4161"})
-    assert variable.code == 2
-    assert count(nsqd, topic) == 0
-    assert nsqtools_cli(*command, "--profile", "prod", *at(nsqd)).code == 0
-    assert nsqtools_cli(*command).code == 0
-    assert count(nsqd, topic) == 2
+
+    def publish(*bodies: str, code: int = 0) -> list[int]:
+        """Each in a batch of its own; how many each nsqd then has."""
+        pub = ("pub", "--topic", topic, "--config", str(config), "--profile", "prod")
+        ended = nsqtools_cli(*pub, "--rate", "1000", "--max-body-size", "64", *bodies)
+        assert ended.code == code, ended.stderr
+        held = [each.stats(topic)["topics"] or [{"message_count": 0}] for each in nsqds]
+        return [found[0]["message_count"] for found in held]
+
+    body = "x" * 50
+    everywhere = publish(*[body] * 6)
+    assert (sum(everywhere), min(everywhere) > 0) == (6, True)
+    nsqds[2].delete(topic)
+    registered(topic, lookupds[:1], 2)
+    registered(topic, lookupds[1:], 1)
+    first, second, third = publish(*[body] * 6)
+    assert (first > everywhere[0], second > everywhere[1], third) == (True, True, 0)
+    for each in lookupds:
+        each.request("POST", "/topic/tombstone", topic=topic, node=str(nsqds[0].http))
+    assert publish(body, body) == [first, second + 2, 0]
+    for each in lookupds:
+        each.stop()
+    assert publish(body, code=3) == [first, second + 2, 0]
+
+
+def test_nsqds_that_are_listed_and_dead_cost_no_message(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    nsqd.create("t")
+    registered("t", [nsqlookupd])
+    lines = b"x\n" * 1000
+    with dead_cluster(refusing=2) as dead:
+        where = ("--lookupd-http-address", str(dead))
+        assert nsqtools_cli("pub", "--topic", "t", *where, stdin=lines).code == 3
+        where += ("--lookupd-http-address", str(nsqlookupd.http))
+        ended = nsqtools_cli("pub", "--topic", "t", *where, stdin=lines)
+    assert ended.code == 0, ended.stderr
+    assert count(nsqd, "t") == 1000
 
 
 def test_mode_all_copies_to_each_nsqd(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> None:

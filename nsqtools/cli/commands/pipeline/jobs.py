@@ -12,7 +12,7 @@ from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import layout
 from nsqtools.cli.commands.pipeline.views import StepView, conclude
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.remotes import addresses, with_secret
+from nsqtools.cli.remotes import targets, with_secret
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.executors import packages_of
@@ -99,12 +99,13 @@ def replay(
 
     Raises Ended with PARTIAL if nsqd rejected some.
     """
+    config = with_secret(config)
     settings = ReplaySettings(
         inputs=inputs.input,
         topic=target.topic,
-        nsqds=addresses(target.nsqd_tcp_address),
+        nsqds=tuple(asyncio.run(targets(target, config))),
         staging=replaying.staging or _replay_staging(inputs.input[0], target.topic),
-        config=with_secret(config),
+        config=config,
         layout=layout(inputs),
         where=replaying.where,
         order_by=replaying.order_by,

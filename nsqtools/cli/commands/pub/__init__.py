@@ -14,7 +14,8 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
     "pub",
     cls=Command,
     guide="pub",
-    essential="topic nsqd_tcp_address file delimiter json whole rate defer from_archive",
+    essential="topic nsqd_tcp_address lookupd_http_address file delimiter json rate defer "
+    "from_archive",
 )
 @click.argument(
     "messages",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import layout_of
-from nsqtools.cli.remotes import addresses, with_secret
+from nsqtools.cli.remotes import targets, with_secret
 from nsqtools.cli.service import Signals
 from nsqtools.config.units import counted
 from nsqtools.engine.producer import Producer
@@ -50,7 +50,7 @@ class PubRun:
 
     def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:
         self._topic = target.topic
-        self._nsqds = addresses(target.nsqd_tcp_address)
+        self._target = target
         self._form = form
         self._config = with_secret(config)
         self._pace = Pace(form.rate)
@@ -152,7 +152,8 @@ class PubRun:
 
     async def _work(self, messages: Sequence[bytes], files: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
-        async with Producer(self._nsqds, self._config) as self._producer:
+        nsqds = await targets(self._target, self._config)
+        async with Producer(nsqds, self._config) as self._producer:
             progress = [loop.create_task(self._report(loop.time()))] if self._show_progress else []
             self._at_end = not files
             self._sending = loop.create_task(
