@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         ApiOptions,
         ClientConfig,
         ClusterOptions,
+        DrainOptions,
         LookupOptions,
         TargetOptions,
     )
@@ -83,7 +84,7 @@ def nsqds_of(where: ApiOptions) -> tuple[str, ...]:
     return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
-def client_limits(where: ApiOptions | LookupOptions) -> dict[str, Any]:
+def client_limits(where: ApiOptions | DrainOptions | LookupOptions) -> dict[str, Any]:
     """HTTPClient's connect_timeout, request_timeout and tls; by default with the system's CAs.
 
     Raises ConfigError if the file of CAs cannot be read.

@@ -12,6 +12,7 @@ from nsqtools.config.admin import ApiOptions as ApiOptions
 from nsqtools.config.admin import ChangeOptions as ChangeOptions
 from nsqtools.config.admin import ClusterOptions as ClusterOptions
 from nsqtools.config.admin import DoctorOptions as DoctorOptions
+from nsqtools.config.admin import DrainOptions as DrainOptions
 from nsqtools.config.admin import LookupOptions as LookupOptions
 from nsqtools.config.admin import LossOptions as LossOptions
 from nsqtools.config.admin import TombstoneOptions as TombstoneOptions

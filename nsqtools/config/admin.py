@@ -86,6 +86,28 @@ class TombstoneOptions(LossOptions):
     )
 
 
+class DrainOptions(TimeoutOptions):
+    """Options of ``node drain``: how long to wait, and where to hide the nsqd first."""
+
+    title = "Drain"
+
+    evict: bool = flag(
+        "Tombstone all topics of the nsqd first, so that consumers and publishers that ask "
+        "nsqlookupd no longer find it.",
+        own=True,
+        needs="lookupd_http_address",
+    )
+    lookupd_http_address: tuple[str, ...] = like(
+        ApiOptions.lookupd_http_address,
+        help="nsqlookupd that lists the nsqd, for --evict; may be repeated.",
+    )
+    timeout: float = like(
+        TimeoutOptions.timeout, help="Maximum time to wait.", default=300.0, own=True
+    )
+    tls_root_ca_file: str = LookupOptions.tls_root_ca_file
+    json: bool = JSON
+
+
 class DoctorOptions(ServerOptions, TimeoutOptions):
     """Options of ``doctor``: the topic and the servers of the command to diagnose."""
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.engine.changes import Holding, Registry, Survey
+from nsqtools.engine.changes import Holding, Registry, Step, Survey
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.lookup import nobody
 from nsqtools.errors import HTTPError
@@ -17,8 +17,9 @@ from nsqtools.tasks import call_each, together
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.engine.changes import Stages, Step
+    from nsqtools.engine.changes import Stages
     from nsqtools.engine.cluster import Node, Snapshot
+    from nsqtools.names import Address
 
 # Error codes of a server that does not have the topic or channel to delete.
 _GONE = frozenset({"TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"})
@@ -78,6 +79,31 @@ async def all_topics(servers: Servers, found: Survey) -> set[str]:
     held = [each for each in told if not isinstance(each, HTTPError)]
     listed = [each.topics for each in found.registries]
     return {name for names in (*held, *listed) for name in names}
+
+
+async def evict(servers: Servers, nsqd: Address) -> list[Step]:
+    """Tombstone all topics of an nsqd, its broadcast address, on each nsqlookupd that lists it.
+
+    Returns a step for each topic, and one for each nsqlookupd that does not answer.
+    """
+    limits = servers.half()
+
+    async def ask(url: str) -> list[Step]:
+        name = str(parse_url(url, Lookupd.default_port).address)
+        step = Step("nsqlookupd", name, url, "topic/tombstone", ())
+        try:
+            async with Lookupd(url, **limits) as client:
+                listed = [each for each in await client.nodes() if each.tcp == nsqd]
+        except HTTPError as error:
+            return [replace(step, error=error.bare())]
+        return [
+            replace(step, names=(topic,), node=each.node)
+            for each in listed
+            for topic in each.topics
+        ]
+
+    found = await call_each(tuple(dict.fromkeys(servers.lookupds)), ask)
+    return await carry_out(servers, [[step for steps in found for step in steps]])
 
 
 async def carry_out(servers: Servers, stages: Stages) -> list[Step]:

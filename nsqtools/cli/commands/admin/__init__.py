@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from nsqtools.cli.options import Command, CommandGroup, argument, options
-from nsqtools.config import ChangeOptions, LossOptions, TombstoneOptions
+from nsqtools.config import ChangeOptions, DrainOptions, LossOptions, TombstoneOptions
 from nsqtools.config.option import Option
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ channel = _group(
 
 @click.group("node", cls=CommandGroup)
 def node() -> None:
-    """Hide an nsqd from the consumers of a topic."""
+    """Take an nsqd out of a cluster: hide its topics, and wait until it is empty."""
 
 
 @node.command(
@@ -210,3 +210,23 @@ def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
     from nsqtools.cli.commands.admin.change import hide
 
     hide(topic, node, where)
+
+
+@node.command(
+    "drain",
+    cls=Command,
+    guide="drain",
+    essential="evict lookupd_http_address timeout json",
+)
+@argument("nsqd", Option("url", "HTTP address of the nsqd.", values="node"))
+@options(where=DrainOptions)
+def drain(*, nsqd: str, where: DrainOptions) -> None:
+    """Wait until an nsqd has drained.
+
+    An nsqd has drained when nothing was published to it for two seconds, and no message waits, is
+    in flight or is deferred. What cannot drain is named: a channel without consumers, a topic
+    without channels, and what is paused. The exit status is 4 if --timeout ends the wait.
+    """
+    from nsqtools.cli.commands.admin.drain import wait
+
+    wait(nsqd, where)
