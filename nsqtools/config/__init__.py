@@ -27,6 +27,7 @@ from nsqtools.config.consuming import MetricsOptions as MetricsOptions
 from nsqtools.config.consuming import SourceOptions as SourceOptions
 from nsqtools.config.consuming import StopOptions as StopOptions
 from nsqtools.config.consuming import TailOptions as TailOptions
+from nsqtools.config.consuming import TailSourceOptions as TailSourceOptions
 from nsqtools.config.files import ArchiveOptions as ArchiveOptions
 from nsqtools.config.files import ArchiveSourceOptions as ArchiveSourceOptions
 from nsqtools.config.files import VerifyOptions as VerifyOptions

@@ -58,6 +58,18 @@ class SourceOptions(ServerOptions):
     channel: str = channel_name("Channel to consume.", own=True)
 
 
+class TailSourceOptions(SourceOptions):
+    """What ``tail`` consumes, or only looks at."""
+
+    peek: bool = flag(
+        "Give the -n messages of --channel back instead of finishing them; each counts one more "
+        "attempt then. Stops after 2s without a message, or --idle-timeout.",
+        own=True,
+        in_file=False,
+        needs="channel",
+    )
+
+
 class StopOptions(Options):
     """When a run ends: at the first condition that is met. 0 is no limit.
 

@@ -221,7 +221,10 @@ class Handler(ABC):
     """
 
     failed: asyncio.Future[None] | None = None
-    """If set by ``open``: fails with the error after which no message can be handled."""
+    """If set by ``open``: once it ends, no message is handled any more, and the run ends too.
+
+    It fails with the error that is the reason; it has a result if the handler needs no more.
+    """
     lost = 0
     """How many messages were given up without being stored anywhere."""
     left_behind = 0

@@ -194,10 +194,8 @@ class Backlog:
         Warns if an ephemeral channel is going to take the messages of a topic without a channel.
         """
         name, channel = self._subscription.topic, self._subscription.channel
-        try:
-            async with asyncio.timeout(_LOOK_TIMEOUT):
-                found = [topic for topics in (await self._stats()).values() for topic in topics]
-        except (UnreachableError, TimeoutError):
+        found = await self._known()
+        if found is None:
             return True
         waiting = sum(topic.depth for topic in found if not topic.channels)
         if waiting and is_ephemeral(channel):
@@ -207,6 +205,20 @@ class Backlog:
                 *(name, channel, counted(waiting, "message")),
             )
         return bool(found)
+
+    async def has_channel(self) -> bool:
+        """Look, before SUB creates the channel, whether an nsqd has it; true if unknown."""
+        found = await self._known()
+        names = {channel.name for topic in found or () for channel in topic.channels}
+        return found is None or self._subscription.channel in names
+
+    async def _known(self) -> list[TopicStats] | None:
+        """Return the topic on each nsqd that has it; None if the nsqds do not answer soon."""
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT):
+                return [topic for topics in (await self._stats()).values() for topic in topics]
+        except (UnreachableError, TimeoutError):
+            return None
 
     async def _stats(self) -> dict[str, list[TopicStats]]:
         """Return the topic's stats by the URL of each nsqd, empty if it has no such topic.

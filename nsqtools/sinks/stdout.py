@@ -38,7 +38,7 @@ class StreamSink(Handler):
         self.failed = self._output.failed
 
     async def handle(self, batch: Batch) -> None:
-        """Write the batch, then finish it; requeue it if writing fails."""
+        """Write the batch, then finish it; requeue it if writing fails, or ``failed`` has ended."""
         async with self._lock:
             if not self._output.failed.done():
                 records = self._writer.render(batch, batch)
@@ -46,9 +46,13 @@ class StreamSink(Handler):
                     await self._output.write(records)
                     self.messages += len(batch)
                     self.bytes += sum(map(len, records))
-                    batch.finish()
+                    self.written(batch)
                     return
         batch.requeue(delay=0, backoff=False)
+
+    def written(self, batch: Batch) -> None:
+        """Finish a batch that was written."""
+        batch.finish()
 
     async def close(self, *, at_once: bool = False) -> None:
         """Stop using the output."""

@@ -1,0 +1,76 @@
+"""The sink of ``tail --peek``: it writes messages, holds them, and gives them back at the end."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from nsqtools.config.units import counted
+from nsqtools.sinks.holding import Held
+from nsqtools.sinks.stdout import StreamSink
+
+if TYPE_CHECKING:
+    from nsqtools.engine.handler import Batch
+    from nsqtools.records.writers import Writer
+
+log = logging.getLogger("nsqtools.status")
+
+
+class PeekSink(StreamSink):
+    """A handler that finishes no message.
+
+    ``failed`` ends with a result once ``count`` messages are written, or at the first ``flush``.
+    Messages beyond the count are given back at once. With max_in_flight at ``count`` none comes,
+    unless nsqd has requeued some that are held here.
+    """
+
+    def __init__(self, fd: int, writer: Writer, count: int) -> None:
+        super().__init__(fd, writer)
+        self._left = count
+        self._held = Held()
+        self._batches: list[Batch] = []
+
+    async def handle(self, batch: Batch) -> None:
+        """Write the batch, and hold it."""
+        if len(batch) > self._left:
+            batch.keep(self._left)
+        if batch:
+            await super().handle(batch)
+
+    async def gave_up(self, batch: Batch) -> None:
+        """Write the batch, and hold it: to give messages up is the consumers' decision."""
+        await self.handle(batch)
+
+    def written(self, batch: Batch) -> None:
+        """Hold a batch that was written."""
+        self._held.add(batch)
+        self._batches.append(batch)
+        self._left -= len(batch)
+        if not self._left:
+            self.flush()
+
+    def flush(self) -> None:
+        """End the run: nobody waits longer for more messages."""
+        if not self.failed.done():
+            self.failed.set_result(None)
+
+    async def drain(self, topic: str) -> None:
+        """Give back all messages, for delivery at once."""
+        attempts = [message.attempts for batch in self._batches for message in batch]
+        for batch in self._batches:
+            self._held.give_back(batch)
+        self._batches.clear()
+        if not attempts:
+            log.info("topic %s: no message came; nsqtools doctor says why", topic)
+            return
+        least, most = min(attempts), max(attempts)
+        log.info(
+            "topic %s: %s given back; attempts so far: %s",
+            *(topic, counted(len(attempts), "message")),
+            least if least == most else f"{least} to {most}",
+        )
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Stop using the output; batches that are still held are dropped."""
+        self._held.close()
+        await super().close(at_once=at_once)
