@@ -16,6 +16,7 @@ from nsqtools.config.admin import DrainOptions as DrainOptions
 from nsqtools.config.admin import LookupOptions as LookupOptions
 from nsqtools.config.admin import LossOptions as LossOptions
 from nsqtools.config.admin import TombstoneOptions as TombstoneOptions
+from nsqtools.config.admin import TrimOptions as TrimOptions
 from nsqtools.config.connection import ClientConfig as ClientConfig
 from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
 from nsqtools.config.connection import ProducerConfig as ProducerConfig

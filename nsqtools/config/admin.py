@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from nsqtools.config.connection import CA_FILE
 from nsqtools.config.consuming import ServerOptions
-from nsqtools.config.option import Options, channel_name, duration, flag, like, topic_name, urls
+from nsqtools.config.option import (
+    Options,
+    channel_name,
+    duration,
+    flag,
+    like,
+    path,
+    topic_name,
+    urls,
+)
 from nsqtools.config.program import JSON
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
 
@@ -84,6 +93,25 @@ class TombstoneOptions(LossOptions):
     delete: bool = flag(
         "Also delete the topic on that nsqd, with its messages, as nsqadmin does.", own=True
     )
+
+
+class TrimOptions(LossOptions):
+    """Options of ``channel trim``: what is old, and where it is archived."""
+
+    older_than: float = duration(
+        "Finish messages that were published longer ago than this.",
+        0.0,
+        own=True,
+        required=True,
+        in_file=False,
+    )
+    archive: str = path(
+        "Directory for an archive of the messages, as of to-file --format json --gzip; none is "
+        "finished before it is there.",
+        metavar="DIR",
+        own=True,
+    )
+    timeout: float = like(TimeoutOptions.timeout, help="Timeout for finding the messages.")
 
 
 class DrainOptions(TimeoutOptions):

@@ -155,6 +155,22 @@ class Batch(Sequence[Message]):
         self._messages = self._messages[:count]
         self._size = None
 
+    def part(self, messages: Iterable[Message]) -> Batch:
+        """Return a batch of these messages that is settled by itself; they leave this one."""
+        chosen = self._take(messages)
+        part = Batch(
+            chosen,
+            self._settle,
+            topic=self.topic,
+            channel=self.channel,
+            source=self.source,
+            starved=self.starved,
+            msg_timeout=self.msg_timeout,
+            is_lost=self.is_lost,
+        )
+        part._watcher = self._watcher
+        return part
+
     def unsettled(self) -> Sequence[Message]:
         """The messages that are neither finished nor requeued."""
         return self._messages if self._unsettled is None else list(self._unsettled)

@@ -143,3 +143,20 @@ def test_two_deliveries_of_one_message_are_settled_each() -> None:
     assert not batch.is_settled
     batch.finish([batch[1]])
     assert ledger.calls == [("FIN", [7]), ("FIN", [7])]
+
+
+def test_a_part_is_settled_by_itself_and_what_was_settled_before_is_not_in_it() -> None:
+    batch, calls = make(4)
+    told: list[tuple[int, int]] = []
+    batch.watch(lambda *counts: told.append(counts))
+    batch.finish([batch[0]])
+    part = batch.part(batch[:3])
+    assert (numbers(part), numbers(batch.unsettled())) == ([1, 2], [3])
+    batch.finish()
+    assert (batch.is_settled, part.is_settled) == (True, False)
+    batch.finish(part)
+    assert sorted(settled(calls)) == [0, 3]
+    part.requeue([part[0]], delay=0)
+    part.finish()
+    assert sorted(settled(calls)) == [0, 1, 2, 3]
+    assert told == [(1, 0), (1, 0), (0, 1), (1, 0)]

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from nsqtools.cli.options import Command, CommandGroup, argument, options
-from nsqtools.config import ChangeOptions, DrainOptions, LossOptions, TombstoneOptions
+from nsqtools.config import (
+    ChangeOptions,
+    ConsumerConfig,
+    DrainOptions,
+    LossOptions,
+    TombstoneOptions,
+    TrimOptions,
+)
 from nsqtools.config.option import Option
 
 if TYPE_CHECKING:
@@ -180,6 +187,27 @@ channel = _group(
     Changes are made on all nsqds that have the channel and, where it applies, on all nsqlookupds.
     The given nsqlookupds and nsqds tell which nsqds have it.""",
 )
+
+
+@channel.command(
+    "trim",
+    cls=Command,
+    guide="trim",
+    essential=f"older_than archive {_ESSENTIAL} yes",
+)
+@_topic
+@_channel
+@options(where=TrimOptions, config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}))
+def trim(*, topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) -> None:
+    """Finish the messages of a channel that are too old.
+
+    It receives what is in the channel when it begins, finishes what is older than --older-than, and
+    gives back the rest at the end. Each message that is given back counts one more attempt. Others
+    may consume the channel meanwhile; what is deferred, or in flight to others, is not trimmed.
+    """
+    from nsqtools.cli.commands.admin.trim import run
+
+    run(topic, channel, where, config)
 
 
 @click.group("node", cls=CommandGroup)

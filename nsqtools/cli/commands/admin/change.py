@@ -53,13 +53,13 @@ def change(
     found = request.survey()
     stages = plan(verb, target, found)
     if channel or verb != "create":
-        _require_known(request, found, Target(topic) if verb == "create" else target)
+        require_known(request, found, Target(topic) if verb == "create" else target)
     if verb not in REGISTERED:
         if not any(stages):
             raise NSQError(f"no nsqd has {target}; only nsqlookupd lists it")
         _warn_of_lookupds(found)
     if loses:
-        _confirm(request, _what_is_lost(loses, target, found))
+        confirm(request, _what_is_lost(loses, target, found))
     _do(request, stages)
     if found.blind and not where.dry_run:
         raise Ended(Exit.PARTIAL)
@@ -76,7 +76,7 @@ def hide(topic: str, node: str, where: TombstoneOptions) -> None:
     if where.delete:
         mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
         lost = _describe(loss("channels", request.target, mine))
-        _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}")
+        confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}")
     _do(request, stages)
 
 
@@ -132,7 +132,7 @@ def _warn_of_lookupds(found: Survey) -> None:
         log.error("no nsqlookupd answers: only the given nsqds are asked")
 
 
-def _require_known(request: ChangeRequest, found: Survey, target: Target) -> None:
+def require_known(request: ChangeRequest, found: Survey, target: Target) -> None:
     """Raise NSQError, which suggests the nearest name, if no server has the topic or channel."""
     if found.is_known(target):
         return
@@ -169,7 +169,7 @@ def _find_node(found: Survey, topic: str, text: str) -> Registration:
     return producer
 
 
-def _confirm(request: ChangeRequest, about: str) -> None:
+def confirm(request: ChangeRequest, about: str) -> None:
     """Ask on the terminal whether to continue, if necessary. Raises Ended if the answer is no.
 
     With --dry-run only what would be lost is printed.

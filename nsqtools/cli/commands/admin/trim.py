@@ -1,0 +1,172 @@
+"""``nsqtools channel trim``: finds the channel, consumes what is old, and prints the counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.commands.admin.change import ChangeRequest, confirm, require_known
+from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.remotes import with_secret
+from nsqtools.cli.service import consume
+from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, StopOptions
+from nsqtools.config.units import counted, format_duration
+from nsqtools.engine.changes import Target, loss
+from nsqtools.errors import ConfigError, NSQError
+from nsqtools.names import NSQD_HTTP_PORT, Address
+from nsqtools.net.http.api import parse_url
+from nsqtools.policy.trim import Trim
+from nsqtools.sinks.files.filesink import file_sink
+from nsqtools.sinks.trimsink import TrimSink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nsqtools.config import ConsumerConfig, TrimOptions
+    from nsqtools.engine.changes import Holding, Loss
+    from nsqtools.sinks.files.filesink import FileSink
+
+log = logging.getLogger(__name__)
+
+_NO_LIMIT = 1 << 62
+_PATIENCE = 3.0
+_MOST_YOUNGER = 100_000
+"""Younger messages in a row after which the rest is taken to be younger, too: nsqd keeps in memory
+what is deferred, and this process their ids."""
+
+
+def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) -> None:
+    """Trim a channel on all nsqds that have it, and print each nsqd's counts.
+
+    Raises Ended with PARTIAL if some nsqds do not answer, or some messages did not come although
+    nobody else consumes the channel. Raises ConfigError if messages would be lost and there is no
+    terminal to ask on, UnreachableError if no server answers, and NSQError if no server has the
+    channel or it is paused.
+    """
+    target = Target(topic, channel)
+    request = ChangeRequest("channel", "trim", target, where, "" if where.archive else "trim")
+    if config.sample_rate:
+        raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
+    found = request.survey()
+    require_known(request, found, target)
+    holdings = [each for each in found.holdings if each.has(target)]
+    silent = [each for each in found.holdings if each.may_have(target)]
+    for each in silent:
+        log.error("nsqd %s", each.error)
+    if not holdings:
+        raise NSQError(f"no nsqd that answers has {target}")
+    if paused := [each.node.name for each in holdings if each.is_paused(target)]:
+        names = ", ".join(paused)
+        raise NSQError(f"{target} is paused on nsqd {names}, and delivers nothing: unpause it")
+    held = loss("messages", target, holdings)
+    confirm(request, _about(target, held, where))
+    if where.dry_run:
+        return
+    asyncio.run(_consume(target, where, holdings, held, with_secret(config)))
+    if silent or found.blind:
+        raise Ended(Exit.PARTIAL)
+
+
+def _about(target: Target, held: Loss, where: TrimOptions) -> str:
+    fate = "archived and finished" if where.archive else "lost"
+    return (
+        f"{target}: of {counted(held.messages, 'message')} on {counted(held.nsqds, 'nsqd')}, those "
+        f"older than {format_duration(where.older_than)} would be {fate}"
+    )
+
+
+async def _consume(
+    target: Target,
+    where: TrimOptions,
+    holdings: Sequence[Holding],
+    held: Loss,
+    config: ConsumerConfig,
+) -> None:
+    """Consume until the trim is done or a signal comes, and print what became of the messages."""
+    nsqds = {_tcp(each): each.node.name for each in holdings}
+    began = time.time_ns()
+    trim = Trim(
+        cutoff=began - round(where.older_than * 1e9),
+        began=began,
+        expected=held.messages,
+        patience=_PATIENCE,
+        most=_MOST_YOUNGER,
+        now=asyncio.get_running_loop().time(),
+    )
+    source = ArchiveSourceOptions(
+        topic=(target.topic,), channel=target.channel, nsqd_tcp_address=tuple(map(str, nsqds))
+    )
+    archive = _archive(source, where.archive, config) if where.archive else None
+    if not archive:  # no body is kept
+        config = config.with_values(max_in_flight_bytes=_NO_LIMIT)
+    sink = TrimSink(trim, archive, room=max(1, config.max_in_flight // (2 * len(nsqds))))
+    ended = None
+    try:
+        config = config.with_values(max_attempts=0)
+        await consume(source, target.channel, config, StopOptions(), sink)
+    except Ended as code:
+        ended = code
+    _print(target, where, {nsqds[a]: (sink.finished[a], trim.younger.get(a, 0)) for a in nsqds})
+    if sink.deferred:
+        log.warning("younger messages are deferred for up to 30 s: there were too many to hold")
+    if ended:
+        raise ended
+    _judge(trim, held)
+
+
+def _tcp(holding: Holding) -> Address:
+    """Where to consume from an nsqd: its broadcast address, or the host that the user gave."""
+    node = holding.node
+    if node.tcp is None:
+        raise NSQError(f"nsqd {node.name} does not tell its TCP port")
+    if holding.given:
+        return Address(parse_url(node.http, NSQD_HTTP_PORT).address.host, node.tcp.port)
+    return node.tcp
+
+
+def _archive(source: ArchiveSourceOptions, folder: str, config: ConsumerConfig) -> FileSink:
+    options = ArchiveOptions(
+        output_dir=folder,
+        filename_format=f"<TOPIC>.{source.channel}.<HOST><REV>.<DATETIME>.json",
+        format="json",
+        gzip=True,
+        skip_empty_files=True,
+        fail_fast=True,
+    )
+    return file_sink(source, options, config)
+
+
+def _print(target: Target, where: TrimOptions, counts: Mapping[str, tuple[int, int]]) -> None:
+    """Print how many messages each nsqd had that were finished, and that were younger."""
+    if not where.json:
+        rows = [["nsqd", name, *map(str, both)] for name, both in counts.items()]
+        print_rows(["server", "address", "finished", "younger"], rows)
+        return
+    servers = [
+        {"server": "nsqd", "address": name, "finished": finished, "younger": younger}
+        for name, (finished, younger) in counts.items()
+    ]
+    names = {"topic": target.topic, "channel": target.channel}
+    print_json({"kind": "channel", "action": "trim", **names, "servers": servers})
+
+
+def _judge(trim: Trim, held: Loss) -> None:
+    """Log what was not looked at; raises Ended if nobody else can have taken it."""
+    if trim.is_flooded:
+        log.error(
+            "%d younger messages came after the last old one: the rest was not looked at",
+            _MOST_YOUNGER,
+        )
+        raise Ended(Exit.PARTIAL)
+    if not trim.unseen:
+        return
+    others = held.in_flight + held.deferred
+    log.warning(
+        "%s not looked at: deferred, in flight, or consumed by others",
+        counted(trim.unseen, "message"),
+    )
+    if trim.unseen > others and not held.clients:
+        raise Ended(Exit.PARTIAL)

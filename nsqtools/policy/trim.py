@@ -1,0 +1,94 @@
+"""Decides which messages of a channel are old enough to be finished, and when all were seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+
+class Dated(Protocol):
+    """A message: its id, in hexadecimal, and the time of publishing in ns since the epoch."""
+
+    id: bytes
+    timestamp: int
+
+
+M = TypeVar("M", bound=Dated)
+
+
+class Trim:
+    """Sorts the messages of a channel that others may publish to, consume and requeue meanwhile.
+
+    Messages from before ``cutoff`` are old. ``expected`` messages were in the channel at ``began``;
+    both times are in ns since the epoch. A trim is done once it has seen so many messages that were
+    published before ``began``, each counted once however often it comes. As others may take some of
+    them, it is also done when for ``patience`` seconds no message comes that it has not seen, and
+    none is settled.
+
+    The ids of younger messages are remembered; after ``most`` of them without an old one in
+    between, the trim is done, too. Times ``now`` are seconds of one monotonic clock.
+    """
+
+    def __init__(
+        self, *, cutoff: int, began: int, expected: int, patience: float, most: int, now: float
+    ) -> None:
+        self._cutoff = cutoff
+        self._began = began
+        self._expected = expected
+        self._patience = patience
+        self._most = most
+        self._last = now
+        self._seen = 0
+        self._in_a_row = 0
+        self._younger: dict[Hashable, set[int]] = {}
+
+    def sort(
+        self, source: Hashable, messages: Sequence[M], *, now: float
+    ) -> tuple[Sequence[M], Sequence[M]]:
+        """Return the old messages and the younger ones, of those that came from one nsqd."""
+        old = [message for message in messages if message.timestamp < self._cutoff]
+        if old:
+            self._in_a_row = 0
+            self._count(len(old), now)
+        if len(old) == len(messages):
+            return messages, ()
+        younger = [message for message in messages if message.timestamp >= self._cutoff]
+        known = self._younger.setdefault(source, set())
+        for message in younger:
+            number = int(message.id, 16)
+            if number not in known:
+                known.add(number)
+                self._in_a_row += 1
+                if message.timestamp <= self._began:
+                    self._count(1, now)
+        return old, younger
+
+    def settled(self, returned: int, *, now: float) -> None:
+        """Note that old messages were settled; those that are ``returned`` will come again."""
+        self._seen -= returned
+        self._last = now
+
+    def is_done(self, now: float) -> bool:
+        """Whether to stop now."""
+        return self.unseen == 0 or self.is_flooded or now >= self._last + self._patience
+
+    @property
+    def is_flooded(self) -> bool:
+        """Whether so many younger messages came that the trim gave up."""
+        return self._in_a_row >= self._most
+
+    @property
+    def unseen(self) -> int:
+        """How many messages that were in the channel at the beginning did not come."""
+        return max(0, self._expected - self._seen)
+
+    @property
+    def younger(self) -> dict[Hashable, int]:
+        """How many younger messages came from each nsqd."""
+        return {source: len(known) for source, known in self._younger.items()}
+
+    def _count(self, number: int, now: float) -> None:
+        self._seen += number
+        self._last = now

@@ -1,0 +1,83 @@
+"""Which messages a trim finishes, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from nsqtools.policy.trim import Trim
+
+CUTOFF, BEGAN = 1000, 2000
+
+
+@dataclass(frozen=True)
+class Dated:
+    id: bytes
+    timestamp: int
+
+
+def old(number: int) -> Dated:
+    return Dated(b"%016x" % number, CUTOFF - 1)
+
+
+def younger(number: int, timestamp: int = CUTOFF) -> Dated:
+    return Dated(b"%016x" % number, timestamp)
+
+
+def trim(expected: int, most: int = 100) -> Trim:
+    return Trim(cutoff=CUTOFF, began=BEGAN, expected=expected, patience=3.0, most=most, now=0.0)
+
+
+def test_messages_are_sorted_by_age_and_the_trim_ends_when_it_has_seen_all() -> None:
+    made = trim(expected=3)
+    messages = [old(1), younger(2), old(3)]
+    assert made.sort("a", messages[:2], now=0.0) == ([old(1)], [younger(2)])
+    assert (made.unseen, made.is_done(0.0)) == (1, False)
+    assert made.sort("a", messages[2:], now=0.0) == ([old(3)], ())
+    assert (made.unseen, made.is_done(0.0), made.younger) == (0, True, {"a": 1})
+
+
+def test_a_younger_message_counts_once_however_often_it_comes() -> None:
+    made = trim(expected=3)
+    for _ in range(5):
+        made.sort("a", [younger(1)], now=0.0)
+    made.sort("b", [younger(1)], now=0.0)  # another message: each nsqd has its own ids
+    assert (made.unseen, made.younger) == (1, {"a": 1, "b": 1})
+
+
+def test_what_is_published_meanwhile_is_not_what_was_in_the_channel() -> None:
+    made = trim(expected=2)
+    made.sort("a", [younger(1, BEGAN + 1), younger(2, BEGAN)], now=0.0)
+    assert (made.unseen, made.is_done(0.0)) == (1, False)
+
+
+def test_an_old_message_that_was_returned_is_seen_when_it_comes_again() -> None:
+    made = trim(expected=1)
+    made.sort("a", [old(1)], now=0.0)
+    made.settled(1, now=0.0)
+    assert (made.unseen, made.is_done(0.0)) == (1, False)
+    made.sort("a", [old(1)], now=0.0)
+    made.settled(0, now=0.0)
+    assert made.is_done(0.0)
+
+
+def test_it_waits_no_longer_than_its_patience_for_what_others_took() -> None:
+    made = trim(expected=9)
+    made.sort("a", [younger(1)], now=2.0)
+    for now in (2.5, 4.9):
+        made.sort("a", [younger(1), younger(2, BEGAN + 1)], now=now)  # nothing that counts
+        assert not made.is_done(now)
+    assert made.is_done(5.0)
+    made.settled(0, now=5.0)
+    assert not made.is_done(7.9)
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_it_gives_up_after_too_many_younger_messages_in_a_row(number: int) -> None:
+    made = trim(expected=99, most=5)
+    made.sort("a", [younger(n) for n in range(3)], now=0.0)
+    made.sort("a", [old(99)], now=0.0)
+    made.sort("a", [younger(n) for n in range(10, 10 + number)], now=0.0)
+    made.sort("a", [younger(10)], now=0.0)
+    assert (made.is_flooded, made.is_done(0.0)) == (number == 5, number == 5)

@@ -1,0 +1,49 @@
+"""What ``channel trim`` holds, defers and gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from nsqtools.policy.trim import Trim
+from nsqtools.sinks.trimsink import TrimSink
+from tests.support.archiving import HOUR, START, Settled, batch, message
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@contextlib.asynccontextmanager
+async def opened(expected: int, room: int) -> AsyncIterator[TrimSink]:
+    now = asyncio.get_running_loop().time()
+    cutoff, began = START, START + HOUR
+    trim = Trim(cutoff=cutoff, began=began, expected=expected, patience=60.0, most=100, now=now)
+    sink = TrimSink(trim, None, room=room)
+    await sink.open()
+    try:
+        yield sink
+    finally:
+        await sink.close()
+
+
+async def test_younger_messages_are_held_without_bodies_and_others_are_deferred() -> None:
+    settled = Settled()
+    ages = [("old", -1), ("kept", 0), ("kept", 0), ("away", 0), ("older", -HOUR)]
+    async with opened(expected=5, room=2) as sink:
+        parts = [
+            message(body.encode(), timestamp=START + age, number=number)
+            for number, (body, age) in enumerate(ages, 1)
+        ]
+        for some in (parts[:3], parts[3:]):
+            await sink.handle(batch(*some, settled=settled))
+        assert settled.finished == [b"old", b"older"]
+        assert settled.requeued == [(b"away", 30.0, False)]
+        assert [each.body for each in parts[1:3]] == [b"", b""]
+        await sink.failed  # all five were seen
+        late = batch(message(b"late", timestamp=0, number=9), settled=settled)
+        await sink.handle(late)
+        await sink.drain("events")
+    assert settled.finished == [b"old", b"older"]
+    assert settled.requeued[1:] == [(b"late", 0, False)] + [(b"", 0, False)] * 2
+    assert (sum(sink.finished.values()), sink.deferred) == (2, 1)
