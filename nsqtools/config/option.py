@@ -157,7 +157,8 @@ class Option:
         if self.choices and value not in self.choices:
             near = nearest(str(value), self.choices)
             known = ", ".join(filter(None, self.choices))
-            raise ConfigError(f"{value!r} is not one of {known}{near}")
+            each = "one of " * (", " in known)
+            raise ConfigError(f"{value!r}: expected {each}{known}{near}")
         if self.values in ("topic", "channel") and value:
             check_name(self.values, value)
         if self.kind in ("address", "url") and value:
