@@ -8,6 +8,8 @@ import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.errors import OutputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO, TypeAlias
@@ -94,6 +96,17 @@ def naming(path: str) -> Iterator[None]:
     except OSError as error:
         error.filename = path
         raise
+
+
+@contextlib.contextmanager
+def as_output_error(place: str) -> Iterator[None]:
+    """Convert OSErrors to OutputError; FileNotFoundError is left to the caller."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{error.filename or place}: {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:

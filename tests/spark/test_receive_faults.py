@@ -14,7 +14,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.spark.source import receive as receiving
 from nsqtools.spark.staging import redelivered
-from nsqtools.spark.staging.fencing import FencedError
+from nsqtools.spark.staging.log import FencedError
 from tests.support import wire
 from tests.support.eventually import eventually
 from tests.support.ledgers import SETTLED
@@ -120,7 +120,7 @@ from nsqtools.spark.source.receive import receive
 from nsqtools.stores.mounted import LocalStore
 root, offset, segments, before = sys.argv[1:]
 offset = Offset.from_json(json.loads(offset))
-claim = Ledger(LocalStore(root), offset.stream).claim(offset, 0, "c")
+claim = Ledger(LocalStore(root), offset.stream).claim(1, 0, offset.quotas[0])
 add, left = claim.add, int(segments)
 def hooked(rows):
     global left

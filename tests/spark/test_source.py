@@ -16,11 +16,12 @@ from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.source import NsqStreamReader
 from nsqtools.spark.source.sourceoptions import parse_source
-from nsqtools.spark.staging.fencing import StaleError
 from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.log import StaleError
 from nsqtools.spark.staging.partitions import Claim
 from nsqtools.stores import open_store
 from tests.support.eventually import eventually
+from tests.support.ledgers import claim_of
 from tests.support.pulling import bodies_of
 from tests.support.servers import drained, free_port
 from tests.support.streaming import numbered, publish, source
@@ -101,7 +102,7 @@ def test_a_stream_has_an_id_of_its_own_that_is_minted_once(driven: Driven) -> No
     first = driven.reader.initialOffset()
     assert driven.reader.initialOffset() == first
     assert driven.anew().reader.initialOffset()["stream"] != first["stream"]
-    assert (first["batch"], first["quotas"]) == (0, [])
+    assert (first["batch"], first["quotas"]) == (0, ())
 
 
 def test_a_stream_that_has_a_name_goes_on_with_what_one_of_that_name_has_staged(
@@ -270,7 +271,7 @@ def batch_that_comes_again(driven: Driven) -> Json:
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.reader.partitions(start, end)
-    claim = driven.ledger(end).claim(Offset.from_json(end), 0, "c")
+    claim = claim_of(driven.ledger(end), Offset.from_json(end), 0)
     assert isinstance(claim, Claim)
     with pytest.raises(OutputError, match="as it were"):
         receive(Offset.from_json(end).quotas[0], driven.settings, Unfinished(claim))  # type: ignore[arg-type]

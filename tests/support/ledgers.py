@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.errors import OutputError
 from nsqtools.proto.messages import Message
-from nsqtools.spark.rows import make_segment
+from nsqtools.spark.rows import RowOrigin, make_segment
 from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.staging.partitions import Claim, Ending, Sealed
 from nsqtools.stores.interface import Store, StoredFile
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STREAM = "0123456789abcdef" * 2
 NSQD = "a:4150"
+ORIGIN = RowOrigin("t", "c", NSQD)
 SETTLED = Ending(settled=True)
 UNSETTLED = Ending(settled=False)
 
@@ -56,21 +57,25 @@ def keys(*numbers: int) -> set[MessageKey]:
 def ids(sealed: Sealed) -> list[int]:
     found = [
         int(each, 16)
-        for batch in sealed.batches()
+        for batch in sealed.batches(ORIGIN)
         for each in batch.column("message_id").to_pylist()
     ]
     assert len(found) == sealed.rows
     return found
 
 
+def claim_of(ledger: Ledger, of: Offset, k: int) -> Claim | Sealed:
+    return ledger.claim(of.batch, k, of.quotas[k])
+
+
 def claimed(ledger: Ledger, of: Offset | None = None, k: int = 0) -> Claim:
-    claim = ledger.claim(of or offset(), k, "c")
+    claim = claim_of(ledger, of or offset(), k)
     assert isinstance(claim, Claim)
     return claim
 
 
 def sealed(ledger: Ledger, of: Offset | None = None, k: int = 0) -> Sealed:
-    found = ledger.claim(of or offset(), k, "c")
+    found = claim_of(ledger, of or offset(), k)
     assert isinstance(found, Sealed)
     return found
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from nsqtools.names import Address
-from nsqtools.spark.rows import ROW_SCHEMA
+from nsqtools.spark.rows import ROW_SCHEMA, RowOrigin
 from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.sourceoptions import parse_source
@@ -20,6 +20,7 @@ from nsqtools.spark.staging.partitions import Claim, Ending
 from nsqtools.stores.mounted import LocalStore
 from tests.support import wire
 from tests.support.eventually import eventually
+from tests.support.ledgers import claim_of
 from tests.support.servers import drained
 from tests.support.streaming import publish
 
@@ -65,7 +66,7 @@ class Staging:
         if batch is None:
             batch = next(self.batches)
             self.prepare(batch)
-        claim = self.ledger.claim(self.offsets[batch], k, "c")
+        claim = claim_of(self.ledger, self.offsets[batch], k)
         assert isinstance(claim, Claim)
         return batch, claim
 
@@ -125,7 +126,9 @@ class Staging:
 
 
 def rows_of(sealed: Sealed) -> Found:
-    found: Found = pa.Table.from_batches(sealed.batches(), ROW_SCHEMA).to_pylist()
+    found: Found = pa.Table.from_batches(
+        sealed.batches(RowOrigin("t", "c", "n")), ROW_SCHEMA
+    ).to_pylist()
     return found
 
 

@@ -6,8 +6,8 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.spark.lake.write import summary, write_files
-from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.source.plans import Offset
-from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import below, local
 
 if TYPE_CHECKING:

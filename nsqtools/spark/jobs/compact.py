@@ -25,8 +25,8 @@ from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.lake.dataframes import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.lake.inputs import Input, check_unchanged, digests, find, real
 from nsqtools.spark.lake.write import write_files
-from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import OURS, below, literal
 
 if TYPE_CHECKING:

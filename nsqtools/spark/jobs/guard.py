@@ -23,8 +23,8 @@ from uuid import uuid4
 from nsqtools.errors import ConfigError, LockedError, OutputError
 from nsqtools.sinks.files.disk import make_directory
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import local
 
 if TYPE_CHECKING:

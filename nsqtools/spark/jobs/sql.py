@@ -24,8 +24,8 @@ from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.sparksession import first_line
-from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
     import threading

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.lake.folders import sync
-from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import as_url, local
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from pyspark.util import PythonEvalType
 
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.lake.bodies import texts
-from nsqtools.spark.staging.fencing import as_output_error
 from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import local
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.net.http.replies import TopicStats
+    from nsqtools.spark.source.plans import TopicOnNsqd
     from nsqtools.spark.source.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Depths:
         except ConfigError as error:
             raise respelled(error, flags=settings.flags) from None
 
-    async def ask(self) -> dict[tuple[str, str], int]:
+    async def ask(self) -> dict[TopicOnNsqd, int]:
         """Return waiting messages by topic and nsqd (``host:tcp_port``); 0 for one that does not
         answer.
 
@@ -57,7 +58,7 @@ class Depths:
         and a run would end without doing anything.
         """
         topics = await self._places()
-        found: dict[tuple[str, str], int] = {}
+        found: dict[TopicOnNsqd, int] = {}
         failures: dict[str, HTTPError] = {}
         answers = await call_each(topics.items(), lambda asked: self._ask(*asked))
         for url, answer in zip(topics, answers, strict=True):
@@ -79,10 +80,10 @@ class Depths:
         silent = {key: 0 for places in topics.values() for key in places if key not in found}
         return found | silent
 
-    async def _places(self) -> dict[str, list[tuple[str, str]]]:
+    async def _places(self) -> dict[str, list[TopicOnNsqd]]:
         """HTTP APIs, and the topic and TCP address of each thing to ask there."""
         settings = self._settings
-        places: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        places: dict[str, list[TopicOnNsqd]] = defaultdict(list)
         for topic in settings.topics:
             for nsqd in settings.nsqds:
                 places[nsqd.http].append((topic, str(nsqd.tcp)))
@@ -102,8 +103,8 @@ class Depths:
         return places
 
     async def _ask(
-        self, url: str, places: Iterable[tuple[str, str]]
-    ) -> dict[tuple[str, str], int] | HTTPError:
+        self, url: str, places: Iterable[TopicOnNsqd]
+    ) -> dict[TopicOnNsqd, int] | HTTPError:
         found = {}
         try:
             async with NsqdHTTP(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+TopicOnNsqd: TypeAlias = tuple[str, str]
+"""A topic and an nsqd (``host:tcp_port``) that has messages of it."""
 
 _STREAM = re.compile(r"[a-z0-9-]{1,64}")
 
@@ -25,6 +28,11 @@ class Quota:
     topic: str
     nsqd: str
     count: int
+
+    @property
+    def queue(self) -> TopicOnNsqd:
+        """Where they wait."""
+        return self.topic, self.nsqd
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,7 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """Return the value for Spark's log."""
-        return asdict(self) | {"quotas": [asdict(quota) for quota in self.quotas]}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
@@ -83,7 +91,7 @@ def _foreign(reason: str) -> ConfigError:
 
 
 def plan(
-    depths: Mapping[tuple[str, str], int], *, limit: int | None, connections: int
+    depths: Mapping[TopicOnNsqd, int], *, limit: int | None, connections: int
 ) -> tuple[Quota, ...]:
     """Return quotas for depths by (topic, nsqd), in proportion; their sum is at most ``limit``.
 
@@ -103,7 +111,7 @@ def plan(
     return tuple(sorted(quotas, key=lambda quota: (-quota.count, quota.topic, quota.nsqd)))
 
 
-def _rank(item: tuple[int, tuple[str, str]]) -> tuple[int, tuple[str, str]]:
+def _rank(item: tuple[int, TopicOnNsqd]) -> tuple[int, TopicOnNsqd]:
     depth, pair = item
     return -depth, pair
 

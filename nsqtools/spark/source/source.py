@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from nsqtools.spark.lake.folders import sync_log
+from nsqtools.spark.rows import RowOrigin
 from nsqtools.spark.source.plans import Offset, plan
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.staging.ledger import Ledger
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from nsqtools.spark.source.depths import Depths
+    from nsqtools.spark.source.plans import Quota, TopicOnNsqd
     from nsqtools.spark.source.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
@@ -44,10 +46,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NsqPartition(InputPartition):
-    """Partition ``number`` of the batch that an offset plans."""
+    """A partition of a batch, without the rest of the batch's plan."""
 
-    offset: Offset
+    stream: str
+    batch: int
     number: int
+    quota: Quota
 
 
 class _Rest(NamedTuple):
@@ -71,8 +75,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream = ""
         self._available_now = False
         # What is left of that by topic and nsqd, once it was seen.
-        self._target: Counter[tuple[str, str]] | None = None
-        self._resting: dict[tuple[str, str], _Rest] = {}
+        self._target: Counter[TopicOnNsqd] | None = None
+        self._resting: dict[TopicOnNsqd, _Rest] = {}
         self._prepared = self._cleaned = 0
         self._probed = False
         self._backlog = 0
@@ -150,16 +154,19 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._sync("offsets")
         if offset.quotas:  # with a new checkpoint Spark makes a batch of nothing
             self._ledger(offset.stream).expect(offset)
-        return [NsqPartition(offset, number) for number in range(len(offset.quotas))]
+        return [
+            NsqPartition(offset.stream, offset.batch, number, quota)
+            for number, quota in enumerate(offset.quotas)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """On executors: stage the partition unless it is complete, and yield its rows."""
         assert isinstance(partition, NsqPartition)
-        offset, number = partition.offset, partition.number
-        held = self._ledger(offset.stream).claim(offset, number, self._settings.channel)
+        quota = partition.quota
+        held = self._ledger(partition.stream).claim(partition.batch, partition.number, quota)
         if isinstance(held, Claim):
-            held = held.seal(receive(offset.quotas[number], self._settings, held))
-        yield from held.batches()
+            held = held.seal(receive(quota, self._settings, held))
+        yield from held.batches(RowOrigin(quota.topic, self._settings.channel, quota.nsqd))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the staging of committed batches; Spark calls this late, and not for a run's last
@@ -167,7 +174,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._clean(Offset.from_json(end))
 
-    def _depths(self) -> dict[tuple[str, str], int]:
+    def _depths(self) -> dict[TopicOnNsqd, int]:
         if self._asked is None:
             from nsqtools.spark.source.depths import Depths
 
@@ -197,10 +204,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._prepared != offset.batch or offset.batch <= self._cleaned:
             return
         complete = self._ledger(offset.stream).complete(offset)
-        rows: Counter[tuple[str, str]] = Counter()
-        gave: set[tuple[str, str]] = set()
+        rows: Counter[TopicOnNsqd] = Counter()
+        gave: set[TopicOnNsqd] = set()
         for quota, sealed in zip(offset.quotas, complete, strict=True):
-            key = quota.topic, quota.nsqd
+            key = quota.queue
             rows[key] += sealed.rows if sealed else 0
             if sealed:
                 gave |= {key} if sealed.rows or sealed.ending.again else set()
@@ -219,7 +226,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._notes = dict(list((self._notes | new).items())[-_MOST_NOTES:])
         self._untold = self._untold or bool(new)
 
-    def _waiting(self) -> dict[tuple[str, str], int]:
+    def _waiting(self) -> dict[TopicOnNsqd, int]:
         """Depths that count now."""
         depths, now = self._depths(), time.monotonic()
         if self._available_now:

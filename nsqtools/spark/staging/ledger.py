@@ -35,16 +35,16 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.rows import RowOrigin
 from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.staging import redelivered
-from nsqtools.spark.staging.fencing import StaleError, as_output_error, damaged, reason_of
-from nsqtools.spark.staging.log import EntryKind, PartitionLog
+from nsqtools.spark.staging.log import EntryKind, PartitionLog, StaleError, damaged
 from nsqtools.spark.staging.partitions import Claim, Sealed
+from nsqtools.stores.interface import as_output_error, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from nsqtools.spark.source.plans import Quota
     from nsqtools.stores.interface import Store
 
 log = logging.getLogger(__name__)
@@ -74,8 +74,7 @@ class Ledger:
             self.store.put_if_absent(f"{folder}/{_OFFSET}", json.dumps(offset.to_json()).encode())
             self.store.sync(folder)
         # Only now: a driver that is not seen here will find the batch and remove it.
-        self._check_live(offset.batch)
-        self._check_prepared(offset)
+        self.expect(offset)
 
     def expect(self, offset: Offset) -> None:
         """Driver: check that a batch in Spark's log is prepared here.
@@ -85,18 +84,21 @@ class Ledger:
         StaleError as ``prepare`` does.
         """
         self._check_live(offset.batch)
-        self._check_prepared(offset)
+        if self._required(offset.batch) != offset:
+            raise self._other_offset(offset.batch)
 
-    def _check_prepared(self, offset: Offset) -> None:
-        prepared, folder = self.prepared(offset.batch), self.store.url(self._batch(offset.batch))
-        if prepared is None:
-            self._check_live(offset.batch)
-            raise OutputError(
-                f"{folder}: does not exist: the batch is staged elsewhere: give the previous "
-                "--staging (stagingLocation), which the driver and all executors share"
-            )
-        if prepared != offset:
-            raise OutputError(f"{folder}: was prepared for another offset: {prepared.to_json()}")
+    def _required(self, batch: int) -> Offset:
+        if prepared := self.prepared(batch):
+            return prepared
+        self._check_live(batch)
+        raise OutputError(
+            f"{self.store.url(self._batch(batch))}: does not exist: the batch is staged "
+            "elsewhere: give the previous --staging (stagingLocation), which the driver and all "
+            "executors share"
+        )
+
+    def _other_offset(self, batch: int) -> OutputError:
+        return OutputError(f"{self.store.url(self._batch(batch))}: was prepared for another offset")
 
     def prepared(self, batch: int) -> Offset | None:
         """Driver: return the offset that a batch was prepared for; None if it is not prepared.
@@ -115,45 +117,31 @@ class Ledger:
         except (ValueError, ConfigError):
             raise damaged(self.store.url(path)) from None
 
-    def claim(self, offset: Offset, k: int, channel: str) -> Claim | Sealed:
+    def claim(self, batch: int, k: int, quota: Quota) -> Claim | Sealed:
         """Executor: return a complete partition, or take over an incomplete one exclusively.
 
         Raises StaleError if the batch was committed, and OutputError if it is not prepared here,
         because the driver has another staging directory of the same name.
         """
-        quota, batch = offset.quotas[k], offset.batch
-        origin = RowOrigin(quota.topic, channel, quota.nsqd)
         own = self.partition_log(batch, k)
-
-        def check() -> None:
-            self._check_live(batch)
-
-        self._check_prepared(offset)
-        with self._live(batch, own.path):
+        quotas = self._required(batch).quotas
+        if quotas[k : k + 1] != (quota,):
+            raise self._other_offset(batch)
+        with own.explained():
             entries = own.put_last(EntryKind.CLAIM, uuid4().hex)
             self.store.sync(own.path)
             if entries[-1].kind is EntryKind.SEAL:
-                return Sealed.read(own, entries[-1], check, origin)
-            check()
+                return Sealed.read(own, entries[-1])
+            own.check()
             if entries[-1].kind is EntryKind.END:
                 raise self._stale(batch)
         others = [
             self.partition_log(batch, number)
-            for number, other in enumerate(offset.quotas)
-            if number != k and (other.topic, other.nsqd) == (quota.topic, quota.nsqd)
+            for number, other in enumerate(quotas)
+            if number != k and other.queue == quota.queue
         ]
-        known = redelivered.Redelivered(self, batch, origin, own, entries, others, check)
-        return Claim(own, origin, entries, known, check)
-
-    @contextlib.contextmanager
-    def _live(self, batch: int, path: str) -> Iterator[None]:
-        """Explain that files of a batch are missing."""
-        with as_output_error(path):
-            try:
-                yield
-            except FileNotFoundError as error:
-                self._check_live(batch)
-                raise damaged(error.filename or path) from None
+        known = redelivered.Redelivered(self, batch, quota.queue, own, entries, others)
+        return Claim(own, entries, known)
 
     def _check_live(self, batch: int) -> None:
         """Raise StaleError if this batch or a later one was committed; what was put goes then."""
@@ -170,11 +158,8 @@ class Ledger:
 
     def complete(self, offset: Offset) -> list[Sealed | None]:
         """Driver: return the partitions of a batch; None for one that is incomplete or gone."""
-        found: list[Sealed | None] = []
-        for k in range(len(offset.quotas)):
-            with as_output_error(self._batch(offset.batch)):
-                found.append(self.sealed(offset.batch, k))
-        return found
+        with as_output_error(self._batch(offset.batch)):
+            return [self.sealed(offset.batch, k) for k in range(len(offset.quotas))]
 
     def sealed(self, batch: int, k: int) -> Sealed | None:
         """Return a partition if it is complete. Raises OSError."""
@@ -183,7 +168,7 @@ class Ledger:
         if last is None or last.kind is not EntryKind.SEAL:
             return None
         with contextlib.suppress(FileNotFoundError):
-            return Sealed.read(own, last, lambda: self._check_live(batch))
+            return Sealed.read(own, last)
         return None
 
     def done(self) -> int:
@@ -210,16 +195,15 @@ class Ledger:
                 self.store.delete(f"{self.folder}/{_mark('done', batch)}")
         except OSError as error:
             place = self.store.url(self.folder)
-            log.warning("%s: cannot remove committed rows: %s", place, reason_of(error))
+            log.warning("%s: cannot remove committed rows: %s", place, reason(error))
 
     def rows(self) -> int:
         """Return the number of staged messages. Raises OSError."""
         return sum(
             entry.rows
             for batch in self.batches(self.names())
-            for name in self.store.list(self._batch(batch))
-            if name.startswith("p")
-            for entry in PartitionLog(self.store, f"{self._batch(batch)}/{name}").read_on()
+            for k in _numbers("p", self.store.list(self._batch(batch)))
+            for entry in self.partition_log(batch, k).read_on()
         )
 
     def _retire(self, batch: int) -> None:
@@ -252,13 +236,11 @@ class Ledger:
     def _remember(self, offset: Offset) -> None:
         try:
             redelivered.keep(self, offset)
-        except OutputError as error:
-            log.warning("messages of a committed batch may be staged twice: %s", error)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        except (OutputError, OSError) as error:
+            full = (errno.ENOSPC, errno.EDQUOT)  # removing the batch makes room
+            if isinstance(error, OSError) and error.errno not in full:
                 raise
-            reason = reason_of(error)  # removing the batch makes room
-            log.warning("messages of a committed batch may be staged twice: %s", reason)
+            log.warning("messages of a committed batch may be staged twice: %s", reason(error))
 
     def _remove(self, batch: int) -> None:
         """Delete the files of a batch that is done, unless they were not read."""
@@ -278,7 +260,8 @@ class Ledger:
 
     def partition_log(self, batch: int, k: int) -> PartitionLog:
         """Return the log of a partition."""
-        return PartitionLog(self.store, f"{self._batch(batch)}/p{k:05d}")
+        path = f"{self._batch(batch)}/p{k:05d}"
+        return PartitionLog(self.store, path, lambda: self._check_live(batch))
 
     def _batch(self, batch: int) -> str:
         return f"{self.folder}/b{batch:010d}"

@@ -12,20 +12,21 @@ multiple of 64 bytes, so that Arrow can use them where they are.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.staging.fencing import damaged
+from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nsqtools.stores.interface import Store
 
@@ -34,6 +35,22 @@ _ALIGNMENT = 64
 _DIGITS = 8
 _TRIES = 100
 _PAUSE = 0.1  # seconds
+
+
+class FencedError(OutputError):
+    """Another attempt has taken over the partition; the entry was not put."""
+
+
+class StaleError(FencedError):
+    """The batch was committed; this task or driver is obsolete."""
+
+
+def damaged(file: str) -> OutputError:
+    """Return the error for an unusable file that has the only copy of messages."""
+    return OutputError(
+        f"{file}: missing or damaged, and its messages were finished in nsqd: restore the "
+        "file, or continue without the batch with a new checkpoint directory"
+    )
 
 
 class EntryKind(StrEnum):
@@ -72,32 +89,35 @@ class LogEntry:
         """The name of its file."""
         return f"{self.number:0{_DIGITS}d}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all but the number."""
-        return {
-            "kind": self.kind,
-            "attempt": self.attempt,
-            "rows": self.rows,
-            "sizes": self.sizes,
-            "checksums": self.checksums,
-            "after": self.after,
-        }
-
     @classmethod
     def from_json(cls, number: int, value: dict[str, Any]) -> LogEntry:
-        """Return the entry for a result of ``to_json``; raises ValueError, TypeError or KeyError
-        for anything else.
+        """Return the entry for the JSON of ``asdict``; raises ValueError, TypeError or KeyError for
+        anything else.
         """
         given = {name: tuple(value[name]) for name in ("sizes", "checksums")}
         return cls(**value | given | {"number": number, "kind": EntryKind(value["kind"])})
 
 
 class PartitionLog:
-    """The log of a partition, in the folder ``path`` of a store. All methods raise OSError."""
+    """The log of a partition, in the folder ``path`` of a store. All methods raise OSError.
 
-    def __init__(self, store: Store, path: str) -> None:
+    ``check`` raises StaleError if the batch was committed.
+    """
+
+    def __init__(self, store: Store, path: str, check: Callable[[], None] = lambda: None) -> None:
         self.store = store
         self.path = path
+        self.check = check
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Convert OSErrors to OutputError: StaleError if files are missing since a commit."""
+        with as_output_error(self.path):
+            try:
+                yield
+            except FileNotFoundError as error:
+                self.check()
+                raise damaged(error.filename or self.path) from None
 
     def put(
         self,
@@ -111,7 +131,7 @@ class PartitionLog:
         sizes, checksums = tuple(part.size for part in parts), tuple(map(zlib.crc32, parts))
         after = known[-1].attempt if known else ""
         entry = LogEntry(len(known), kind, attempt, rows, sizes, checksums, after)
-        header = json.dumps(entry.to_json()).encode().ljust(HEADER)
+        header = json.dumps(asdict(entry)).encode().ljust(HEADER)
         assert len(header) == HEADER
         sink = pa.BufferOutputStream()
         sink.write(header)

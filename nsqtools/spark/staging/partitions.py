@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from nsqtools.errors import OutputError
 from nsqtools.spark.rows import rows_of
-from nsqtools.spark.staging.fencing import FencedError, as_output_error, damaged
-from nsqtools.spark.staging.log import EntryKind, LogEntry
+from nsqtools.spark.staging.log import EntryKind, FencedError, LogEntry, damaged
+from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Set
+    from collections.abc import Iterator, Sequence, Set
 
     from nsqtools.spark.rows import RowOrigin, Segment
     from nsqtools.spark.staging.log import PartitionLog
@@ -36,8 +36,7 @@ class Ending:
 class Claim:
     """A partition that this attempt fills; not thread-safe.
 
-    ``entries`` are those of the log, of which the last one is this attempt's claim. ``check`` is
-    called after each put and raises StaleError if the batch was committed.
+    ``entries`` are those of the log, of which the last one is this attempt's claim.
 
     After an error it cannot be used: messages that were not added must not be finished, and the
     next attempt continues with those that were.
@@ -46,16 +45,12 @@ class Claim:
     def __init__(
         self,
         log: PartitionLog,
-        origin: RowOrigin,
         entries: list[LogEntry],
         redelivered: Redelivered,
-        check: Callable[[], None],
     ) -> None:
         self._log = log
-        self._origin = origin
         self._entries = entries
         self._redelivered = redelivered
-        self._check = check
         self._attempt = entries[-1].attempt
         self._usable = True
 
@@ -83,13 +78,10 @@ class Claim:
     def seal(self, ending: Ending) -> Sealed:
         """Mark the partition as complete; raises as ``add`` does."""
         segments = [entry for entry in self._entries if entry.kind is EntryKind.SEGMENT]
-        content = {
-            "segments": [entry.to_json() | {"number": entry.number} for entry in segments],
-            **asdict(ending),
-        }
+        content = {"segments": list(map(asdict, segments)), **asdict(ending)}
         self._put(EntryKind.SEAL, [pa.py_buffer(json.dumps(content).encode())])
         self._usable = False
-        return Sealed(self._log, segments, ending, self._attempt, self._check, self._origin)
+        return Sealed(self._log, segments, ending, self._attempt)
 
     def _put(self, kind: EntryKind, parts: Sequence[pa.Buffer], rows: int = 0) -> LogEntry:
         path = self._log.path
@@ -101,7 +93,7 @@ class Claim:
                 entry = self._log.put(self._entries, kind, self._attempt, parts, rows)
             except FileNotFoundError:
                 entry = None  # removed while it was put
-            self._check()
+            self._log.check()
             if entry is None:
                 raise FencedError(f"{path}: taken over by another attempt of this task")
         self._entries.append(entry)
@@ -113,59 +105,37 @@ class Sealed:
     """A complete partition, which has the same rows for every reader."""
 
     def __init__(
-        self,
-        log: PartitionLog,
-        segments: Sequence[LogEntry],
-        ending: Ending,
-        attempt: str,
-        check: Callable[[], None],
-        origin: RowOrigin | None = None,
+        self, log: PartitionLog, segments: Sequence[LogEntry], ending: Ending, attempt: str
     ) -> None:
-        self._log = log
-        self._check = check
-        self._origin = origin
+        self.log = log
         self.segments = segments
         self.ending = ending
         self.settled_attempt = attempt if ending.settled else ""
         """The attempt whose messages are all finished, if it is known."""
 
     @classmethod
-    def read(
-        cls,
-        log: PartitionLog,
-        seal: LogEntry,
-        check: Callable[[], None],
-        origin: RowOrigin | None = None,
-    ) -> Sealed:
+    def read(cls, log: PartitionLog, seal: LogEntry) -> Sealed:
         """Return the partition that a seal ends. Raises OutputError, and FileNotFoundError."""
         (data,) = log.read(seal)
         try:
             found = json.loads(bytes(data))
-            segments = [
-                LogEntry.from_json(each.pop("number"), each) for each in found.pop("segments")
-            ]
+            segments = [LogEntry.from_json(each["number"], each) for each in found.pop("segments")]
             ending = Ending(**found | {"notes": tuple(found["notes"])})
         except (ValueError, TypeError, KeyError, AttributeError):
             raise damaged(f"{log.path}/{seal.name}") from None
-        return cls(log, segments, ending, seal.attempt, check, origin)
+        return cls(log, segments, ending, seal.attempt)
 
     @property
     def rows(self) -> int:
         """The number of rows."""
         return sum(segment.rows for segment in self.segments)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as they were added, in ROW_SCHEMA, memory-mapped if possible.
+    def batches(self, origin: RowOrigin) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as they were added, in ROW_SCHEMA.
 
         Raises StaleError if the batch was committed meanwhile, OutputError for a damaged file.
         """
-        assert self._origin
         for segment in self.segments:
-            file = f"{self._log.path}/{segment.name}"
-            with as_output_error(file):
-                try:
-                    keys, rest = self._log.read(segment)
-                except FileNotFoundError:
-                    self._check()
-                    raise damaged(self._log.store.url(file)) from None
-            yield from rows_of(self._origin, keys, rest)
+            with self.log.explained():
+                keys, rest = self.log.read(segment)
+            yield from rows_of(origin, keys, rest)

@@ -45,17 +45,14 @@ import pyarrow.compute as pc
 
 from nsqtools.errors import OutputError
 from nsqtools.spark.rows import KEY_SCHEMA
-from nsqtools.spark.staging.fencing import as_output_error, damaged
 from nsqtools.spark.staging.log import EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Set
+    from collections.abc import Iterator, Sequence, Set
 
-    from nsqtools.spark.rows import RowOrigin
-    from nsqtools.spark.source.plans import Offset
+    from nsqtools.spark.source.plans import Offset, TopicOnNsqd
     from nsqtools.spark.staging.ledger import Ledger
     from nsqtools.spark.staging.log import LogEntry, PartitionLog
-    from nsqtools.spark.staging.partitions import Sealed
 
     MessageKey = tuple[str, int]
     """Message id and timestamp in ns."""
@@ -96,28 +93,25 @@ class Redelivered:
     """What is staged of a topic on an nsqd, as an attempt of a partition sees it; not thread-safe.
 
     ``own`` is the partition's log, ``others`` are the logs of the batch's other partitions of this
-    topic and nsqd, and ``entries`` the entries of the own log, which the attempt extends. ``check``
-    raises StaleError if the batch was committed.
+    topic and nsqd, and ``entries`` the entries of the own log, which the attempt extends.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         batch: int,
-        origin: RowOrigin,
+        queue: TopicOnNsqd,
         own: PartitionLog,
         entries: list[LogEntry],
         others: Sequence[PartitionLog],
-        check: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._batch = batch
-        self._origin = origin
+        self._queue = queue
         self._own = own
         self._entries = entries
         self._others: list[tuple[PartitionLog, list[LogEntry]]] = [(log, []) for log in others]
-        self._check = check
-        self._earlier: dict[int, list[tuple[PartitionLog, Sealed]]] = {}
+        self._earlier: dict[int, list[tuple[PartitionLog, LogEntry]]] = {}
         self._added: dict[int, pa.Table] = {}
         self._known: dict[str, pa.Table] = {}
 
@@ -133,12 +127,8 @@ class Redelivered:
         Raises OutputError.
         """
         ids = pa.array([message_id for message_id, _ in keys], pa.string())
-        with as_output_error(self._ledger.folder):
-            try:
-                return self._find(keys, ids)
-            except FileNotFoundError as error:
-                self._check()
-                raise damaged(error.filename) from None
+        with self._own.explained():
+            return self._find(keys, ids)
 
     def _find(self, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:
         ledger, found = self._ledger, set()
@@ -146,9 +136,8 @@ class Redelivered:
         earlier = [batch for batch in ledger.batches(names) if batch < self._batch]
         for batch in earlier:
             with contextlib.suppress(FileNotFoundError):
-                for log, sealed in self._committed(batch):
-                    for entry in unfinished(sealed.segments, sealed.settled_attempt):
-                        found |= _among(self._keys(log, entry), keys, ids)
+                for log, entry in self._committed(batch):
+                    found |= _among(self._keys(log, entry), keys, ids)
         if earlier:  # one that was removed meanwhile has left a file before
             names = ledger.names()
         for name in filter(KeptKeys.parse, names):
@@ -165,27 +154,20 @@ class Redelivered:
                 found.update(*hits)
         return found
 
-    def _committed(self, batch: int) -> list[tuple[PartitionLog, Sealed]]:
-        """Sealed partitions of a committed batch that could not be removed yet."""
+    def _committed(self, batch: int) -> list[tuple[PartitionLog, LogEntry]]:
+        """What may be unfinished of a committed batch that could not be removed yet."""
         if batch not in self._earlier:
-            ledger, offset = self._ledger, self._ledger.prepared(batch)
-            ours = [
-                k
-                for k, quota in enumerate(offset.quotas if offset else ())
-                if (quota.topic, quota.nsqd) == (self._origin.topic, self._origin.nsqd)
-            ]
+            offset = self._ledger.prepared(batch)
+            found = _unfinished_of(self._ledger, offset) if offset else ()
             self._earlier[batch] = [
-                (ledger.partition_log(batch, k), sealed)
-                for k in ours
-                if (sealed := ledger.sealed(batch, k))
+                (log, entry) for queue, log, entry in found if queue == self._queue
             ]
         return self._earlier[batch]
 
     def _keys(self, log: PartitionLog, entry: LogEntry) -> pa.Table:
         name = f"{log.path}/{entry.name}"
         if name not in self._known:
-            (data,) = log.read(entry, 1)
-            self._known[name] = pa.ipc.open_stream(data).read_all()
+            self._known[name] = _keys(log, entry)
         return self._known[name]
 
     def _kept(self, name: str) -> pa.Table:
@@ -199,8 +181,8 @@ class Redelivered:
                     f"{self._ledger.store.url(file)}: damaged: remove it; messages that it lists "
                     "may then be staged twice"
                 ) from error
-            origin = self._origin
-            ours = (pc.field("topic") == origin.topic) & (pc.field("nsqd") == origin.nsqd)
+            topic, nsqd = self._queue
+            ours = (pc.field("topic") == topic) & (pc.field("nsqd") == nsqd)
             self._known[name] = table.filter(ours).select(KEY_SCHEMA.names)
         return self._known[name]
 
@@ -215,6 +197,16 @@ def unfinished(entries: Sequence[LogEntry], settled: str = "") -> Iterator[LogEn
             yield entry
 
 
+def _unfinished_of(
+    ledger: Ledger, offset: Offset
+) -> Iterator[tuple[TopicOnNsqd, PartitionLog, LogEntry]]:
+    """The segments of a batch's sealed partitions whose messages may be unfinished."""
+    for k, quota in enumerate(offset.quotas):
+        if sealed := ledger.sealed(offset.batch, k):
+            for entry in unfinished(sealed.segments, sealed.settled_attempt):
+                yield quota.queue, sealed.log, entry
+
+
 def keep(ledger: Ledger, offset: Offset) -> None:
     """Driver: keep the keys of a committed batch that may be unfinished, before it is removed.
 
@@ -223,15 +215,10 @@ def keep(ledger: Ledger, offset: Offset) -> None:
     if any(kept.batch == offset.batch for kept in map(KeptKeys.parse, ledger.names()) if kept):
         return
     tables = []
-    for k, quota in enumerate(offset.quotas):
-        if sealed := ledger.sealed(offset.batch, k):
-            log = ledger.partition_log(offset.batch, k)
-            for entry in unfinished(sealed.segments, sealed.settled_attempt):
-                with pa.ipc.open_stream(*log.read(entry, 1)) as reader:
-                    keys = reader.read_all()
-                names = [pa.repeat(name, keys.num_rows) for name in (quota.topic, quota.nsqd)]
-                columns = [*(name.dictionary_encode() for name in names), *keys.columns]
-                tables.append(pa.table(columns, schema=_KEPT_SCHEMA))
+    for queue, log, entry in _unfinished_of(ledger, offset):
+        keys = _keys(log, entry)
+        names = [pa.repeat(name, keys.num_rows).dictionary_encode() for name in queue]
+        tables.append(pa.table([*names, *keys.columns], schema=_KEPT_SCHEMA))
     if rows := sum(table.num_rows for table in tables):
         table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         sink = pa.BufferOutputStream()
@@ -250,6 +237,10 @@ def prune(ledger: Ledger) -> None:
         if rows and rows + kept.rows > _MOST:
             ledger.store.delete(f"{ledger.folder}/{kept}")
         rows += kept.rows
+
+
+def _keys(log: PartitionLog, entry: LogEntry) -> pa.Table:
+    return pa.ipc.open_stream(*log.read(entry, 1)).read_all()
 
 
 def _among(table: pa.Table, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:

@@ -14,13 +14,15 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.spark.rows import ROW_SCHEMA
-from nsqtools.spark.staging.fencing import FencedError, StaleError
 from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.log import FencedError, StaleError
 from nsqtools.stores.mounted import LocalStore
 from tests.support.ledgers import (
+    ORIGIN,
     SETTLED,
     STREAM,
     Memory,
+    claim_of,
     claimed,
     filled,
     ids,
@@ -51,7 +53,7 @@ def names(folder: Path) -> set[str]:
 def check_stale(ledger: Ledger, batch: Offset) -> None:
     """The batch cannot be had any more, nor be made again."""
     for use in (
-        lambda: ledger.claim(batch, len(batch.quotas) - 1, "c"),
+        lambda: claim_of(ledger, batch, len(batch.quotas) - 1),
         lambda: ledger.prepare(batch),
         lambda: ledger.expect(batch),
     ):
@@ -67,7 +69,7 @@ def test_a_sealed_partition_gives_the_rows_in_the_order_they_were_added(ledger: 
     assert ids(claim.seal(SETTLED)) == [3, 1, 2]
     found = sealed(ledger)
     assert found.rows == ledger.rows() == 3
-    batches = list(found.batches())
+    batches = list(found.batches(ORIGIN))
     assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
     assert batches[0].to_pylist()[0] == {
         "topic": "t",
@@ -144,11 +146,11 @@ def test_to_clean_what_was_never_there_is_nothing(tmp_path: Path) -> None:
 
 def test_batches_that_are_mapped_outlive_the_cleaning(ledger: Ledger) -> None:
     found = filled(ledger, [1, 2], [3])
-    reading = found.batches()
+    reading = found.batches(ORIGIN)
     first = next(reading)
     ledger.clean(1)
     assert first["body"].to_pylist() == [b"body 1", b"body 2"]
-    for gone in (reading, found.batches()):
+    for gone in (reading, found.batches(ORIGIN)):
         with pytest.raises(StaleError):
             next(gone)
 
@@ -185,7 +187,7 @@ def test_nobody_claims_a_partition_that_the_driver_has_ended_but_not_yet_marked(
         ended = [path for path, data in store.content.items() if b'"end"' in data]
         if ended and not refused:
             with pytest.raises(StaleError) as error:
-                Ledger(Memory(store), STREAM).claim(offset(), 0, "c")
+                claim_of(Ledger(Memory(store), STREAM), offset(), 0)
             refused.append(error.value)
 
     refused: list[StaleError] = []
@@ -198,7 +200,7 @@ def test_a_staging_where_the_batch_is_not_prepared_is_not_taken_for_a_commit(
 ) -> None:
     """Rows in a directory that executors do not share are lost to the others."""
     elsewhere = Ledger(LocalStore(str(tmp_path / "elsewhere")), STREAM)
-    for use in (lambda: elsewhere.claim(offset(), 0, "c"), lambda: elsewhere.expect(offset())):
+    for use in (lambda: claim_of(elsewhere, offset(), 0), lambda: elsewhere.expect(offset())):
         with pytest.raises(OutputError, match="elsewhere") as refused:
             use()
         assert not isinstance(refused.value, StaleError)
@@ -269,7 +271,7 @@ def test_a_damaged_segment_or_seal_is_an_error_that_names_it(
     file = tmp_path / STREAM / f"b{1:010d}/p00000/{number:08d}"
     damage(file)
     with pytest.raises(OutputError, match=str(file)):
-        list(sealed(ledger).batches())
+        list(sealed(ledger).batches(ORIGIN))
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.staging.fencing import StaleError
 from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.spark.staging.log import HEADER, EntryKind, PartitionLog
+from nsqtools.spark.staging.log import HEADER, EntryKind, PartitionLog, StaleError
 from nsqtools.spark.staging.partitions import Sealed
 from tests.support.ledgers import (
     STREAM,
@@ -134,7 +133,7 @@ class World:
 
     def attempt(self, client: Memory, batch: int, k: int) -> None:
         planned = self.offsets[batch]
-        held = Ledger(client, STREAM).claim(planned, k, "c")
+        held = Ledger(client, STREAM).claim(batch, k, planned.quotas[k])
         if not isinstance(held, Sealed):
             connection = Connection(self.nsqd)
             self.connections.append(connection)

@@ -16,6 +16,7 @@ from tests.support.ledgers import (
     Connection,
     Nsqd,
     Stop,
+    claim_of,
     claimed,
     ids,
     offset,
@@ -56,7 +57,7 @@ class Query:
             ledger.prepare(planned)
             found = []
             for k in range(2):
-                held = ledger.claim(planned, k, "c")
+                held = claim_of(ledger, planned, k)
                 if not isinstance(held, Sealed):
                     held = pull(held, Connection(self.nsqd), 3)
                 found += ids(held)

@@ -13,8 +13,8 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.staging import redelivered
-from nsqtools.spark.staging.fencing import StaleError
 from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.log import StaleError
 from tests.support.ledgers import (
     NSQD,
     SETTLED,
