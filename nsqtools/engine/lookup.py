@@ -17,7 +17,7 @@ from nsqtools.policy.topics import Change, MatchingTopics
 from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from re import Pattern
 
     from nsqtools.config import ClientConfig
@@ -31,7 +31,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT = 2.0
-_STATS_TIMEOUT = 5.0
+STATS_LIMITS: Mapping[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT, "request_timeout": 5.0}
+"""NsqdHTTP's keyword arguments where /stats are asked again and again."""
 # How long looking whether a topic exists may delay the start.
 _LOOK_TIMEOUT = 1.0
 
@@ -238,12 +239,7 @@ class Backlog:
         return dict(zip(urls, await call_each(urls, self._ask), strict=True))
 
     async def _ask(self, url: str) -> list[TopicStats]:
-        async with NsqdHTTP(
-            url,
-            connect_timeout=_CONNECT_TIMEOUT,
-            request_timeout=_STATS_TIMEOUT,
-            tls=self._tls,
-        ) as nsqd:
+        async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
             return await nsqd.stats(self._subscription.topic)
 
     def _count(self, url: str, topics: Iterable[TopicStats]) -> int:

@@ -111,14 +111,9 @@ async def test_no_order_of_commands_lets_nsqd_send_more_than_the_quota(
     assert nsqd.most_in_flight <= window + nsqd.connections - 1
 
 
-def test_a_row_says_where_a_message_came_from_and_what_it_was(staging: Staging) -> None:
+def test_a_row_says_what_a_message_was(staging: Staging) -> None:
     staging.publish(b"one")
     (row,) = staging.pull(1)
-    assert (row["topic"], row["channel"], row["nsqd"]) == (
-        staging.topic,
-        "c",
-        str(staging.nsqd.tcp),
-    )
     assert len(row["message_id"]) == 16
     assert int(row["message_id"], 16) >= 0
     assert (row["attempts"], row["body"]) == (1, b"one")

@@ -143,6 +143,8 @@ def test_connections_share_the_messages_of_an_nsqd(driven: Driven) -> None:
     _, end, rows = driven.anew(connectionsPerNsqd="3").first()
     assert len(end["quotas"]) == 3
     assert bodies_of(rows) == Counter(numbered(100))
+    origins = {(row["topic"], row["channel"], row["nsqd"]) for row in rows}
+    assert origins == {(driven.topic, "c", str(driven.nsqd.tcp))}
 
 
 def test_a_batch_is_the_same_whoever_reads_it_and_however_often(driven: Driven) -> None:

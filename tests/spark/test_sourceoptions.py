@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,7 @@ from nsqtools.errors import AuthError, ConfigError
 from nsqtools.names import Address
 from nsqtools.spark.source.sourceoptions import (
     NamedNsqd,
+    SharedSettings,
     parse_sink,
     parse_source,
     respelled,
@@ -166,7 +167,8 @@ def test_errors_name_flags_where_a_command_has_made_the_options(flags: bool) -> 
 
     given = {"flags": "true"} if flags else {}
     for parse, needed in ((parse_source, NEEDED), (parse_sink, {"topic": "t"})):
-        settings = parse({**needed, **given, "nsq.auth_secret_env": "NSQ_NO_SUCH"})
+        options = {**needed, **given, "nsq.auth_secret_env": "NSQ_NO_SUCH"}
+        settings: SharedSettings[Any] = parse(options)
         culprit = spelled("--auth-secret-env", "nsq.auth_secret_env")
         with pytest.raises(ConfigError, match=f"^{culprit} NSQ_NO_SUCH: "):
             with_secret(settings)

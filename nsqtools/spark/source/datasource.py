@@ -80,12 +80,12 @@ class NsqDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         """Return the writer for ``write``; raises ConfigError or UnreachableError."""
-        from nsqtools.spark.source.sink import make_writer
+        from nsqtools.spark.source.sink import NsqWriter
 
-        return make_writer(self.options, schema, overwrite)
+        return NsqWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
         """Return the writer for ``writeStream``; raises ConfigError or UnreachableError."""
-        from nsqtools.spark.source.sink import make_stream_writer
+        from nsqtools.spark.source.sink import NsqStreamWriter
 
-        return make_stream_writer(self.options, schema, overwrite)
+        return NsqStreamWriter(self.options, schema, overwrite)

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.lookup import find_producers
+from nsqtools.engine.lookup import STATS_LIMITS, find_producers
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.net.http.daemons import NsqdHTTP
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.source.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
-
-_CONNECT_TIMEOUT = 2.0
-_STATS_TIMEOUT = 5.0
 
 
 class Depths:
@@ -107,12 +104,7 @@ class Depths:
     ) -> dict[TopicOnNsqd, int] | HTTPError:
         found = {}
         try:
-            async with NsqdHTTP(
-                url,
-                connect_timeout=_CONNECT_TIMEOUT,
-                request_timeout=_STATS_TIMEOUT,
-                tls=self._tls,
-            ) as nsqd:
+            async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
                 for topic, address in places:
                     stats = {each.name: each for each in await nsqd.stats(topic)}
                     channel = self._settings.channel

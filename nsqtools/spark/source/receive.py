@@ -54,6 +54,8 @@ _CLS_TIMEOUT = 2.0
 _MOST_LINKS = 8
 # Arrow's offsets of binary are 32 bits.
 _MOST_BYTES = 1 << 30
+# Other errors of a connection may be temporary.
+_REFUSALS = (AuthError, ConfigError, ProtocolError, RefusedError)
 
 
 def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
@@ -67,11 +69,7 @@ def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
     if quota.count <= claim.rows:
         return Ending(settled=True)
     with _no_collection():
-        return asyncio.run(_run(quota, settings, claim))
-
-
-async def _run(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
-    return await _Pull(quota, settings, claim).run()
+        return asyncio.run(_Pull(quota, settings, claim).run())
 
 
 @contextmanager
@@ -145,9 +143,7 @@ class _QuotaLink(Listener):
     def finish(self) -> None:
         """Send FINs for what was taken, and before them the RDY that holds after them."""
         taken, self.taken = self.taken, []
-        if not taken:
-            return
-        if not self.connection.is_lost:
+        if taken and not self.connection.is_lost:
             self.finished += len(taken)
             self._renew_ready()
             self.connection.settle(finish=[message.id for message in taken])
@@ -214,7 +210,7 @@ class _QuotaLink(Listener):
 
 
 class _Pull:
-    """What a partition's attempt does; made in the loop.
+    """What a partition's attempt does.
 
     nsqd bounds what is in flight on a connection (``--max-rdy-count``), and the time of a segment
     is that of the disk, not of its bytes. So a window that one connection may not have is had by
@@ -227,7 +223,6 @@ class _Pull:
         self._claim = claim
         self._left = quota.count - claim.rows
         self._window = min(settings.max_in_flight, WINDOW)
-        self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._links: list[_QuotaLink] = []
         self._end = 0.0
@@ -235,12 +230,13 @@ class _Pull:
 
     async def run(self) -> Ending:
         """Connect, pull, hang up."""
+        self._loop = asyncio.get_running_loop()
         try:
             config = with_secret(self._settings)
             await self._connect(config)
         except NSQError as error:
             respelled(error, flags=self._settings.flags)
-            if refuses(error):
+            if isinstance(error, _REFUSALS):
                 raise
             reason = f"cannot be reached: {getattr(error, 'text', error)}"
             return Ending(settled=True, notes=(self._warn(reason),))
@@ -391,8 +387,3 @@ class _Pull:
 
 def _key(message: Message) -> MessageKey:
     return message.id.decode("latin-1"), message.timestamp
-
-
-def refuses(error: NSQError) -> bool:
-    """Whether nsqd refuses the connection permanently; any other error may be temporary."""
-    return isinstance(error, AuthError | ConfigError | ProtocolError | RefusedError)

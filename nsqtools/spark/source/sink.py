@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, StringType
 
+from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.names import check_name
@@ -42,7 +43,8 @@ _PUBLISH_BYTES = 1 << 20
 """Bodies of one publish: many enough for one OK, few enough that several are under way."""
 _UNDER_WAY = 8
 """Publishes at once, or two for each nsqd if that is more."""
-_LOOKUP_LIMITS = {"connect_timeout": 2.0, "request_timeout": 10.0}
+_LOOKUP_TIMEOUTS = (2.0, 10.0)
+"""For the connection and for the whole request, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,46 +98,39 @@ class TaskCommit(WriterCommitMessage):
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Publishing:
-    """Everything that a task needs to publish its rows; sent to executors."""
+class _TaskWriter:
+    """What both kinds of writer do; the driver makes it and sends it to executors.
 
-    settings: SinkSettings
-    columns: Columns
+    ``overwrite`` is set for the mode ``overwrite`` and the output mode ``complete``. Raises
+    ConfigError for invalid options or columns, UnreachableError if no nsqlookupd answers.
+    """
 
-    @classmethod
-    def plan(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> Publishing:
-        """Make the plan on the driver, before anything is published.
-
-        Raises ConfigError for invalid options or columns, UnreachableError if no nsqlookupd
-        answers.
-        """
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         settings = parse_sink(options)
         if overwrite:
             raise ConfigError("sink nsq: a topic cannot be overwritten: use mode append")
-        columns = Columns.find(schema, settings.topic)
+        self._columns = Columns.find(schema, settings.topic)
         if settings.lookupds:
-            nsqds = asyncio.run(_all_nsqds(settings))
-            settings = replace(settings, nsqds=nsqds)
-        return cls(settings, columns)
+            settings = replace(settings, nsqds=asyncio.run(_all_nsqds(settings)))
+        self._settings = settings
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Publish all rows; raises NSQError unless nsqd has accepted all of them."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Publish the rows of a task; raises NSQError unless nsqd has accepted all of them."""
         try:
-            return TaskCommit(asyncio.run(self._publish(batches)))
+            return TaskCommit(asyncio.run(self._publish(iterator)))
         except NSQError as error:
-            raise respelled(error, flags=self.settings.flags)  # noqa: B904 - it is the same error
+            raise respelled(error, flags=self._settings.flags)  # noqa: B904 - it is the same error
 
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> int:
         """Rows are read in a thread while what came before them is on its way."""
         loop = asyncio.get_running_loop()
-        config = with_secret(self.settings)
-        most = max(_UNDER_WAY, 2 * len(self.settings.nsqds))
+        config = with_secret(self._settings)
+        most = max(_UNDER_WAY, 2 * len(self._settings.nsqds))
         under_way: set[asyncio.Task[None]] = set()
         count = 0
-        async with Producer(self.settings.nsqds, config) as producer:
+        async with Producer(self._settings.nsqds, config) as producer:
             while (batch := await loop.run_in_executor(None, next, batches, None)) is not None:
-                for topic, bodies in split(batch, self.columns, self.settings.topic, count):
+                for topic, bodies in split(batch, self._columns, self._settings.topic, count):
                     under_way.add(loop.create_task(producer.publish(topic, bodies)))
                     if len(under_way) >= most:
                         under_way = await _fewer(under_way)
@@ -155,13 +150,8 @@ async def _fewer(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
 
 async def _all_nsqds(settings: SinkSettings) -> tuple[Address, ...]:
     """All that the nsqlookupds know, whatever topics they have."""
-    from nsqtools.engine.lookup import ask_lookupds
-    from nsqtools.net.http.daemons import Lookupd, union_producers
-    from nsqtools.net.tls import http_context
-
-    tls = http_context(settings.config)
-    answers = await ask_lookupds(settings.lookupds, Lookupd.nodes, tls=tls, **_LOOKUP_LIMITS)
-    nsqds = tuple(sorted(union_producers(answers.values)))
+    found = await nodes(settings.lookupds, settings.config, _LOOKUP_TIMEOUTS)
+    nsqds = tuple(sorted(each.tcp for each in found))
     if not nsqds:
         names = ", ".join(settings.lookupds)
         raise UnreachableError(f"nsqlookupd {names} knows no nsqd to publish to")
@@ -213,17 +203,6 @@ def _check(column: pa.Array, name: str, before: int) -> None:
         )
 
 
-class _TaskWriter:
-    """Both kinds of writer."""
-
-    def __init__(self, publishing: Publishing) -> None:
-        self._publishing = publishing
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task."""
-        return self._publishing.write(iterator)
-
-
 class NsqWriter(_TaskWriter, DataSourceArrowWriter):
     """The writer of ``df.write.format("nsq")``."""
 
@@ -251,18 +230,3 @@ class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
 
 def _count(messages: Sequence[Any]) -> int:
     return sum(each.messages for each in messages if each is not None)
-
-
-def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> NsqWriter:
-    """Return the writer for ``DataSource.writer``; raises ConfigError or UnreachableError."""
-    return NsqWriter(Publishing.plan(options, schema, overwrite))
-
-
-def make_stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> NsqStreamWriter:
-    """Return the writer for ``DataSource.streamWriter``; raises ConfigError or UnreachableError.
-
-    ``overwrite`` is set for the output mode ``complete``.
-    """
-    return NsqStreamWriter(Publishing.plan(options, schema, overwrite))

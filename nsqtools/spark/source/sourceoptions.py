@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nsqtools.config import (
     ClientConfig,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 C = TypeVar("C", bound=ClientConfig)
-C_co = TypeVar("C_co", bound=ClientConfig, covariant=True)
 
 _NSQ = "nsq."
 _SECRET_ENV = "auth_secret_env"  # noqa: S105 - names a variable
@@ -63,22 +62,6 @@ _OF_QUERIES = ("checkpointlocation", "queryname")
 _SOURCE_NSQ = [name for name in StreamConfig.declared() if name != "max_in_flight"]
 
 
-class SharedSettings(Protocol[C_co]):
-    """Settings that source and sink share."""
-
-    @property
-    def config(self) -> C_co:
-        """Options of connections, without a secret."""
-
-    @property
-    def auth_secret_env(self) -> str:
-        """The environment variable with the secret, or an empty text."""
-
-    @property
-    def flags(self) -> bool:
-        """Whether errors name flags."""
-
-
 @dataclass(frozen=True, slots=True)
 class NamedNsqd:
     """An nsqd from the options; ``http`` is a URL or ``host:port``."""
@@ -87,17 +70,27 @@ class NamedNsqd:
     http: str
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSettings:
-    """The source's options; times are in seconds. Either ``nsqds`` or ``lookupds`` is empty."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSettings(Generic[C]):
+    """Settings that source and sink share. Either ``nsqds`` or ``lookupds`` is empty."""
+
+    lookupds: tuple[str, ...]
+    config: C
+    """Options of connections, without a secret."""
+    auth_secret_env: str = ""
+    """The environment variable with the secret, or an empty text."""
+    flags: bool = False
+    """Whether errors name flags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings(SharedSettings[ConsumerConfig]):
+    """The source's options; times are in seconds."""
 
     topics: tuple[str, ...]
     channel: str
     staging: str
     nsqds: tuple[NamedNsqd, ...]
-    lookupds: tuple[str, ...]
-    config: ConsumerConfig
-    auth_secret_env: str = ""
     checkpoint: str = ""
     """Path of the query's checkpoint if it is local; its logs are synced."""
     stream: str = ""
@@ -107,8 +100,7 @@ class SourceSettings:
     connections: int = 2
     """Partitions per topic and nsqd."""
     max_in_flight: int = 5_000
-    """Per partition; several connections share it, as nsqd allows 2500 each by default.
-    """
+    """Per partition; several connections share it, as nsqd allows 2500 each by default."""
     idle_timeout: float = 2.0
     """A partition ends early after this time without a message."""
     max_read: float = 60.0
@@ -116,19 +108,14 @@ class SourceSettings:
     poll_interval: float = 0.5
     wait_for_servers: bool = False
     """Whether to wait, and not fail, if no server answers at the start."""
-    flags: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SinkSettings:
-    """The sink's options. Either ``nsqds`` or ``lookupds`` is empty; ``topic`` may be empty."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkSettings(SharedSettings[ProducerConfig]):
+    """The sink's options; ``topic`` may be empty."""
 
     topic: str
     nsqds: tuple[Address, ...]
-    lookupds: tuple[str, ...]
-    config: ProducerConfig
-    auth_secret_env: str = ""
-    flags: bool = False
 
 
 def parse_source(options: Mapping[str, str]) -> SourceSettings:
@@ -160,9 +147,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
         staging=staging,
         nsqds=nsqds,
         lookupds=lookupds,
-        config=given.config(ConsumerConfig),
-        auth_secret_env=given.secret_env,
-        flags=given.flags,
+        **given.connecting(ConsumerConfig),
         **given.optional(),
     )
 
@@ -177,9 +162,7 @@ def parse_sink(options: Mapping[str, str]) -> SinkSettings:
         topic=check_name("topic", topic) if topic else "",
         nsqds=tuple(each.tcp for each in nsqds),
         lookupds=lookupds,
-        config=given.config(ProducerConfig),
-        auth_secret_env=given.secret_env,
-        flags=given.flags,
+        **given.connecting(ProducerConfig),
     )
 
 
@@ -289,30 +272,23 @@ class _Given:
             nsqds = (_nsqd(direct, f"127.0.0.1:{NSQD_TCP_PORT}"),)
         return tuple({each.tcp: each for each in nsqds}.values()), lookupds
 
-    def config(self, kind: type[C]) -> C:
-        """The options of connections."""
+    def connecting(self, kind: type[ClientConfig]) -> dict[str, Any]:
+        """The options of connections, by field of SharedSettings."""
+        flags = bool(self.parsed(_FLAGS, Option("flag", "")))
+        variable = self.text(_NSQ + _SECRET_ENV)
         declared, values = kind.declared(), {}
         for key, name in self._nsq.items():
             if name in declared and key in self._options:
                 values[name] = self.parsed(key, declared[name])
-        if values.get("auth_secret_file") and self.secret_env:
+        if values.get("auth_secret_file") and variable:
             raise ConfigError(
                 f"options nsq.auth_secret_file and nsq.{_SECRET_ENV} exclude each other: choose one"
             )
         try:
-            return kind(**values)
+            config = kind(**values)
         except ConfigError as error:
-            raise respelled(error, flags=self.flags) from None
-
-    @property
-    def flags(self) -> bool:
-        """Whether errors name flags."""
-        return bool(self.parsed(_FLAGS, Option("flag", "")))
-
-    @property
-    def secret_env(self) -> str:
-        """The name of the variable that has the secret."""
-        return self.text(_NSQ + _SECRET_ENV)
+            raise respelled(error, flags=flags) from None
+        return {"config": config, "auth_secret_env": variable, "flags": flags}
 
 
 def _nsqd(option: str, text: str) -> NamedNsqd:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from nsqtools.errors import ConfigError, RecordError, UnreachableError
-from nsqtools.spark.source.sink import Columns, TaskCommit, make_writer, split
+from nsqtools.spark.source.sink import Columns, NsqWriter, TaskCommit, split
 from nsqtools.spark.sparksession import explain
 from tests.support.eventually import eventually
 from tests.support.replays import Taken
@@ -84,7 +84,7 @@ def test_a_wrong_write_is_one_clear_error_before_anything_is_published(
     of: StructType, options: Mapping[str, str], culprit: str
 ) -> None:
     with pytest.raises(ConfigError, match=culprit):
-        make_writer(options, of, overwrite=False)
+        NsqWriter(options, of, overwrite=False)
 
 
 @given(
@@ -142,14 +142,14 @@ def test_rows_arrive_once_each_in_the_topics_of_their_column(
     topics = [f"{topic}.{number % 3}" for number in range(2000)]
     bodies = numbered(2000)
     made = [batch(bodies[:700], topic=topics[:700]), batch(bodies[700:], topic=topics[700:])]
-    done = make_writer(options(nsqd), ROUTED, overwrite=False).write(iter(made))
+    done = NsqWriter(options(nsqd), ROUTED, overwrite=False).write(iter(made))
     assert done == TaskCommit(2000)
     for number in range(3):
         assert published(f"{topic}.{number}", nsqd) == Counter(numbered(number, 2000, 3))
 
 
 def test_a_task_without_rows_succeeds(nsqd: Nsqd) -> None:
-    writer = make_writer(options(nsqd, topic="t"), BODY, overwrite=False)
+    writer = NsqWriter(options(nsqd, topic="t"), BODY, overwrite=False)
     for rows in ([], [batch([b"x"]).slice(0, 0)]):
         assert writer.write(iter(rows)) == TaskCommit(0)
 
@@ -166,7 +166,7 @@ def test_nsqds_are_found_through_nsqlookupd(
     eventually(lambda: len(nsqlookupd.lookup(f"{topic}.known")) == 2)
     given = {"nsqlookupd.http.addresses": str(nsqlookupd.http), "topic": topic}
     rows = [batch([b"%d.%d" % (i, n) for n in range(50)]) for i in range(10)]
-    make_writer(given, BODY, overwrite=False).write(iter(rows))
+    NsqWriter(given, BODY, overwrite=False).write(iter(rows))
     assert published(topic, *nsqds).total() == 500
     assert all(nsqd.topic(topic)["message_count"] >= 100 for nsqd in nsqds)
 
@@ -183,13 +183,13 @@ def test_what_an_nsqd_that_fails_does_not_take_goes_to_another(
                 dying.kill()
             yield batch(numbered(number * 100, number * 100 + 100))
 
-    make_writer(options(dying, other, topic=topic), BODY, overwrite=False).write(rows())
+    NsqWriter(options(dying, other, topic=topic), BODY, overwrite=False).write(rows())
     assert set(numbered(2000, 4000)) <= set(published(topic, other))
 
 
 def test_an_nsqd_that_cannot_be_reached_is_an_error_that_names_it(nsqd: Nsqd) -> None:
     nsqd.stop()
-    writer = make_writer(options(nsqd, topic="t"), BODY, overwrite=False)
+    writer = NsqWriter(options(nsqd, topic="t"), BODY, overwrite=False)
     with pytest.raises(UnreachableError, match=f"{nsqd.tcp}: "):
         writer.write(iter([batch([b"x"])]))
 
