@@ -24,30 +24,15 @@ def register(spark: SparkSession) -> None:
     ConfigError, with the command to run, if pyspark, pyarrow or Java is missing, and for a session
     with spark.speculation.
     """
+    from nsqtools.spark.properties import refuse_speculation
     from nsqtools.spark.requirements import require_spark
 
     require_spark()
-    _refuse_speculation(spark)
+    refuse_speculation(spark.conf.get("spark.speculation", "false"))
     _use_own_python(spark)
     from nsqtools.spark.source.datasource import NsqDataSource
 
     spark.dataSource.register(NsqDataSource)
-
-
-def _refuse_speculation(spark: SparkSession) -> None:
-    """Raise ConfigError if the session starts second copies of slow tasks.
-
-    A copy takes over what the first task has staged, as a retry does, which fails the first task,
-    whose retry fails the copy in turn, until the query fails. In the sink both would publish their
-    rows.
-    """
-    from nsqtools.errors import ConfigError
-
-    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        raise ConfigError(
-            "spark.speculation is true, so two copies of a task would take over each other's "
-            "messages until both fail: set it to false"
-        )
 
 
 def _use_own_python(spark: SparkSession) -> None:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsqtools.errors import ConfigError
 from nsqtools.stores.places import s3_server
 
 if TYPE_CHECKING:
@@ -48,6 +49,28 @@ def is_local(master: str) -> bool:
 def on_loopback(master: str) -> bool:
     """Whether driver and executors need no other network interface."""
     return is_local(master) or re.match(r"spark://(127\.|localhost\b|\[::1\])", master) is not None
+
+
+def refuse_speculation(value: str | None) -> None:
+    """Raise ConfigError if a session starts second copies of slow tasks (spark.speculation).
+
+    A copy takes over what the first task has staged, as a retry does, which fails the first task,
+    whose retry fails the copy in turn, until the query fails. In the sink both would publish their
+    rows.
+    """
+    if str(value).lower() == "true":
+        raise ConfigError(
+            "spark.speculation is true, so two copies of a task would take over each other's "
+            "messages until both fail: set it to false"
+        )
+
+
+def refuse_speculative_task() -> None:
+    """Raise ConfigError in a task of such a session; tasks have the properties of their session."""
+    from pyspark import TaskContext
+
+    if task := TaskContext.get():
+        refuse_speculation(task.getLocalProperty("spark.speculation"))
 
 
 def default_master() -> str:

@@ -22,6 +22,9 @@ from nsqtools.stores.places import HADOOP, local
 if TYPE_CHECKING:
     from nsqtools.stores.interface import Store
 
+_PATIENCE = 30.0
+"""Seconds in which a server has to answer a probe: longer than refused connections are retried."""
+
 
 def open_store(place: str, flag: str = "staging") -> Store:
     """Return the store of a path or URL; ``flag`` names it in errors.
@@ -69,6 +72,7 @@ def probe(store: Store, flag: str = "staging") -> None:
     Raises ConfigError, or OutputError if the disk is full.
     """
     path = f"{UNNAMED}probe-{uuid4().hex}"
+    store.patience = _PATIENCE
     try:
         exclusive = store.put_if_absent(path, b"1") and not store.put_if_absent(path, b"2")
         store.delete(path)
@@ -79,6 +83,8 @@ def probe(store: Store, flag: str = "staging") -> None:
         local_one = isinstance(store, LocalStore)
         advice = ": choose a directory that this user can write to" if local_one else ""
         raise ConfigError(text + advice) from error
+    finally:
+        store.patience = None
     if not exclusive:
         raise ConfigError(
             f"{flag} {store.place}: the store does not refuse to create a file twice "

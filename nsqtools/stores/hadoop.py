@@ -15,7 +15,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.stores.interface import UNNAMED, Store, StoredFile, naming, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
     from nsqtools.stores.interface import Data
@@ -36,7 +36,8 @@ class HadoopStore(Store):
     def put_if_absent(self, path: str, data: Data) -> bool:
         """Write a file under another name and rename it."""
         with self._unnamed(path) as (unnamed, target):
-            self._write(unnamed, data)
+            with self._fs.open_output_stream(unnamed, compression=None) as file:
+                file.write(data)
             try:
                 self._fs.move(unnamed, target)
             except OSError as error:
@@ -47,11 +48,6 @@ class HadoopStore(Store):
                     raise error from None
         return True
 
-    def put(self, path: str, data: Data) -> None:
-        """Write a file under another name, and put it in the place of the old one."""
-        with self.create(path) as file:
-            file.write(data)
-
     def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         """Read a file."""
         with naming(self.url(path)), self._fs.open_input_file(self._full(path)) as file:
@@ -60,20 +56,21 @@ class HadoopStore(Store):
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory."""
-        selector = fs.FileSelector(self._full(path), allow_not_found=True)
-        with naming(self.url(path)):
-            found = self._fs.get_file_info(selector)
-        return [each.base_name for each in found if not each.base_name.startswith(UNNAMED)]
+        names = [each.base_name for each in self._entries(path)]
+        return [name for name in names if not name.startswith(UNNAMED)]
 
     def files(self, path: str = "") -> Iterator[StoredFile]:
         """Yield all files below a directory."""
-        selector = fs.FileSelector(self._full(path), allow_not_found=True, recursive=True)
-        with naming(self.url(path)):
-            found = self._fs.get_file_info(selector)
-        for each in found:
+        for each in self._entries(path, recursive=True):
             if each.is_file and not each.base_name.startswith(UNNAMED):
                 relative = posixpath.relpath(each.path, self._root)
                 yield StoredFile(relative, each.size, each.mtime_ns)
+
+    def _entries(self, path: str, *, recursive: bool = False) -> Sequence[fs.FileInfo]:
+        selector = fs.FileSelector(self._full(path), allow_not_found=True, recursive=recursive)
+        with naming(self.url(path)):
+            found: Sequence[fs.FileInfo] = self._fs.get_file_info(selector)
+        return found
 
     def stat(self, path: str) -> StoredFile:
         """Ask the namenode."""
@@ -91,6 +88,12 @@ class HadoopStore(Store):
             else:
                 self._fs.delete_file(full)
 
+    def sweep(self, path: str) -> None:
+        """Delete files without a name."""
+        for each in self._entries(path):
+            if each.base_name.startswith(UNNAMED):
+                self.delete(posixpath.join(path, each.base_name))
+
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         """Write a file under another name, and put it in the place of the old one."""
@@ -100,10 +103,6 @@ class HadoopStore(Store):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.delete_file(target)
             self._fs.move(unnamed, target)
-
-    def _write(self, path: str, data: Data) -> None:
-        with self._fs.open_output_stream(path, compression=None) as file:
-            file.write(data)
 
     @contextlib.contextmanager
     def _unnamed(self, path: str) -> Iterator[tuple[str, str]]:

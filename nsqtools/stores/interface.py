@@ -37,6 +37,9 @@ class Store(ABC):
     exist.
     """
 
+    patience: float | None = None
+    """Maximum seconds of a request to a server, with its retries; None for as many as they take."""
+
     def __init__(self, place: str) -> None:
         self.place = place.rstrip("/") or "/"
 
@@ -53,9 +56,10 @@ class Store(ABC):
         exist, or appear later.
         """
 
-    @abstractmethod
     def put(self, path: str, data: Data) -> None:
         """Create or replace a durable file."""
+        with self.create(path) as file:
+            file.write(data)
 
     @abstractmethod
     def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
@@ -82,6 +86,12 @@ class Store(ABC):
         """Open a file for writing; it appears, durably, at the end of the ``with`` block.
 
         An existing file is replaced. After an exception in the block nothing has changed.
+        """
+
+    def sweep(self, path: str) -> None:
+        """Remove what killed processes were writing in a folder.
+
+        Whoever is writing there now gets an OSError.
         """
 
     def sync(self, path: str) -> None:

@@ -39,11 +39,6 @@ class LocalStore(Store):
         sync_directory(os.path.dirname(target))
         return True
 
-    def put(self, path: str, data: Data) -> None:
-        """Write a file and rename it."""
-        with self.create(path) as file:
-            file.write(data)
-
     def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         """Read a file."""
         with open(self.url(path), "rb") as file:
@@ -101,6 +96,13 @@ class LocalStore(Store):
             os.fsync(fd)
             os.rename(unnamed, target)
         sync_directory(os.path.dirname(target))
+
+    def sweep(self, path: str) -> None:
+        """Delete files without a name."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.url(path)):
+                if name.startswith(UNNAMED):
+                    self.delete(os.path.join(path, name))
 
     def sync(self, path: str) -> None:
         """Sync a directory and those above it, up to the place and its parent."""

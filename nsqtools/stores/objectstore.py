@@ -6,8 +6,11 @@ import contextlib
 import errno
 import io
 import os
+import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from nsqtools.errors import ConfigError
@@ -15,10 +18,12 @@ from nsqtools.stores.interface import Store, StoredFile, reason
 from nsqtools.stores.places import s3_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
     from nsqtools.stores.interface import Data
+
+T = TypeVar("T")
 
 _AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 # Of requests: half a minute at most if connections are refused, in seconds.
@@ -26,6 +31,7 @@ _RETRIES = 8
 _LONGEST_PAUSE = 4.0
 _TIMEOUT = 10.0
 _IO_TIMEOUT = 60.0
+_LIST_TIMEOUT = 5.0
 _PART = 8 << 20
 
 _AWS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a role that may do this"
@@ -40,12 +46,14 @@ _UNSIGNED = "failed to load signing credential"
 class ObjectStore(Store):
     """A Store on S3, Google Cloud Storage or Azure, through opendal.
 
-    ``operator`` is an opendal.Operator whose root is the place.
+    ``operator`` is an opendal.Operator whose root is the place. ``lister`` is one for listings: in
+    these opendal stops all threads of the process, so they may take less time.
     """
 
-    def __init__(self, place: str, operator: Any) -> None:
+    def __init__(self, place: str, operator: Any, lister: Any) -> None:
         super().__init__(place)
         self._operator = operator
+        self._lister = lister
 
     def put_if_absent(self, path: str, data: Data) -> bool:
         """PUT with ``If-None-Match: *``; a refusal after a lost response is told by the content."""
@@ -54,8 +62,7 @@ class ObjectStore(Store):
         content = bytes(data)
         for attempt in range(_RETRIES):
             try:
-                with self._errors(path):
-                    self._operator.write(path, content, if_not_exists=True)
+                self._do(path, self._operator.write, path, content, if_not_exists=True)
                 return True
             except (AlreadyExists, ConditionNotMatch):
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -65,62 +72,67 @@ class ObjectStore(Store):
                 time.sleep(min(_LONGEST_PAUSE, 0.05 * 2**attempt))
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), self.url(path))
 
-    def put(self, path: str, data: Data) -> None:
-        """PUT."""
-        with self._errors(path):
-            self._operator.write(path, bytes(data))
-
     def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         """GET."""
-        with self._errors(path):
-            return bytes(self._operator.read(path, offset=start or None, size=size))
+        return bytes(self._do(path, self._operator.read, path, offset=start or None, size=size))
 
     def list(self, path: str) -> list[str]:
         """Return the names at one level."""
-        prefix = f"{path}/" if path else ""
-        with self._errors(path):
-            found = [each.path.rstrip("/") for each in self._operator.list(prefix)]
+        found = [each.path.rstrip("/") for each in self._do(path, self._entries, path)]
         return [each.rpartition("/")[2] for each in found if each != path]
 
     def files(self, path: str = "") -> Iterator[StoredFile]:
         """Yield all objects with a prefix."""
-        prefix = f"{path}/" if path else ""
-        with self._errors(path):
-            for each in self._operator.list(prefix, recursive=True):
-                if not each.path.endswith("/"):
-                    yield _facts(each.path, each.metadata)
+        for each in self._do(path, self._entries, path, recursive=True):
+            if not each.path.endswith("/"):
+                yield _facts(each.path, each.metadata)
+
+    def _entries(self, path: str, **options: bool) -> Sequence[Any]:
+        return list(self._lister.list(f"{path}/" if path else "", **options))
 
     def stat(self, path: str) -> StoredFile:
         """HEAD."""
-        with self._errors(path):
-            return _facts(path, self._operator.stat(path))
+        return _facts(path, self._do(path, self._operator.stat, path))
 
     def delete(self, path: str) -> None:
         """Delete an object, and all objects below its name."""
-        with self._errors(path):
-            self._operator.delete(path)
-            self._operator.delete(f"{path}/", recursive=True)
+        self._do(path, self._operator.delete, path)
+        self._do(path, self._operator.delete, f"{path}/", recursive=True)
 
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         """PUT in parts; without the last request, which close makes, there is no object."""
-        with self._errors(path):
-            file = self._operator.open(path, "wb", chunk=_PART)
-            yield cast("BinaryIO", _Parts(file))
-            file.close()
+        file = self._do(path, self._operator.open, path, "wb", chunk=_PART)
+        yield cast("BinaryIO", _Parts(partial(self._do, path, file.write)))
+        self._do(path, file.close)
 
-    @contextlib.contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def _do(self, path: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call in a thread: no signal and no deadline would end opendal's own waiting.
+
+        Raises OSError, and opendal's errors of conditional requests. What takes too long goes on.
+        """
         from opendal import exceptions
 
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(call(*args, **options))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="object-store", daemon=True).start()
         try:
-            yield
+            return future.result(self.patience)
         except (exceptions.AlreadyExists, exceptions.ConditionNotMatch, exceptions.Conflict):
             raise
         except exceptions.NotFound as error:
             text = reason(error)
             text = os.strerror(errno.ENOENT) if text.startswith("NotFound") else text
             raise FileNotFoundError(errno.ENOENT, text, self.url(path)) from error
+        except TimeoutError as error:
+            text = f"no response within {self.patience:g} seconds"
+            raise OSError(errno.ETIMEDOUT, text, self.url(path)) from error
         except Exception as error:
             if not type(error).__module__.startswith("opendal"):  # they have no other base class
                 raise
@@ -154,9 +166,13 @@ def open_objects(place: str, flag: str) -> ObjectStore | None:
         operator = Operator(**service, root=parts.path or "/")
     except Exception as error:
         raise ConfigError(f"{flag} {place}: {reason(error)}") from error
-    limits = TimeoutLayer(timeout=_TIMEOUT, io_timeout=_IO_TIMEOUT)
     retries = RetryLayer(max_times=_RETRIES, max_delay=_LONGEST_PAUSE, min_delay=0.1, jitter=True)
-    return ObjectStore(place, operator.layer(limits).layer(retries))
+
+    def patient(io_timeout: float) -> Operator:
+        limits = TimeoutLayer(timeout=_TIMEOUT, io_timeout=io_timeout)
+        return operator.layer(limits).layer(retries)
+
+    return ObjectStore(place, patient(_IO_TIMEOUT), patient(_LIST_TIMEOUT))
 
 
 def _service(scheme: str, authority: str) -> dict[str, str] | None:
@@ -201,12 +217,12 @@ def _facts(path: str, found: Any) -> StoredFile:
 class _Parts(io.RawIOBase):
     """A file of opendal that is not closed, and so never complete, by whoever writes to it."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._file.write(bytes(data))
+        self._write(bytes(data))
         return len(data)

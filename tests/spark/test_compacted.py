@@ -333,7 +333,8 @@ class StoredLake:
     """An output in an object store, in which each change may be the last of a run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.store = ObjectStore("s3a://bucket/out", Operator("memory"))
+        memory = Operator("memory")
+        self.store = ObjectStore("s3a://bucket/out", memory, memory)
         self.left = 10**9
         for name in ("put_if_absent", "delete"):
             monkeypatch.setattr(self.store, name, self._deadly(getattr(self.store, name)))

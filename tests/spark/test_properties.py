@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
-from nsqtools.spark.properties import default_master, is_local, properties
+from nsqtools.errors import ConfigError
+from nsqtools.spark.properties import (
+    default_master,
+    is_local,
+    properties,
+    refuse_speculative_task,
+)
 from nsqtools.stores.places import as_url
 
 if TYPE_CHECKING:
@@ -109,3 +118,14 @@ def test_the_url_of_s3_has_hadoops_name_for_spark() -> None:
     assert as_url("s3://lake/a") == as_url("s3a://lake/a") == "s3a://lake/a"
     assert as_url("hdfs:///lake") == "hdfs:///lake"
     assert as_url("/s3") == "file:///s3"
+
+
+@pytest.mark.parametrize(("value", "refused"), [("true", True), ("false", False), (None, False)])
+def test_a_task_of_a_session_with_speculation_refuses_to_begin(
+    value: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has registered the format, or nobody."""
+    context = SimpleNamespace(getLocalProperty={"spark.speculation": value}.get)
+    monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
+    with pytest.raises(ConfigError) if refused else nullcontext():
+        refuse_speculative_task()

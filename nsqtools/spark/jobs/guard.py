@@ -23,7 +23,7 @@ from uuid import uuid4
 from nsqtools.errors import ConfigError, LockedError, OutputError
 from nsqtools.sinks.files.disk import make_directory
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.stores import open_store
+from nsqtools.stores import open_store, probe
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import local
 
@@ -114,7 +114,9 @@ def _lock(path: Path, flag: str) -> Iterator[RunGuard]:
 
 @contextlib.contextmanager
 def _lease(place: str, flag: str) -> Iterator[RunGuard]:
-    lease = Lease(open_store(place, flag))
+    store = open_store(place, flag)
+    probe(store, flag)
+    lease = Lease(store)
     with as_output_error(place):
         lease.acquire()
     try:
@@ -154,6 +156,7 @@ class Lease(RunGuard):
         self._renew()
         if newest:
             self._store.delete(self._entry(newest))
+        self._store.patience = _RENEW_INTERVAL  # to wait for longer would hide that it is lost
         self._thread.start()
 
     def release(self) -> None:

@@ -27,6 +27,7 @@ from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.names import check_name
+from nsqtools.spark.properties import refuse_speculative_task
 from nsqtools.spark.source.sourceoptions import parse_sink, respelled, with_secret
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class _TaskWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish the rows of a task; raises NSQError unless nsqd has accepted all of them."""
+        refuse_speculative_task()
         try:
             return TaskCommit(asyncio.run(self._publish(iterator)))
         except NSQError as error:

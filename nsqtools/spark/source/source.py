@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from nsqtools.spark.lake.folders import sync_log
+from nsqtools.spark.properties import refuse_speculative_task
 from nsqtools.spark.rows import RowOrigin
 from nsqtools.spark.source.plans import Offset, plan
 from nsqtools.spark.source.receive import receive
@@ -162,6 +163,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """On executors: stage the partition unless it is complete, and yield its rows."""
         assert isinstance(partition, NsqPartition)
+        refuse_speculative_task()
         quota = partition.quota
         held = self._ledger(partition.stream).claim(partition.batch, partition.number, quota)
         if isinstance(held, Claim):

@@ -193,6 +193,7 @@ class Ledger:
             redelivered.prune(self)
             for batch in sorted(_numbers("done-", self.names()))[:-_MARKS]:
                 self.store.delete(f"{self.folder}/{_mark('done', batch)}")
+            self.store.sweep(self.folder)  # only drivers write there, and none relies on success
         except OSError as error:
             place = self.store.url(self.folder)
             log.warning("%s: cannot remove committed rows: %s", place, reason(error))

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -159,20 +160,9 @@ def test_an_interpreter_that_cannot_run_is_one_clear_line(text: str, told: str) 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("speculation", ["true", "TRUE"])
-def test_a_session_that_starts_tasks_twice_is_refused_in_one_line(
-    speculation: str, spark: SparkSession
-) -> None:
-    class Conf:
-        def get(self, key: str, default: str) -> str:
-            return speculation if key == "spark.speculation" else default
-
-    class Session:
-        conf = Conf()
-
-        sparkContext = None  # noqa: N815 - as pyspark calls it
-
-    twice: Any = Session()
+def test_a_session_that_starts_tasks_twice_is_refused(spark: SparkSession) -> None:
+    conf: Any = {"spark.speculation": "TRUE"}
+    twice: Any = SimpleNamespace(conf=conf, sparkContext=None)
     with pytest.raises(ConfigError, match=r"spark\.speculation"):
         register(twice)
     register(spark)

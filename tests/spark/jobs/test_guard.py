@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import LockedError
+from nsqtools.errors import ConfigError, LockedError
 from nsqtools.spark.jobs import guard
 from nsqtools.spark.jobs.guard import Lease, only_one
 from nsqtools.stores.mounted import LocalStore
@@ -160,3 +160,14 @@ def test_the_umask_alone_says_who_may_read_the_directories_of_a_run(tmp_path: Pa
             assert [stat.S_IMODE(each.stat().st_mode) for each in folders] == [0o755] * 2
     finally:
         os.umask(mask)
+
+
+def test_a_store_that_refuses_this_run_at_its_start_is_a_wrong_option(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with (
+        pytest.raises(ConfigError, match=f"^--output {bucket}/x: "),
+        only_one(f"{bucket}/x", "--output"),
+    ):
+        pass

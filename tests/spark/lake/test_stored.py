@@ -31,7 +31,8 @@ ROOT = "s3a://bucket/"
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store of files of their own, which are anywhere but where its URL says."""
-    made = ObjectStore(ROOT, Operator("fs", root=str(tmp_path / "bucket")))
+    operator = Operator("fs", root=str(tmp_path / "bucket"))
+    made = ObjectStore(ROOT, operator, operator)
     monkeypatch.setattr(stores, "_whole_store", lambda _: made)
     return made
 

@@ -16,6 +16,7 @@ from nsqtools.errors import OutputError
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import FencedError, StaleError
+from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from tests.support.ledgers import (
     ORIGIN,
@@ -129,6 +130,7 @@ def test_clean_removes_batches_and_keeps_the_newest_marks(tmp_path: Path, ledger
     for batch in range(2, 21):
         ledger.prepare(offset(batch))
     ledger.clean(1)
+    (tmp_path / STREAM / f"{UNNAMED}left").touch()  # by a process that was killed
     ledger.clean(19)
     ledger.clean(18)
     marks = {f"done-{batch:010d}" for batch in range(4, 20)}

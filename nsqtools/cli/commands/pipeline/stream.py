@@ -157,6 +157,8 @@ class StreamJob:
             if self.is_kept:
                 self._run_kept(guard)
                 return
+            if local(self.places.staging) is None:
+                check_staging(self.places.staging)
             Stamp.check(checkpoint, self.stamp)
             checkpoint.check_staged()
             if checkpoint.has_orphans():
@@ -212,7 +214,8 @@ class StreamJob:
         guard.stops(run.stop)
         if run.stop.is_set():
             return
-        check_staging(self.places.staging)
+        if local(self.places.staging) is not None:  # only now: it makes the directory
+            check_staging(self.places.staging)
 
         def work(spark: Any, **given: Any) -> None:
             guard.note_java(spark)
