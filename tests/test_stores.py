@@ -116,6 +116,7 @@ def test_a_repeated_request_whose_response_was_lost_is_no_refusal(
 
 
 def test_a_file_is_replaced_as_a_whole(store: Store) -> None:
+    probe(store)  # which leaves nothing
     store.put("file", b"one" * 1000)
     store.put("file", b"two")
     assert content(store, "file") == b"two"
@@ -195,11 +196,6 @@ def test_arrow_writes_to_it_and_does_not_complete_it_after_an_error(store: Store
         writer.close()
         raise ZeroDivisionError
     assert names(store) == ["whole"]
-
-
-def test_a_probe_leaves_nothing(store: Store) -> None:
-    probe(store)
-    assert names(store) == []
 
 
 def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path) -> None:
@@ -301,10 +297,8 @@ class TestS3:
     def test_a_server_that_cannot_be_reached_or_does_not_respond(
         self, minio: Minio, bucket: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert (
-            sum(min(0.1 * 2**n, objectstore._LONGEST_PAUSE) for n in range(objectstore._RETRIES))
-            < 15
-        )
+        pauses = (min(0.1 * 2**n, objectstore._LONGEST_PAUSE) for n in range(objectstore._RETRIES))
+        assert sum(pauses) < 15
         monkeypatch.setattr(objectstore, "_RETRIES", 1)
         monkeypatch.setattr(objectstore, "_IO_TIMEOUT", 0.1)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
