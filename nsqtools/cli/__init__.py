@@ -35,6 +35,7 @@ COMMANDS = {
     "pipeline": LazyCommand("Consume", "Archive, merge, replay and query topics, with Spark."),
     "pub": LazyCommand("Publish", "Publish messages to a topic."),
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
+    "bench": LazyCommand("Look", "Measure the speed of publishing and consuming."),
     "verify": LazyCommand("Look", "Check archives and manifests."),
     "lookup": LazyCommand("Look", "List topics, channels and nsqds that nsqlookupd knows."),
     "doctor": LazyCommand("Look", "Find out why a consumer sees nothing."),
@@ -167,8 +168,8 @@ class LazyGroup(Group):
     table=COMMANDS,
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything. "
-    "'nsqtools help' lists the guides; 'nsqtools help cookbook' has recipes.",
+    epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything, "
+    "'nsqtools help' the guides.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -17,6 +17,11 @@ from nsqtools.config.admin import LookupOptions as LookupOptions
 from nsqtools.config.admin import LossOptions as LossOptions
 from nsqtools.config.admin import TombstoneOptions as TombstoneOptions
 from nsqtools.config.admin import TrimOptions as TrimOptions
+from nsqtools.config.bench import BenchOptions as BenchOptions
+from nsqtools.config.bench import BenchServerOptions as BenchServerOptions
+from nsqtools.config.bench import EndToEndOptions as EndToEndOptions
+from nsqtools.config.bench import PubBenchOptions as PubBenchOptions
+from nsqtools.config.bench import SubBenchOptions as SubBenchOptions
 from nsqtools.config.connection import ClientConfig as ClientConfig
 from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
 from nsqtools.config.connection import ProducerConfig as ProducerConfig

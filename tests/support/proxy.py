@@ -26,13 +26,15 @@ class Faults:
     """What happens to one connection; "up" is from the client to the server.
 
     After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut. Each chunk is forwarded
-    in pieces of random sizes if ``splits`` is given.
+    in pieces of random sizes if ``splits`` is given. What comes down is late by ``delay_down``
+    seconds.
     """
 
     cut_up_after: int | None = None
     cut_down_after: int | None = None
     cut: Cut = "rst"
     splits: Random | None = None
+    delay_down: float = 0.0
 
 
 class Proxy:
@@ -79,7 +81,8 @@ class Proxy:
                 each.transport.set_write_buffer_limits(0)  # drain() waits until all is sent
             async with asyncio.TaskGroup() as pumps:
                 pumps.create_task(pair.pump(reader, far_writer, faults, faults.cut_up_after))
-                pumps.create_task(pair.pump(far_reader, writer, faults, faults.cut_down_after))
+                down = faults.cut_down_after
+                pumps.create_task(pair.pump(far_reader, writer, faults, down, faults.delay_down))
         except* OSError:
             pass  # either side went away, or the server cannot be reached
         finally:
@@ -96,18 +99,27 @@ class _Pair:
     discards: bool = False
 
     async def pump(
-        self, reader: StreamReader, writer: StreamWriter, faults: Faults, budget: int | None
+        self,
+        reader: StreamReader,
+        writer: StreamWriter,
+        faults: Faults,
+        budget: int | None,
+        delay: float = 0.0,
     ) -> None:
         """Copy one direction until its end of stream, or until ``budget`` bytes went through."""
+        later = asyncio.get_running_loop().call_later
         while budget != 0 and (chunk := await reader.read(65536)):
             if budget is not None:
                 chunk = chunk[:budget]
                 budget -= len(chunk)
             for piece in _pieces(chunk, faults.splits):
-                if not self.discards:
+                if delay:
+                    later(delay, writer.write, piece)
+                elif not self.discards:
                     writer.write(piece)
                     await writer.drain()
                 await asyncio.sleep(0)
+        await asyncio.sleep(delay)
         if budget == 0:
             self.cut(faults.cut)
             while await reader.read(65536):  # what is left unread would turn the FIN into a RST

@@ -8,13 +8,13 @@ import logging
 import os
 import stat
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import layout_of
 from nsqtools.cli.remotes import targets, with_secret
-from nsqtools.cli.service import Signals
+from nsqtools.cli.service import Signals, progress
 from nsqtools.config.units import counted
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
@@ -27,6 +27,7 @@ from nsqtools.tasks import end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from contextlib import AbstractAsyncContextManager
     from typing import Any, BinaryIO
 
     from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
@@ -41,8 +42,6 @@ _READ_SIZE = 256 << 10
 
 # Batches in flight. More would only wait in nsqd's socket.
 _WINDOW = 8
-
-_PROGRESS_INTERVAL = 0.25
 
 
 class PubRun:
@@ -60,7 +59,7 @@ class PubRun:
         self._replay = Replay(speed) if speed else None
         self._timestamps: list[int] = []  # of the records that the reader returns, with --pace
         self._defer = form.defer or None
-        self._show_progress = sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)
+        self._show_progress = True
         self._accepted = 0  # records that were read, or given as arguments
         self._published = 0
         self._refused = 0
@@ -154,18 +153,16 @@ class PubRun:
         loop = asyncio.get_running_loop()
         nsqds = await targets(self._target, self._config)
         async with Producer(nsqds, self._config) as self._producer:
-            progress = [loop.create_task(self._report(loop.time()))] if self._show_progress else []
             self._at_end = not files
             self._sending = loop.create_task(
                 self._send_input(files) if files else self._send(messages)
             )
             try:
-                await asyncio.wait([self._sending])
-                await self._settle(0)
+                async with self._progress(loop.time()):
+                    await asyncio.wait([self._sending])
+                    await self._settle(0)
             finally:
-                await end((self._sending, *self._under_way, *progress))
-                if progress:
-                    sys.stderr.write("\r\x1b[K")
+                await end((self._sending, *self._under_way))
         self._sending.result()
 
     async def _send_input(self, files: Sequence[str]) -> None:
@@ -271,13 +268,12 @@ class PubRun:
     def _note_timestamp(self, envelope: dict[str, Any]) -> None:
         self._timestamps.append(timestamp_of(envelope))
 
-    async def _report(self, started: float) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_PROGRESS_INTERVAL)
-            rate = self._published / (loop.time() - started)
-            sys.stderr.write(f"\r\x1b[K{self._published:,} published, {rate:,.0f}/s")
-            sys.stderr.flush()
+    def _progress(self, started: float) -> AbstractAsyncContextManager[None]:
+        def line() -> str:
+            rate = self._published / (asyncio.get_running_loop().time() - started)
+            return f"{self._published:,} published, {rate:,.0f}/s"
+
+        return progress(line) if self._show_progress else nullcontext()
 
 
 def _check(files: Sequence[str], *, archived: bool) -> None:

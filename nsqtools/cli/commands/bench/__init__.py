@@ -1,0 +1,154 @@
+"""``nsqtools bench``: load on a cluster, with rates and latencies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli.options import Command, CommandGroup, options
+from nsqtools.config import (
+    BenchServerOptions,
+    ConsumerConfig,
+    EndToEndOptions,
+    ProducerConfig,
+    PubBenchOptions,
+    SubBenchOptions,
+)
+
+if TYPE_CHECKING:
+    from nsqtools.config import BenchOptions
+
+_CONSUMER = (ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0})
+_ESSENTIAL = "nsqd_tcp_address lookupd_http_address topic existing count duration size"
+
+
+@click.group("bench", cls=CommandGroup)
+def bench() -> None:
+    """Measure the speed of publishing and consuming.
+
+    Each run creates a topic of its own and deletes it at its end. It loads the nsqds and their
+    disks as much as it can, unless --rate limits it.
+    """
+
+
+@bench.command(
+    "pub",
+    cls=Command,
+    guide="bench",
+    essential=f"{_ESSENTIAL} rate batch producers json",
+    examples=(
+        ("Publish for ten seconds as fast as nsqd takes it", "nsqtools bench pub"),
+        (
+            "The latency of publishing 1 KiB, 5,000 times a second, one by one",
+            "nsqtools bench pub --size 1KiB --rate 5000 --batch 1",
+        ),
+    ),
+)
+@options(where=BenchServerOptions, load=PubBenchOptions, config=ProducerConfig)
+def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerConfig) -> None:
+    """Measure publishing: messages per second, and the time until nsqd answers OK.
+
+    Nobody consumes the messages: nsqd writes those to disk that do not fit in its memory queue.
+    """
+    _run(where, load, config, rate=load.rate, producers=load.producers)
+
+
+@bench.command(
+    "sub",
+    cls=Command,
+    guide="bench",
+    essential=f"{_ESSENTIAL} consumers max_in_flight json",
+    examples=(
+        ("Publish 300,000 messages, then consume them", "nsqtools bench sub"),
+        (
+            "A million messages, by four connections",
+            "nsqtools bench sub --count 1000000 --consumers 4",
+        ),
+    ),
+)
+@options(where=BenchServerOptions, load=SubBenchOptions, target=ProducerConfig, config=_CONSUMER)
+def sub(
+    *,
+    where: BenchServerOptions,
+    load: SubBenchOptions,
+    target: ProducerConfig,
+    config: ConsumerConfig,
+) -> None:
+    """Measure consuming: messages per second from a channel that holds them all.
+
+    The topic is filled first, which is not measured. With --existing it is not filled: what others
+    publish to it meanwhile is consumed, through a channel of this run's own.
+    """
+    _run(where, load, target, config, producers=0, consumers=load.consumers)
+
+
+@bench.command(
+    "e2e",
+    cls=Command,
+    guide="bench",
+    essential=f"{_ESSENTIAL} rate batch producers consumers json",
+    examples=(
+        ("The latency from publisher to consumer at 1,000 messages/s", "nsqtools bench e2e"),
+        (
+            "The same at 50,000 messages/s for a minute, as JSON",
+            "nsqtools bench e2e --rate 50000 --batch 100 --duration 1m --json",
+        ),
+    ),
+)
+@options(
+    where=BenchServerOptions,
+    load=(EndToEndOptions, {"rate": 1000.0, "batch": 1}),
+    target=ProducerConfig,
+    config=_CONSUMER,
+)
+def e2e(
+    *,
+    where: BenchServerOptions,
+    load: EndToEndOptions,
+    target: ProducerConfig,
+    config: ConsumerConfig,
+) -> None:
+    """Measure the time from publishing a message until its consumer has it.
+
+    Producers and consumers run at the same time. With --rate 0 messages are published as fast as
+    nsqd takes them; if consumers are slower, the latency is mostly time in nsqd's queue.
+    """
+    _run(
+        where,
+        load,
+        target,
+        config,
+        rate=load.rate,
+        producers=load.producers,
+        consumers=load.consumers,
+    )
+
+
+def _run(
+    where: BenchServerOptions,
+    load: BenchOptions,
+    target: ProducerConfig,
+    config: ConsumerConfig | None = None,
+    *,
+    rate: float = 0.0,
+    producers: int,
+    consumers: int = 0,
+) -> None:
+    """Measure and print. Raises ConfigError for a message that nsqd would refuse."""
+    import asyncio
+
+    from nsqtools.cli.commands.bench.run import BenchRun, LoadShape
+    from nsqtools.cli.remotes import beside_producer, with_secret
+    from nsqtools.config.units import format_size
+
+    if load.size > target.max_msg_size:
+        limit = format_size(target.max_msg_size)
+        raise click.UsageError(f"--size: over --max-msg-size {limit}: raise it if nsqd's is higher")
+    target = with_secret(target)
+    if config:
+        config = beside_producer(config).with_values(
+            auth_secret=target.auth_secret, auth_secret_file=""
+        )
+    shape = LoadShape(rate, producers, consumers)
+    asyncio.run(BenchRun(where, load, shape, target, config).run())

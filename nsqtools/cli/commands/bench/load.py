@@ -1,0 +1,138 @@
+"""The load of a bench: what publishes and what consumes, and measures it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.commands.bench.traffic import Traffic
+from nsqtools.engine.handler import Handler
+from nsqtools.errors import PublishError
+from nsqtools.policy.pace import Pace
+from nsqtools.tasks import together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nsqtools.config import BenchOptions
+    from nsqtools.engine.handler import Batch
+    from nsqtools.engine.producer import Producer
+
+# A body begins with the number of its run and with the event loop's time when it was to be sent.
+_HEAD = struct.Struct(">8sd")
+
+# Batches under way: as many per producer as pub has or, at a fixed rate, so many in all that a slow
+# answer delays no later batch, unless they hold more bytes than this.
+_WINDOW = 8
+_RATED_WINDOW = 1000
+_WINDOW_BYTES = 64 << 20
+
+# The event loop's timers are late by up to this; a batch that starts within it is on time.
+_TICK = 0.002
+
+
+class Sender:
+    """Publishes batches of equal bodies to a topic, several at a time.
+
+    At a fixed rate, batch n is due n intervals after the start. The latency of a late batch counts
+    from when it was due, so that a slow answer shows in all the batches that had to wait for it.
+    The first failure to publish is kept as ``error``, and sets ``stop``.
+    """
+
+    def __init__(
+        self, topic: str, run: bytes, load: BenchOptions, rate: float, max_body_size: int
+    ) -> None:
+        self.traffic = Traffic("publish")
+        self.error: PublishError | None = None
+        self._topic = topic
+        self._run = run
+        self._size = load.size
+        most = (max_body_size - 4) // (load.size + 4)  # MPUB counts bodies, and bytes of each body
+        self._batch = Pace(rate).burst(max(1, min(load.batch, most)))
+        self._interval = self._batch / rate if rate else 0.0
+        self._turn = 0
+
+    async def run(
+        self,
+        producers: Sequence[Producer],
+        stop: asyncio.Event,
+        *,
+        count: float = inf,
+        duration: float = inf,
+    ) -> None:
+        """Publish until the count, the duration or ``stop``, and wait for all answers."""
+        self.traffic.began = asyncio.get_running_loop().time()
+        self._left = count
+        self._end = self.traffic.began + duration
+        wanted = _RATED_WINDOW // len(producers) if self._interval else _WINDOW
+        most = _WINDOW_BYTES // (self._batch * self._size * len(producers))
+        lanes = range(max(1, min(wanted, most)))
+        await together(*(self._lane(each, stop) for each in producers for _ in lanes))
+
+    async def _lane(self, producer: Producer, stop: asyncio.Event) -> None:
+        """Publish one batch after another, with the other lanes in turn."""
+        loop = asyncio.get_running_loop()
+        while self._left > 0 and not stop.is_set():
+            due = self.traffic.began + self._turn * self._interval
+            now = loop.time()
+            if max(due, now) >= self._end:
+                return
+            number = int(min(self._batch, self._left))
+            self._left -= number
+            self._turn += 1
+            if due > now:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(due):
+                        await stop.wait()
+                        return
+                now = loop.time()
+            is_late = self._interval and now - due > _TICK
+            try:
+                await self._publish(producer, number, due if is_late else now)
+            except PublishError as error:
+                self.error = self.error or error
+                stop.set()
+
+    async def _publish(self, producer: Producer, number: int, began: float) -> None:
+        body = _HEAD.pack(self._run, began).ljust(self._size, b"x")
+        await producer.publish(self._topic, [body] * number)
+        now = asyncio.get_running_loop().time()
+        self.traffic.add(number, number * len(body), now, now - began)
+
+
+class Receiver(Handler):
+    """Counts messages, and calls ``reached`` when there are ``goal``.
+
+    Given the number of a ``run``, it counts only messages of this run, and measures their latency.
+    """
+
+    def __init__(self, reached: Callable[[], object], run: bytes = b"") -> None:
+        self.traffic = Traffic("end-to-end")
+        self.goal = inf
+        self._reached = reached
+        self._run = run
+
+    async def handle(self, batch: Batch) -> None:
+        """Count a batch."""
+        now = asyncio.get_running_loop().time()
+        if self._run:
+            self._measure(batch, now)
+        else:
+            self.traffic.add(len(batch), batch.size, now)
+        self.check()
+
+    def check(self) -> None:
+        """Call ``reached`` if the goal is reached."""
+        if self.traffic.messages >= self.goal:
+            self._reached()
+
+    def _measure(self, batch: Batch, now: float) -> None:
+        # Messages that were published together have equal bodies.
+        for body, number in Counter([message.body for message in batch]).items():
+            if len(body) >= _HEAD.size and body.startswith(self._run):
+                _, sent = _HEAD.unpack_from(body)
+                self.traffic.add(number, number * len(body), now, now - sent)
