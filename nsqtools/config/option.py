@@ -155,10 +155,8 @@ class Option:
         if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
             raise ConfigError(f"expected {expected}, found {type(value).__name__}")
         if self.choices and value not in self.choices:
-            near = nearest(str(value), self.choices)
-            known = ", ".join(filter(None, self.choices))
-            each = "one of " * (", " in known)
-            raise ConfigError(f"{value!r}: expected {each}{known}{near}")
+            known = " or ".join(filter(None, self.choices))
+            raise ConfigError(f"{value!r}: expected {known}{nearest(str(value), self.choices)}")
         if self.values in ("topic", "channel") and value:
             check_name(self.values, value)
         if self.kind in ("address", "url") and value:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
-PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 def held(nsqd: Nsqd) -> dict[tuple[str, str], int]:
@@ -38,14 +38,14 @@ def test_it_ends_when_consumers_have_emptied_an_nsqd_that_restarted_meanwhile(
     fill(nsqd, topic, count=1000)
     drain = nsqtools_cli.start("node", "drain", str(nsqd.http), **PIPES)
     assert drain.stderr
-    assert "has no consumer" in drain.stderr.readline()
+    assert b"has no consumer" in drain.stderr.readline()
     nsqd.stop()
-    assert str(nsqd.http) in drain.stderr.readline()
+    assert str(nsqd.http).encode() in drain.stderr.readline()
     nsqd.start()
     tail = nsqtools_cli.start("tail", "--topic", topic, "--channel", "c", *at(nsqd), **PIPES)
     nsqd.publish(topic, [b"late"])
     out, _ = drain.communicate(timeout=60)
-    assert (drain.returncode, out) == (0, "")
+    assert (drain.returncode, out) == (0, b"")
     assert drained(nsqd, topic, "c")
     tail.send_signal(signal.SIGTERM)
     printed, _ = tail.communicate(timeout=60)
@@ -90,7 +90,7 @@ def test_a_signal_ends_the_wait_and_is_no_success(
     fill(nsqd, topic)
     drain = nsqtools_cli.start("node", "drain", str(nsqd.http), **PIPES)
     assert drain.stderr
-    assert "has no consumer" in drain.stderr.readline()
+    assert b"has no consumer" in drain.stderr.readline()
     drain.send_signal(number)
     drain.communicate(timeout=60)
     assert drain.returncode == code

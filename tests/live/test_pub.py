@@ -212,7 +212,7 @@ def test_nsqds_that_are_listed_and_dead_cost_no_message(
     registered("t", [nsqlookupd])
     lines = b"x\n" * 1000
     with dead_cluster(refusing=2) as dead:
-        where = ("--lookupd-http-address", str(dead))
+        where: tuple[str, ...] = ("--lookupd-http-address", str(dead))
         assert nsqtools_cli("pub", "--topic", "t", *where, stdin=lines).code == 3
         where += ("--lookupd-http-address", str(nsqlookupd.http))
         ended = nsqtools_cli("pub", "--topic", "t", *where, stdin=lines)

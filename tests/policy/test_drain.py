@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nsqtools.policy.drain import Drain
@@ -11,7 +13,7 @@ TOPIC, CHANNEL = ("t", ""), ("t", "c")
 EMPTY = {TOPIC: Counters(5), CHANNEL: Counters(5)}
 
 
-def sample(at: float, start: int = 1, **held: int) -> CounterSample:
+def sample(at: float, start: int = 1, **held: Any) -> CounterSample:
     return CounterSample(at, start, {**EMPTY, CHANNEL: Counters(5, clients=1, **held)})
 
 

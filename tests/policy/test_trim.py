@@ -11,7 +11,7 @@ from nsqtools.policy.trim import Trim
 CUTOFF, BEGAN = 1000, 2000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dated:
     id: bytes
     timestamp: int

@@ -158,7 +158,7 @@ def test_a_lack_of_threads_is_no_lack_of_memory() -> None:
             "An error occurred while calling o42.parquet.\n: java.lang.RuntimeException: "
             "java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not "
             "found",
-            r"org\.apache\.hadoop:hadoop-aws:\d+\.\d+\.\d+$",
+            r"org\.apache\.hadoop:hadoop-aws:\d+\.\d+\.\d+,",
         ),
         ('No FileSystem for scheme "oss"', r"\boss\b.*spark\.jars\.packages"),
     ],
