@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.consuming import SourceOptions
@@ -56,6 +57,17 @@ def _lasting(value: str) -> None:
             f"{value} is ephemeral: nsqd deletes it, with its messages, when it has no "
             "consumer, as between two batches; choose a name without #ephemeral"
         )
+
+
+def utc(value: str) -> datetime:
+    """Return a time in ISO 8601, in UTC unless it says otherwise; raises ConfigError."""
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise ConfigError(
+            f"{value!r} is not a time: expected YYYY-MM-DD or YYYY-MM-DDTHH:MM"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 class SparkOptions(Options):
@@ -311,13 +323,26 @@ class CompactOptions(Options):
         OUTPUT,
         help="Directory or URL to write to; files are in DIR/date=*/hour=*. Earlier results stay.",
     )
+    since: str = text(
+        "Skip files of --input of earlier hours, such as 2026-11-21 or 2026-11-21T09:00, in UTC.",
+        metavar="TIME",
+        default_note="all",
+        rule=utc,
+    )
+    until: str = text(
+        "Skip files of --input of this hour and later ones.",
+        metavar="TIME",
+        default_note="all",
+        rule=utc,
+    )
     older_than: float = duration(
         "Skip files of --input that changed within this time; a later run takes them.", 0.0
     )
     file_size: int = size(
-        "Bytes of bodies per file, before compression.", 256 << 20, minimum=1 << 20
+        "Bytes of bodies per file and task, before compression.", 256 << 20, minimum=1 << 20
     )
     delete_inputs: bool = flag("Delete files of --input after the new files were read back.")
+    dry_run: bool = flag("Read files of --input and print what a run would do.")
 
 
 class ReplayOptions(Options):

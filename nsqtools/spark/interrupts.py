@@ -15,8 +15,9 @@ from nsqtools.errors import NSQError, RecordError
 from nsqtools.spark.sparksession import explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from pyspark import StatusTracker
     from pyspark.sql import SparkSession
 
 __all__ = ["StoppedError", "interruptible"]
@@ -34,8 +35,14 @@ class StoppedError(Exception):
 
 
 @contextlib.contextmanager
-def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
+def interruptible(
+    spark: SparkSession,
+    stop: threading.Event,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Iterator[None]:
     """Cancel the jobs of this thread and raise StoppedError once ``stop`` is set.
+
+    Until then ``progress`` is told now and then how many tasks are done, of how many.
 
     Errors of Spark, and of the connection to a Java process that has ended, become an NSQError with
     one line; RecordError for a file that cannot be read.
@@ -47,9 +54,11 @@ def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(_POLL):
-            if stop.is_set():
-                with contextlib.suppress(Exception):  # of a Java process that has ended
+            with contextlib.suppress(Exception):  # of a Java process that has ended
+                if stop.is_set():
                     context.cancelJobGroup(group)  # again and again: one may begin only now
+                else:
+                    progress(*_tasks(context.statusTracker(), group))
 
     watcher = threading.Thread(target=watch, name="nsqtools-interrupts", daemon=True)
     watcher.start()
@@ -68,6 +77,14 @@ def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
         watcher.join()
         with contextlib.suppress(Exception):  # which would hide why it ends
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
+    """The tasks that are done, and all, in the stages of a group of jobs."""
+    jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
+    numbers = {number for job in jobs if job for number in job.stageIds}
+    stages = [stage for stage in map(tracker.getStageInfo, numbers) if stage]
+    return sum(each.numCompletedTasks for each in stages), sum(each.numTasks for each in stages)
 
 
 def _explained(error: Exception) -> NSQError:

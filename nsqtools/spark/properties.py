@@ -26,6 +26,8 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "8m",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Tasks that list files: by default one for each of up to 10,000 files.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

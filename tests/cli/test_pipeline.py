@@ -26,6 +26,7 @@ from nsqtools.config import (
     StreamOptions,
     StreamSourceOptions,
 )
+from nsqtools.config.lake import utc
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark.jobs import replay, replayed
@@ -96,6 +97,13 @@ class TestOptions:
                 self.source(), options, StreamConfig(), master="local", staging="/"
             )
             assert parse_source(made).wait_for_servers == continuous
+
+    def test_times_are_in_utc_unless_they_say_otherwise(self) -> None:
+        assert utc("2026-11-21T09:00") == utc("2026-11-21 10:00+01:00")
+        assert (utc("2026-11-22") - utc("2026-11-21T23")).seconds == 3600
+        for text in ("yesterday", "09:00", "2026-13-01"):
+            with pytest.raises(ConfigError, match=text):
+                utc(text)
 
     def test_a_secret_goes_to_executors_of_this_machine_by_the_environment(
         self, monkeypatch: pytest.MonkeyPatch

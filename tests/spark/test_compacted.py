@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from opendal import Operator
 
 from nsqtools.errors import ConfigError, LockedError
 from nsqtools.spark.jobs import compacted
-from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known
+from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known, prefix
 from nsqtools.spark.lake.inputs import find
+from nsqtools.stores import open_store
 from nsqtools.stores.objectstore import ObjectStore
-from tests.support.lakes import NINE, RAW, at, sent, to_file
+from tests.support.lakes import RAW, sent, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 NINE_O_CLOCK, TEN_O_CLOCK = "date=2026-11-21/hour=09", "date=2026-11-21/hour=10"
 OLD, NEW = ({NINE_O_CLOCK: text, TEN_O_CLOCK: text} for text in ("old", "new"))
+
+
+def quiet(*_: int) -> None: ...
 
 
 class KilledError(BaseException):
@@ -73,34 +78,49 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Mortal:
     return Mortal(monkeypatch)
 
 
-Made = tuple[tuple[str, str], dict[str, dict[str, HourFile]]]
+Made = tuple[str, dict[str, HourFile]]
 
 
 def make(output: CompactOutput, hours: Mapping[str, str]) -> Made:
-    """Hours of one file each, which holds this text."""
-    made = output.begin()
+    """A file with this text in each hour."""
+    run = output.begin()
     parts = {}
     for hour, text in hours.items():
-        os.makedirs(f"{made[0]}/{hour}")
-        with open(f"{made[0]}/{hour}/part-{text}.parquet", "w") as file:
-            file.write(text)
-        parts[hour] = {f"part-{text}.parquet": HourFile(len(text), 1)}
-    return made, parts
+        path = f"{hour}/{prefix(run)}00000-000.parquet"
+        store = open_store(output.work(run))
+        store.put(path, text.encode())
+        parts[path] = HourFile(len(text), 1, len(text), 0, 0)
+    return run, parts
+
+
+def opened(root: Path | str) -> CompactOutput:
+    """An output as a run finds it."""
+    output = CompactOutput(str(root))
+    output.recover()
+    return output
+
+
+def commit(
+    output: CompactOutput, made: Made, inputs: Mapping[str, Known] | None = None
+) -> CompactOutput:
+    """Put what was made in place of what is in the same hours."""
+    hours = {os.path.dirname(path) for path in made[1]}
+    replaced = [path for path in output.files if os.path.dirname(path) in hours]
+    output.commit(*made, replaced, inputs or {})
+    return output
 
 
 def made(
     root: Path, hours: Mapping[str, str], inputs: Mapping[str, Known] | None = None
 ) -> CompactOutput:
     """An output that was made of these inputs, as the next run finds it."""
-    output = CompactOutput(str(root))
-    output.commit(*make(output, hours), inputs or {})
-    return CompactOutput(str(root))
+    output = opened(root)
+    commit(output, make(output, hours), inputs)
+    return opened(root)
 
 
-def known(each: Input, rows: int, *hours: str, keyed: bool = False) -> dict[str, Known]:
-    digest = "" if keyed else each.digest()
-    found = Known(each.size, each.mtime_ns, each.skip + rows, hours, digest)
-    return {each.path: found}
+def known(each: Input) -> dict[str, Known]:
+    return {each.path: Known(each.size, each.mtime_ns, 1, "1")}
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -119,12 +139,12 @@ def raw(path: Path, *records: bytes) -> Input:
 def test_a_new_state_replaces_hours_and_remembers_inputs(tmp_path: Path) -> None:
     first, second = raw(tmp_path / "a.log", b"a"), raw(tmp_path / "b.log", b"b")
     root = tmp_path / "out"
-    output = made(root, {NINE_O_CLOCK: "a", TEN_O_CLOCK: "x"}, known(first, 1))
+    output = made(root, {NINE_O_CLOCK: "a", TEN_O_CLOCK: "x"}, known(first))
     assert output.divide([first, second]) == ([second], [first])
-    output = made(root, {NINE_O_CLOCK: "ab"}, known(second, 1))
+    output = made(root, {NINE_O_CLOCK: "ab"}, known(second))
     assert contents(root) == {NINE_O_CLOCK: "ab", TEN_O_CLOCK: "x"}
     assert output.divide([first, second]) == ([], [first, second])
-    assert output.hours[NINE_O_CLOCK] == {"part-ab.parquet": HourFile(2, 1)}
+    assert sorted(part.size for part in output.files.values()) == [1, 2]
     assert [path.name for path in (root / "_nsqtools").iterdir()] == ["compact"]
     assert len(list((root / "_nsqtools/compact").iterdir())) == 1
 
@@ -141,10 +161,10 @@ def test_a_run_killed_at_any_step_has_happened_or_not(tmp_path: Path, mortal: Mo
         run = make(output, NEW)
         survived = mortal.survived(
             len(outcomes),
-            lambda: output.commit(*run, known(each, 1)),  # noqa: B023
+            lambda: commit(output, run, known(each)),  # noqa: B023
         )
         mortal.rest()
-        is_in = CompactOutput(str(root)).divide([each]) == ([], [each])
+        is_in = opened(root).divide([each]) == ([], [each])
         assert contents(root) == (NEW if is_in else before)
         assert not list((root / "_nsqtools").glob("compact-*"))
         outcomes.append(is_in)
@@ -160,11 +180,11 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, morta
         root = tmp_path / f"out-{step}"
         output = made(root, OLD)
         run = make(output, NEW)
-        # The state is replaced, and the first hour moved aside.
-        assert not mortal.survived(2, lambda: output.commit(*run, known(each, 1)))  # noqa: B023
-        survived = mortal.survived(step, lambda: CompactOutput(str(root)))  # noqa: B023
+        # The state is replaced, and the first file is in place.
+        assert not mortal.survived(5, lambda: commit(output, run, known(each)))  # noqa: B023
+        survived = mortal.survived(step, lambda: opened(root))  # noqa: B023
         mortal.rest()
-        assert CompactOutput(str(root)).divide([each]) == ([], [each])
+        assert opened(root).divide([each]) == ([], [each])
         assert contents(root) == NEW
         step += 1
     assert step > 5
@@ -178,66 +198,22 @@ def test_deleting_killed_at_any_step_loses_and_doubles_nothing(
     while not survived:
         folder, root = tmp_path / f"logs-{step}", tmp_path / f"out-{step}"
         inputs = [raw(folder / name, b"tick") for name in ("a.log", "b.log")]
-        facts = known(inputs[0], 1, NINE_O_CLOCK) | known(inputs[1], 1, NINE_O_CLOCK)
+        facts = known(inputs[0]) | known(inputs[1])
         output = made(root, {NINE_O_CLOCK: "x"}, facts)
         held = [open(each.path) for each in inputs]  # noqa: SIM115 - so no inode comes free
-        survived = mortal.survived(step, lambda: output.delete(inputs))  # noqa: B023
+        survived = mortal.survived(step, lambda: output.delete(inputs, quiet))  # noqa: B023
         mortal.rest()
         left = find([str(folder)], RAW) if folder.exists() else []
         assert not (survived and left)
         gone = [each for each in inputs if not os.path.exists(each.path)]
         new = [raw(folder / os.path.basename(each.path), b"tick") for each in gone]
-        output = CompactOutput(str(root))
+        output = opened(root)
         assert output.divide([*left, *new]) == (new, left)
-        assert output.delete(left) == (len(left), 0)
+        assert output.delete(left, quiet) == (len(left), 0)
         for file in held:
             file.close()
         step += 1
     assert step > 3
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "new"),
-    [
-        ((b"a", b"b"), (b"a", b"b"), None),
-        ((b"a", b"b"), (b"a", b"b", b"c"), 2),
-        ((), (b"a",), 0),
-        ((b"a", b"b"), (b"x", b"b", b"c"), 0),
-        ((b"a", b"b"), (b"a",), 0),
-        ((b"a", b"b"), (b"x", b"y"), 0),
-    ],
-    ids=["touched", "grown", "begun", "replaced by more", "cut", "replaced by as much"],
-)
-def test_of_a_file_with_bare_records_only_what_is_new_is_read(
-    tmp_path: Path, then: tuple[bytes, ...], now: tuple[bytes, ...], new: int | None
-) -> None:
-    each = raw(tmp_path / "a.log", *then)
-    output = made(tmp_path / "out", {}, known(each, len(then)))
-    raw(tmp_path / "a.log", *now)
-    at(tmp_path / "a.log", NINE)
-    fresh, old = output.divide(find([each.path], RAW))
-    assert [found.skip for found in fresh] == ([] if new is None else [new])
-    assert len(old) == (new is None)
-
-
-def test_of_a_file_whose_rows_have_keys_all_is_read_again_when_it_has_changed(
-    tmp_path: Path,
-) -> None:
-    each = raw(tmp_path / "a.log", b"a")
-    output = made(tmp_path / "out", {}, known(each, 1, keyed=True))
-    each = raw(tmp_path / "a.log", b"a", b"b")
-    assert output.divide([each]) == ([each], [])
-
-
-def test_a_file_that_was_moved_is_known_by_its_content(tmp_path: Path) -> None:
-    each = raw(tmp_path / "a.log", b"a")
-    output = made(tmp_path / "out", {}, known(each, 1))
-    (tmp_path / "moved").mkdir()
-    os.rename(each.path, tmp_path / "moved" / "a.log")
-    raw(tmp_path / "other" / "a.log", b"b")
-    at(tmp_path / "other" / "a.log", each.mtime_ns)
-    moved, other = find([str(tmp_path / "moved"), str(tmp_path / "other")], RAW)
-    assert output.divide([moved, other]) == ([other], [moved])
 
 
 def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
@@ -247,7 +223,7 @@ def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
     inputs = {name: raw(tmp_path / "logs" / name, b"a") for name in names}
     facts: dict[str, Known] = {}
     for each in inputs.values():
-        facts |= known(each, 1, NINE_O_CLOCK)
+        facts |= known(each)
     output = made(tmp_path / "out", {NINE_O_CLOCK: "x"}, facts)
     with open(inputs["changed.log"].path, "ab") as file:
         file.write(b"b\n")
@@ -263,26 +239,26 @@ def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
     monkeypatch.setattr(os, "unlink", refused)
     with open(inputs["held.log"].path) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert output.delete(inputs.values()) == (1, 4)
+        assert output.delete([*inputs.values()], quiet) == (1, 4)
     assert sorted(os.listdir(tmp_path / "logs")) == sorted(names[:-1])
 
 
-def test_inputs_are_kept_of_which_an_hour_was_removed(tmp_path: Path) -> None:
-    both, ten = raw(tmp_path / "both.log", b"a"), raw(tmp_path / "ten.log", b"b")
+def test_inputs_are_kept_that_were_read_before_an_hour_was_removed(tmp_path: Path) -> None:
+    before, after = raw(tmp_path / "before.log", b"a"), raw(tmp_path / "after.log", b"b")
     root = tmp_path / "out"
-    made(root, OLD, known(both, 1, NINE_O_CLOCK, TEN_O_CLOCK) | known(ten, 1, TEN_O_CLOCK))
+    made(root, OLD, known(before))
     shutil.rmtree(root / NINE_O_CLOCK)
-    output = made(root, {NINE_O_CLOCK: "late"})
-    assert output.divide([both, ten]) == ([], [both, ten])
-    assert output.delete([both, ten]) == (1, 1)
-    assert os.path.exists(both.path)
+    output = made(root, {NINE_O_CLOCK: "late"}, known(after))
+    assert output.divide([before, after]) == ([], [before, after])
+    assert output.delete([before, after], quiet) == (1, 1)
+    assert os.path.exists(before.path)
 
 
 def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> None:
     """It has files of others, or has lost a file, or its state, or has another file."""
     made(tmp_path, {NINE_O_CLOCK: "a"})
     (tmp_path / NINE_O_CLOCK / "_SUCCESS").touch()
-    CompactOutput(str(tmp_path))
+    opened(tmp_path)
     for name in (
         "date=2026-11-21/hour=10/batch=0a-1/part-1.parquet",
         "date=2026-11-21/hour=10/part-1.parquet",
@@ -293,24 +269,24 @@ def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> 
         other.parent.mkdir(parents=True, exist_ok=True)
         other.write_text("x")
         with pytest.raises(ConfigError, match="date=2026-11-21"):
-            CompactOutput(str(tmp_path))
+            opened(tmp_path)
         other.unlink()
         with suppress(OSError):
             other.parent.rmdir()
             other.parent.parent.rmdir()
-    CompactOutput(str(tmp_path))
+    opened(tmp_path)
     [state] = (tmp_path / "_nsqtools/compact").iterdir()
-    part = tmp_path / NINE_O_CLOCK / "part-a.parquet"
+    [part] = (tmp_path / NINE_O_CLOCK).glob("*.parquet")
     state.rename(tmp_path / "state")
     with pytest.raises(ConfigError, match="hour=09"):
-        CompactOutput(str(tmp_path))
+        opened(tmp_path)
     (tmp_path / "state").rename(state)
     part.write_text("longer")
     with pytest.raises(ConfigError, match="hour=09"):
-        CompactOutput(str(tmp_path))
+        opened(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "nsqtools compact 2"}', "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "nsqtools compact 3"}', "\xff"])
 def test_a_state_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "_nsqtools/compact").mkdir(parents=True)
     (tmp_path / "_nsqtools/compact/0000000001").write_text(text, encoding="latin-1")
@@ -320,7 +296,8 @@ def test_a_state_that_is_none_is_named(tmp_path: Path, text: str) -> None:
 
 def test_the_state_forgets_keyed_files_that_are_gone(tmp_path: Path) -> None:
     keyed, bare = raw(tmp_path / "keyed.log", b"a"), raw(tmp_path / "bare.log", b"b")
-    made(tmp_path / "out", {}, known(keyed, 1, keyed=True) | known(bare, 1))
+    facts = {keyed.path: Known(keyed.size, keyed.mtime_ns, 1)}
+    made(tmp_path / "out", {}, facts | known(bare))
     os.unlink(keyed.path)
     os.unlink(bare.path)
     made(tmp_path / "out", {})
@@ -338,7 +315,8 @@ class StoredLake:
         self.left = 10**9
         for name in ("put_if_absent", "delete"):
             monkeypatch.setattr(self.store, name, self._deadly(getattr(self.store, name)))
-        monkeypatch.setattr(compacted, "open_store", lambda *_: self.store)
+        for module in (compacted, sys.modules[__name__]):
+            monkeypatch.setattr(module, "open_store", lambda *_: self.store)
 
     def _deadly(self, change: Any) -> Any:
         def changed(*args: Any) -> Any:
@@ -350,16 +328,7 @@ class StoredLake:
         return changed
 
     def output(self) -> CompactOutput:
-        return CompactOutput("s3a://bucket/out")
-
-    def make(self, output: CompactOutput, hours: Mapping[str, str]) -> Made:
-        made = output.begin()
-        parts = {}
-        for hour, text in hours.items():
-            name = f"batch={made[1]}/part-00000-000.parquet"
-            self.store.put(f"{hour}/{name}", text.encode())
-            parts[hour] = {name: HourFile(len(text), 1)}
-        return made, parts
+        return opened("s3a://bucket/out")
 
     def contents(self) -> list[tuple[str, str]]:
         found = [each.path for each in self.store.files() if each.path.startswith("date=")]
@@ -376,11 +345,11 @@ def test_in_a_store_a_run_killed_at_any_step_has_happened_or_not(
     while not survived:
         lake = StoredLake(monkeypatch)
         output = lake.output()
-        output.commit(*lake.make(output, OLD), {})
+        commit(output, make(output, OLD))
         lake.left = len(outcomes)
         with suppress(KilledError):
             output = lake.output()
-            output.commit(*lake.make(output, NEW), known(each, 1))
+            commit(output, make(output, NEW), known(each))
             survived = True
         lake.left = 10**9
         seen = set(lake.contents())
@@ -398,12 +367,11 @@ def test_in_a_store_a_run_that_was_taken_over_replaces_nothing(
 ) -> None:
     lake = StoredLake(monkeypatch)
     obsolete = lake.output()
-    run = lake.make(obsolete, OLD)
+    run = make(obsolete, OLD)
     output = lake.output()
-    output.commit(*lake.make(output, NEW), {})
+    commit(output, make(output, NEW))
     with pytest.raises(LockedError):
-        obsolete.commit(*run, {})
-    lake.make(lake.output(), {})
-    lake.store.put(f"{NINE_O_CLOCK}/batch={run[0][1]}/part-00000-000.parquet", b"late")
+        commit(obsolete, run)
+    lake.store.put(f"{NINE_O_CLOCK}/{prefix(run[0])}00001-000.parquet", b"late")
     lake.output()
     assert lake.contents() == sorted(NEW.items())

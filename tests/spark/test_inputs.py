@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +16,6 @@ from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.spark.lake.archives import INPUT_SCHEMA, ArchiveFile, read
 from nsqtools.spark.lake.inputs import find, real
 from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
-from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,16 +28,16 @@ def names(*places: Path, layout: Layout | None = RAW, exclude: tuple[Path, ...] 
     return [os.path.basename(each.path) for each in found]
 
 
-def archive(path: Path, layout: Layout, skip: int = 0) -> ArchiveFile:
+def archive(path: Path, layout: Layout) -> ArchiveFile:
     status = path.stat()
     return ArchiveFile(
-        str(path), status.st_size, status.st_mtime_ns, layout.format, layout.delimiter, skip
+        str(path), status.st_size, status.st_mtime_ns, layout.format, layout.delimiter
     )
 
 
-def rows(path: Path, layout: Layout, skip: int = 0) -> list[dict[str, Any]]:
+def rows(path: Path, layout: Layout) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = pa.Table.from_batches(
-        read(archive(path, layout, skip)), INPUT_SCHEMA
+        read(archive(path, layout)), INPUT_SCHEMA
     ).to_pylist()
     return found
 
@@ -105,19 +103,6 @@ class TestFind:
         os.link(path, tmp_path / "logs" / "linked.log")
         found = names(tmp_path, path, tmp_path / "logs", tmp_path / "other" / ".." / "logs")
         assert found == ["events.log"]
-
-    def test_a_copy_that_kept_name_and_time_is_the_same_file(self, tmp_path: Path) -> None:
-        path = to_file(tmp_path / "a" / "events.log", sent(b"a"), RAW)
-        shutil.copytree(tmp_path / "a", tmp_path / "backup")
-        assert names(tmp_path) == ["events.log"]
-        other = to_file(tmp_path / "b" / "events.log", sent(b"b"), RAW)
-        at(other, path.stat().st_mtime_ns)
-        assert names(tmp_path) == ["events.log", "events.log"], "the same size, other content"
-
-    def test_files_of_one_content_and_other_times_are_two(self, tmp_path: Path) -> None:
-        at(to_file(tmp_path / "a" / "events.log", sent(b"tick"), RAW), NINE)
-        at(to_file(tmp_path / "b" / "events.log", sent(b"tick"), RAW), NINE + 1)
-        assert names(tmp_path) == ["events.log", "events.log"]
 
     def test_the_result_inside_an_input_is_no_input(self, tmp_path: Path) -> None:
         to_file(tmp_path / "events.log", sent(b"a"), RAW)
@@ -231,13 +216,6 @@ class TestRead:
         assert [body for batch in batches for body in batch["body"].to_pylist()] == bodies
         places = [place for batch in batches for place in batch["source_record"].to_pylist()]
         assert places == list(range(20_000))
-
-    def test_records_are_skipped_by_number(self, tmp_path: Path) -> None:
-        path = to_file(tmp_path / "events.log", sent(*numbered(20_000)), RAW)
-        for skip in (0, 1, 16_384, 19_999, 20_000):
-            found = rows(path, RAW, skip)
-            assert [row["body"] for row in found] == numbered(skip, 20_000)
-            assert [row["source_record"] for row in found] == list(range(skip, 20_000))
 
     def test_blank_lines_are_no_envelopes(self, tmp_path: Path) -> None:
         path = tmp_path / "x.json"

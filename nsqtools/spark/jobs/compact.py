@@ -1,17 +1,28 @@
 """``pipeline compact``: archives to few sorted files per hour, each message once.
 
 A message is identified by (topic, message_id, timestamp_ns), a record without them by its place.
-Only hours with new inputs are rewritten, from their previous files and the new inputs. The new
-files are read back and compared before they replace anything; ``compacted`` describes recovery
-after a crash.
+
+A run reads its inputs twice. At first it only measures how many bytes each minute has. From this
+follow tasks of equal size, however a burst is distributed, and which files of the output may have
+the same messages: those of the same minutes. Only these, and small ones, are merged with what is
+new. Then each task sorts its rows, drops duplicates and writes a file for each hour that it has.
+The new files are read back and compared before they replace anything; ``compacted`` describes
+recovery after a crash.
 """
 
 from __future__ import annotations
 
-import posixpath
+import contextlib
+import json
+import re
+import sys
 import time
-from collections import defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,10 +31,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.interrupts import StoppedError, interruptible
-from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known
+from nsqtools.spark.jobs.compacted import ALL, CompactOutput, FileFacts, HourFile, prefix
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.lake.dataframes import FILE, STRICT, dated, frame, is_keyed, united
-from nsqtools.spark.lake.inputs import Input, check_unchanged, digests, find, real
+from nsqtools.spark.lake.inputs import Input, check_unchanged, find, real
 from nsqtools.spark.lake.write import write_files
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
@@ -31,23 +42,29 @@ from nsqtools.stores.places import OURS, below, literal
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from nsqtools.records.layout import Layout
     from nsqtools.spark.lake.inputs import ProgressReport
 
-__all__ = ["CompactSettings", "Compacted", "check_apart", "compact"]
+__all__ = ["CompactSettings", "Compacted", "check_apart", "compact", "slices"]
 
-_NAME, _FIRST, _SLICES = "_nsqtools_hour", "_nsqtools_first", "_nsqtools_slices"
-_TASK, _NTH = "_nsqtools_task", "_nsqtools_nth"
-_HOUR = "date=%s/hour=%02d"
+_MINUTE, _START, _SPAN = "_nsqtools_minute", "_nsqtools_start", "_nsqtools_span"
+_TASK, _NTH, _TIME = "_nsqtools_task", "_nsqtools_nth", "_nsqtools_time"
 _KEY = ("timestamp", "timestamp_ns", "topic", "message_id", "source_file", "source_record")
 _CHOICE = ("attempts", "channel", "nsqd", "body")
 """Of rows that are one message the least by these is kept, so that every run keeps the same."""
 
-_HOUR_US = 3_600_000_000
+_MINUTE_OF = "(unix_micros(timestamp) - pmod(unix_micros(timestamp), 60000000)) div 60000000"
+"""SQL for the minute of a row, since the epoch."""
+_LEAST = 100
+"""Bytes that a body counts at least: the rest of its row needs about as much memory."""
+_SHARES = 1 << 20
+"""Rows of a minute are divided among its tasks in so many shares."""
+
+_IN_PATH = re.compile(r"/date=(\d{4}-\d\d-\d\d)/hour=(\d\d?)/")
 _UNHASHABLE = ("map<", "variant")
 
 
@@ -55,16 +72,21 @@ _UNHASHABLE = ("map<", "variant")
 class CompactSettings:
     """``inputs`` and ``layout`` are parameters of ``inputs.find``.
 
-    Files that changed within the last ``older_than`` seconds are left for a later run.
-    ``file_size`` is the maximum of bytes of bodies in a file, before compression.
+    Files are left for another run that changed within the last ``older_than`` seconds, or that are
+    from before ``since`` or from ``until`` on, in seconds since the epoch. ``file_size`` is the
+    number of bytes of bodies that a task and a file should have, before compression. A ``dry_run``
+    reads the inputs and changes nothing.
     """
 
     inputs: tuple[str, ...]
     output: str
     layout: Layout | None = None
+    since: float = -inf
+    until: float = inf
     older_than: float = 0.0
     delete_inputs: bool = False
     file_size: int = 256 << 20
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,26 +94,19 @@ class Compacted:
     """The result of a run.
 
     ``inputs`` files with ``read`` records were read; an earlier run had read ``known`` others. The
-    run wrote ``hours`` with ``files`` and ``rows``, and dropped ``duplicates``. ``kept`` inputs
-    could not be deleted.
+    run wrote ``files`` with ``rows``, which replace ``replaced`` files, and dropped ``duplicates``.
+    ``kept`` inputs could not be deleted. After a dry run these are what a run would do at most.
     """
 
     inputs: int = 0
     known: int = 0
     read: int = 0
-    hours: int = 0
     files: int = 0
+    replaced: int = 0
     rows: int = 0
     duplicates: int = 0
     deleted: int = 0
     kept: int = 0
-
-
-class _Content(NamedTuple):
-    """Rows, and the sum of their hashes."""
-
-    rows: int
-    checksum: Any
 
 
 def check_apart(settings: CompactSettings) -> None:
@@ -99,18 +114,13 @@ def check_apart(settings: CompactSettings) -> None:
 
     Readers of such an input would see each message twice; and files in the output are not inputs.
     """
-    root = real(settings.output)
+    root = Path(real(settings.output))
     for place in settings.inputs:
-        path = real(place)
-        if Path(root).is_relative_to(path):
+        path = Path(real(place))
+        if root.is_relative_to(path) or path.is_relative_to(root):
             raise ConfigError(
-                f"--output {settings.output}: is within --input {place}, whose readers would see "
-                "messages twice: choose a directory outside it"
-            )
-        if Path(path).is_relative_to(root):
-            raise ConfigError(
-                f"--input {place}: is within --output {settings.output}, where the result goes: "
-                "omit it"
+                f"--input {place}: contains --output {settings.output}, or is within it: choose an "
+                "output apart from all inputs"
             )
 
 
@@ -119,7 +129,7 @@ def compact(
 ) -> Compacted:
     """Merge new inputs into the output.
 
-    ``stop`` ends the run soon with StoppedError, unless the hours are about to be replaced. Raises
+    ``stop`` ends the run soon with StoppedError, unless files are about to be replaced. Raises
     ConfigError for invalid settings, inputs and outputs; RecordError for a file that is damaged or
     still written; LockedError if another run uses the output; OutputError if the output cannot be
     written; and NSQError for other errors of Spark. After an error the output is unchanged, apart
@@ -127,190 +137,204 @@ def compact(
     """
     check_apart(settings)
     root = real(settings.output)
+    if settings.dry_run:
+        with as_output_error(root):
+            return _Compaction(spark, settings, stop, report, CompactOutput(root)).run()
     with only_one(below(root, OURS), "--output") as guard, as_output_error(root):
         guard.stops(stop)
+        output = CompactOutput(root)
+        output.recover()
         try:
-            return _Compaction(spark, settings, stop, report, CompactOutput(root)).run()
+            return _Compaction(spark, settings, stop, report, output).run()
         except StoppedError:
             guard.check()
             raise
 
 
+@dataclass(frozen=True, slots=True)
 class _Compaction:
-    """One run, under the lock of its output."""
+    """One run."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        settings: CompactSettings,
-        stop: threading.Event,
-        report: ProgressReport,
-        output: CompactOutput,
-    ) -> None:
-        self._spark = spark
-        self._settings = settings
-        self._stop = stop
-        self._report = report
-        self._output = output
+    spark: SparkSession
+    settings: CompactSettings
+    stop: threading.Event
+    report: ProgressReport
+    output: CompactOutput
 
     def run(self) -> Compacted:
-        settings, output = self._settings, self._output
-        until = time.time_ns() - round(settings.older_than * 1e9)
-        limit = until if settings.older_than else None
-        found = find(settings.inputs, settings.layout, exclude=[output.place], until=limit)
-        new, known = output.divide(found)
+        chosen = self.settings
+        limit = time.time_ns() - round(chosen.older_than * 1e9) if chosen.older_than else None
+        listed = find(chosen.inputs, chosen.layout, exclude=[self.output.place], until=limit)
+        found = [each for each in listed if chosen.since <= _time(each) < chosen.until]
+        new, known = self.output.divide(found)
         done = self._merge(new) if new else Compacted()
-        deleted = kept = 0
-        if settings.delete_inputs:
-            self._report("deleting", 0, len(found))
-            deleted, kept = output.delete(found)
-        return replace(done, known=len(known), deleted=deleted, kept=kept)
+        if chosen.delete_inputs and chosen.dry_run:
+            done = replace(done, deleted=len(found))
+        elif chosen.delete_inputs:
+            deleted, kept = self.output.delete(found, partial(self.report, "deleting"))
+            done = replace(done, deleted=deleted, kept=kept)
+        return replace(done, known=len(known))
 
     def _merge(self, new: Sequence[Input]) -> Compacted:
-        made = self._output.begin()
-        before = self._output.hours.copy()
+        output, file_size = self.output, self.settings.file_size
+        with self._step("reading"):
+            data = dated(frame(self.spark, new))
+            found, minutes = _measured(data, output.starts(new))
+        if strange := found.keys() - {each.path for each in new}:
+            raise ConfigError(f"{min(strange)}: Spark calls this file so: give --input as it does")
+        known, starts = output.recognised(new, found)
+        rows = {
+            path: facts.rows - starts.get(path, 0)
+            for path, facts in known.items()
+            if starts.get(path) != ALL
+        }
+        old = output.meeting(minutes, file_size) if rows else {}
+        parts = [data.where(_is_new(starts))]
+        if old:
+            place = output.place
+            files = [
+                Input(below(place, path), part.size, 0, "parquet", place)
+                for path, part in old.items()
+            ]
+            with self._step("reading the output"):
+                parts.append(dated(frame(self.spark, files)))
+                minutes.update(_measured(parts[1], {})[1])
+        plan = slices(minutes if rows else {}, file_size)
+        read, there = sum(rows.values()), sum(part.rows for part in old.values())
+        done = Compacted(inputs=len(rows), read=read, replaced=len(old))
+        if self.settings.dry_run:
+            return replace(done, files=plan.files, rows=read + there)
+        run = output.begin()
         try:
-            with interruptible(self._spark, self._stop):
-                facts = _InputTotals(new)
-                hours = self._make(new, facts, *made)
-            inputs = facts.known()
-            if self._stop.is_set():
+            made = self._write(united(parts), plan, run) if plan.table else {}
+            check_unchanged(new)
+            if self.stop.is_set():
                 raise StoppedError
         except BaseException:
-            self._output.discard()
+            output.discard()
             raise
-        self._output.commit(made, hours, inputs)
-        rows = sum(part.rows for parts in hours.values() for part in parts.values())
-        there = sum(part.rows for hour in hours for part in before.get(hour, {}).values())
-        return Compacted(
-            inputs=len(new),
-            read=facts.rows,
-            hours=len(hours),
-            files=sum(map(len, hours.values())),
-            rows=rows,
-            duplicates=facts.rows + there - rows,
+        output.commit(run, made, old, known)
+        written = sum(part.rows for part in made.values())
+        return replace(done, files=len(made), rows=written, duplicates=read + there - written)
+
+    def _write(self, rows: DataFrame, plan: Slices, run: str) -> dict[str, HourFile]:
+        """Write the files of all tasks, and read them back."""
+        place = self.output.work(run)
+        table = self.spark.createDataFrame(
+            plan.table, f"{_MINUTE} bigint, {_START} double, {_SPAN} double"
         )
-
-    def _make(
-        self, new: Sequence[Input], facts: _InputTotals, place: str, name: str
-    ) -> dict[str, dict[str, HourFile]]:
-        """Write all hours of new inputs to a place, with what these have; their files.
-
-        The inputs are read twice, because what they need in memory or on disk has no bound.
-        """
-        self._report("reading", 0, len(new))
-        data = dated(frame(self._spark, new))
-        facts.gather(data)
-        self._report("reading", len(new), len(new))
-        sizes = facts.sizes()
-        if not sizes:
-            return {}
-        old = []
-        rows = facts.rows
-        for hour in sizes:
-            for file, part in self._output.hours.get(hour, {}).items():
-                path = below(self._output.place, hour, file)
-                old.append(Input(path, part.size, 0, "parquet", self._output.place))
-                sizes[hour] += part.raw or part.size
-                rows += part.rows
-        self._report("writing", 0, rows)
-        parts = [data, dated(frame(self._spark, old))] if old else [data]
-        tasks, count = self._tasks(sizes)
-        merged = _merged(united(parts), tasks, count)
-        written, hours = _write(merged, place, name, self._settings.file_size)
-        self._report("verifying", 0, written.rows)
-        paths = [below(place, hour, part) for hour in hours for part in hours[hour]]
-        if (again := _read_back(self._spark, paths)) != written:
+        with self._step("writing"):
+            written, files = _written(_merged(rows, table, plan.tasks), place, run)
+        with self._step("verifying"):
+            again = _read_back(self.spark, [below(place, path) for path in files])
+        if again != written:
             raise OutputError(
-                f"{place}: {written.rows} rows were written, but {again.rows} or different rows "
-                "were read back: check the disk and run compact again"
+                f"{place}: {written['rows']} rows were written, but {again['rows']} or different "
+                "rows were read back: check the disk and run compact again"
             )
-        return hours
+        return files
 
-    def _tasks(self, sizes: Mapping[str, int]) -> tuple[DataFrame, int]:
-        """The tasks of each hour by its size, as ``_merged`` takes them, and how many there are."""
-        rows = []
-        count = 0
-        for hour, size in sorted(sizes.items()):
-            slices = max(-(-size // self._settings.file_size), 1)
-            rows.append((hour, count, slices))
-            count += slices
-        schema = f"{_NAME} string, {_FIRST} int, {_SLICES} int"
-        return self._spark.createDataFrame(rows, schema), count
+    @contextlib.contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        self.report(name, 0, 0)
+        with interruptible(self.spark, self.stop, partial(self.report, name)):
+            yield
 
 
-class _InputTotals:
-    """What was read of each input."""
+def _time(each: Input) -> float:
+    """The hour in the path of a file of ``archive``, else when it was written."""
+    if found := _IN_PATH.search(each.path):
+        return datetime.fromisoformat(f"{found[1]}T{found[2]:>02}:00Z").timestamp()
+    return each.mtime_ns / 1e9
 
-    def __init__(self, inputs: Sequence[Input]) -> None:
-        self._inputs = inputs
-        self._rows: dict[str, int] = defaultdict(int)
-        self._unkeyed: dict[str, int] = defaultdict(int)
-        self._hours: dict[str, dict[str, int]] = defaultdict(dict)
 
-    @property
-    def rows(self) -> int:
-        """Rows of all inputs."""
-        return sum(self._rows.values())
+def _measured(
+    data: DataFrame, starts: Mapping[str, int]
+) -> tuple[dict[str, FileFacts], Counter[int]]:
+    """Read all rows: what is in each file, and the bytes of bodies of each minute.
 
-    def gather(self, data: DataFrame) -> None:
-        """Read it all."""
-        size = F.sum(F.octet_length("body")).alias("size")
-        unkeyed = F.count_if(~is_keyed()).alias("unkeyed")
-        counts = data.groupBy(FILE, "date", "hour").agg(F.count("*").alias("rows"), size, unkeyed)
-        for row in counts.collect():
-            path = row[FILE]
-            self._rows[path] += row["rows"]
-            self._unkeyed[path] += row["unkeyed"]
-            self._hours[path][_HOUR % (row["date"], row["hour"])] = row["size"] or 0
-        if strange := self._rows.keys() - {each.path for each in self._inputs}:
-            raise ConfigError(f"{min(strange)}: Spark calls this file so: give --input as it does")
+    ``starts`` has the number of records of files that an earlier run has read.
+    """
+    mark = F.when(~is_keyed(), F.xxhash64("source_record", "body").cast("decimal(20,0)"))
+    found = data.select(
+        F.col(FILE).alias("file"),
+        F.expr(_MINUTE_OF).alias("minute"),
+        F.greatest(F.octet_length("body"), F.lit(_LEAST)).alias("size"),
+        mark.alias("mark"),
+        F.when(~_is_new(starts), mark).alias("start"),
+    )
+    sums = found.groupingSets([["file"], ["minute"]], "file", "minute").agg(
+        *(F.count("*"), F.count("mark"), F.sum("mark"), F.sum("start"), F.sum("size"))
+    )
+    files: dict[str, FileFacts] = {}
+    minutes: Counter[int] = Counter()
+    for file, minute, rows, unkeyed, checksum, start, size in sums.collect():
+        if file is None:
+            minutes[minute] = size
+        else:
+            files[file] = FileFacts(rows, unkeyed, int(checksum or 0), int(start or 0))
+    return files, minutes
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of bodies by hour."""
-        found: dict[str, int] = defaultdict(int)
-        for hours in self._hours.values():
-            for hour, size in hours.items():
-                found[hour] += size
-        return found
 
-    def known(self) -> dict[str, Known]:
-        """What is to be known of the inputs; raises RecordError if one is not as it was."""
-        check_unchanged(self._inputs)
-        placed = [each for each in self._inputs if self._has_places(each)]
-        sums = dict(zip(placed, digests(placed), strict=True))
-        return {
-            each.path: Known(
-                size=each.size,
-                mtime_ns=each.mtime_ns,
-                rows=each.skip + self._rows[each.path],
-                hours=tuple(self._hours[each.path]),
-                sha256=sums.get(each, ""),
-            )
-            for each in self._inputs
-        }
+def _is_new(starts: Mapping[str, int]) -> Column:
+    """Whether a row is not among the first so many of its file."""
+    if not starts:
+        return F.lit(True)
+    read = F.from_json(F.lit(json.dumps(starts)), "map<string,bigint>")
+    return F.col("source_record") >= F.coalesce(F.try_element_at(read, FILE), F.lit(0))
 
-    def _has_places(self, each: Input) -> bool:
-        """Whether it has rows that only their place identifies, or may get some."""
-        empty = each.kind == "records" and not self._rows[each.path]
-        return bool(self._unkeyed[each.path]) or empty
+
+class Slices(NamedTuple):
+    """Where rows go: those of a ``minute`` evenly to tasks from ``start`` to ``start + span``.
+
+    ``table`` has these three. The ``tasks`` write ``files``.
+    """
+
+    table: list[tuple[int, float, float]]
+    tasks: int
+    files: int
+
+
+def slices(minutes: Mapping[int, int], size: int) -> Slices:
+    """Divide bytes by minute into tasks of at most about ``size`` bytes.
+
+    The tasks of an hour are of equal size and follow one another in time; a minute is divided where
+    a task ends, or into several tasks. Small hours share a task.
+    """
+    table = []
+    end = files = room = 0
+    for _, group in groupby(sorted(minutes), lambda minute: minute // 60):
+        mine = list(group)
+        total = sum(minutes[each] for each in mine)
+        tasks = max(-(-total // size), 1)
+        first = end
+        if tasks == 1 and total <= room:
+            first, room = end - 1, room - total
+        else:
+            room = size - total
+        end = first + tasks
+        files += tasks
+        done = 0
+        for each in mine:
+            table.append((each, first + done * tasks / total, minutes[each] * tasks / total))
+            done += minutes[each]
+    return Slices(table, end, files)
 
 
 def _merged(data: DataFrame, tasks: DataFrame, count: int) -> DataFrame:
     """Each message once, and the rows of a task in the order to write them.
 
-    ``tasks`` has the first of the ``count`` tasks of each hour, and how many slices of time, one a
-    task, the hour has.
+    ``tasks`` is the table of ``Slices``. Rows of one message meet in one task.
     """
     for name in ("source_file", "source_record"):
         data = data.withColumn(name, F.when(~is_keyed(), F.col(name)))
-    hour = F.format_string(_HOUR, F.col("date").cast("string"), "hour")
-    elapsed = F.pmod(F.unix_micros("timestamp"), F.lit(_HOUR_US)) / F.lit(_HOUR_US)
-    task = (F.col(_FIRST) + F.floor(elapsed * F.col(_SLICES))).cast("int")
+    share = F.pmod(F.xxhash64(*_KEY[1:]), F.lit(_SHARES)) / F.lit(_SHARES)
+    task = F.floor(F.col(_START) + share * F.col(_SPAN))
     same = Window.partitionBy(_TASK, "date", "hour", *_KEY).orderBy(*_CHOICE)
     return (
-        data.join(F.broadcast(tasks), hour == F.col(_NAME), "left")
-        .withColumn(_TASK, F.coalesce(task, F.lit(0)))
+        data.withColumn(_MINUTE, F.expr(_MINUTE_OF))
+        .join(F.broadcast(tasks), _MINUTE, "left")
+        .withColumn(_TASK, F.least(F.coalesce(task, F.lit(0)), F.lit(count - 1)).cast("int"))
         .drop(*tasks.columns)
         .repartitionById(count, _TASK)
         .withColumn(_NTH, F.row_number().over(same))
@@ -319,35 +343,35 @@ def _merged(data: DataFrame, tasks: DataFrame, count: int) -> DataFrame:
     )
 
 
-def _write(
-    data: DataFrame, place: str, name: str, file_size: int
-) -> tuple[_Content, dict[str, dict[str, HourFile]]]:
+def _written(data: DataFrame, place: str, run: str) -> tuple[dict[str, Any], dict[str, HourFile]]:
+    """Write a file for each task and hour."""
     observed = Observation()
     names = [name for name in data.columns if name != _TASK]
     rows = (
         data.observe(observed, *_content(data.select(names)))
         .sortWithinPartitions(_TASK, "date", "hour", *_KEY)
-        .select(names)
+        .select(*names, F.col("timestamp").alias(_TIME))
     )
     written = write_files(
-        rows, place, "parquet", name=name, partitions=("date", "hour"), size=file_size
+        *(rows, place, "parquet"),
+        prefix=prefix(run),
+        partitions=("date", "hour"),
+        times=_TIME,
+        size=sys.maxsize,
     )
-    hours: dict[str, dict[str, HourFile]] = {}
     store = open_store(place)
+    files = {}
     for each in written:
-        hour = "/".join(each.path.split("/")[:2])
-        size = store.stat(each.path).size
-        hours.setdefault(hour, {})[posixpath.relpath(each.path, hour)] = HourFile(
-            size, each.rows, each.size
-        )
-    return _Content(**observed.get), hours
+        minutes = [(us or 0) // 60_000_000 for us in (each.oldest, each.newest)]
+        files[each.path] = HourFile(store.stat(each.path).size, each.rows, each.size, *minutes)
+    return observed.get, files
 
 
-def _read_back(spark: SparkSession, paths: Sequence[str]) -> _Content:
+def _read_back(spark: SparkSession, paths: Sequence[str]) -> dict[str, Any]:
     data = spark.read.options(**STRICT).parquet(*map(literal, paths))
     row = data.agg(*_content(data)).first()
     assert row
-    return _Content(**row.asDict())
+    return row.asDict()
 
 
 def _content(data: DataFrame) -> list[Column]:

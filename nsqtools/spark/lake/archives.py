@@ -59,8 +59,7 @@ _ATTEMPTS = range(1 << 31)
 class ArchiveFile:
     """A file of records as the driver found it.
 
-    ``format`` is in ``forms.FORMS``; the suffix of the path gives the compression. ``skip`` is
-    the number of records to skip at the beginning.
+    ``format`` is in ``forms.FORMS``; the suffix of the path gives the compression.
     """
 
     path: str
@@ -68,7 +67,6 @@ class ArchiveFile:
     mtime_ns: int
     format: str
     delimiter: bytes = b"\n"
-    skip: int = 0
 
 
 def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
@@ -165,18 +163,15 @@ def _batch(
     envelopes: Sequence[dict[str, Any]],
     position: int,
 ) -> Iterator[pa.RecordBatch]:
-    """One batch of the records from this position on; none if all of them are skipped."""
-    first = max(archive.skip - position, 0)
-    kept = bodies[first:]
-    if not kept:
+    """One batch of the records from this position on; none without records."""
+    if not bodies:
         return
     if archive.format == "json":
-        columns = _from_envelopes(archive, kept, envelopes[first:])
+        columns = _from_envelopes(archive, bodies, envelopes)
     else:
-        columns = _from_bodies(archive, kept)
-    start = position + first
-    places = pa.array(range(start, start + len(kept)), pa.int64())
-    files = pa.repeat(pa.scalar(archive.path, pa.string()), len(kept))
+        columns = _from_bodies(archive, bodies)
+    places = pa.array(range(position, position + len(bodies)), pa.int64())
+    files = pa.repeat(pa.scalar(archive.path, pa.string()), len(bodies))
     yield pa.RecordBatch.from_arrays([*columns, files, places], schema=INPUT_SCHEMA)
 
 

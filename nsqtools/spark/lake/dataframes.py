@@ -265,16 +265,8 @@ def _records(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
     archives = []
     for each in inputs:
         assert each.layout
-        archives.append(
-            ArchiveFile(
-                each.path,
-                each.size,
-                each.mtime_ns,
-                each.layout.format,
-                each.layout.delimiter,
-                each.skip,
-            )
-        )
+        form = each.layout.format, each.layout.delimiter
+        archives.append(ArchiveFile(each.path, each.size, each.mtime_ns, *form))
     if packages := readers_of(each.path for each in archives):
         check_executors(spark, packages)
     spark.dataSource.register(ArchiveSource)

@@ -7,14 +7,14 @@ are hidden files and directories, files that are not published yet, nsqtools' di
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import fnmatch
 import glob
-import hashlib
 import os
 import posixpath
 import re
 import stat
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
+from nsqtools.sinks.files.disk import is_at
 from nsqtools.spark.lake.archives import check_same, open_file
 from nsqtools.stores import stored
 from nsqtools.stores.places import OURS, as_url, is_pattern, local
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
-__all__ = ["Input", "ProgressReport", "check_unchanged", "digests", "find", "real"]
+__all__ = ["Input", "ProgressReport", "check_unchanged", "find", "real", "remove"]
 
 _UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
 _NO_DATA = frozenset(
@@ -45,7 +46,6 @@ _DELTA = "_delta_log"
 _SPARK_JSON = re.compile(r"/batch=[^/]*/part-[^/]*\.json(?:\.[a-z0-9]+)?")
 _WILD = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_READ = 1 << 20
 _LINE = 1 << 14
 """Bytes that have the first line of a manifest, as a rule."""
 _THREADS = 8
@@ -57,8 +57,7 @@ class Input:
 
     ``kind`` is ``parquet``, ``rows`` for JSON of ``pipeline archive``, or ``records`` for files of
     ``to-file``, which have a ``layout``. ``place`` is the directory or file that was searched;
-    ``whole`` says that no file in it was left out. ``skip`` is the number of records to skip at the
-    beginning.
+    ``whole`` says that no file in it was left out.
     """
 
     path: str
@@ -67,28 +66,7 @@ class Input:
     kind: str
     place: str
     layout: Layout | None = None
-    skip: int = 0
     whole: bool = False
-
-    @property
-    def looks(self) -> tuple[str, int, int]:
-        """Name, size and time, which a copy has in common with the file."""
-        return posixpath.basename(self.path), self.size, self.mtime_ns
-
-    def digest(self, size: int | None = None) -> str:
-        """Return the sha256 of the first ``size`` bytes, by default all, in hex; raises
-        RecordError.
-        """
-        left = self.size if size is None else size
-        found = hashlib.sha256()
-        try:
-            with open_file(self.path) as file:
-                while left and (data := file.read(min(left, _READ))):
-                    found.update(data)
-                    left -= len(data)
-        except OSError as error:
-            raise RecordError(f"{self.path}: {error.strerror}") from error
-        return found.hexdigest()
 
 
 class _ListedFile(NamedTuple):
@@ -107,12 +85,11 @@ def find(
     exclude: Sequence[str] = (),
     until: int | None = None,
 ) -> list[Input]:
-    """Return the files of archives by path, each once, whatever its names and copies.
+    """Return the files of archives by path, each once, whatever its names.
 
     ``places`` are files, directories and patterns, as paths or URLs; ``layout`` is the format of
     files that ``pipeline archive`` did not write. Excluded are the directories ``exclude``,
-    manifests of ``to-file``, and files changed after ``until``, in ns since the epoch. A copy is a
-    file of the same name, time and content.
+    manifests of ``to-file``, and files changed after ``until``, in ns since the epoch.
 
     Raises ConfigError for an invalid place, and for a file that needs a layout or a library.
     """
@@ -132,21 +109,49 @@ def find(
     with ThreadPoolExecutor(_THREADS) as pool:
         looked = pool.map(lambda each: _look(each[0], each[1], layout), sorted(files.values()))
         found = [each for each in looked if each]
-    kept = _without_copies(found)
-    partial |= {each.place for each in found} if len(kept) < len(found) else set()
-    return [replace(each, whole=each.place not in partial) for each in kept]
-
-
-def digests(inputs: Sequence[Input]) -> list[str]:
-    """Return the sha256 of each file in hex; raises RecordError."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(Input.digest, inputs))
+    return [replace(each, whole=each.place not in partial) for each in found]
 
 
 def check_unchanged(inputs: Sequence[Input]) -> None:
     """Raise RecordError if an input has changed since it was found."""
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda each: check_same(each.path, each.size, each.mtime_ns), inputs))
+
+
+def remove(each: Input) -> str:
+    """Delete a file that is as it was found, and that nobody writes; else return why not."""
+    store, path = stored(each.path)
+    try:
+        with _locked(each.path):
+            check_same(each.path, each.size, each.mtime_ns)
+            store.delete(path)
+    except RecordError:
+        return "it has changed"
+    except BlockingIOError:
+        return "a process writes to it"
+    except OSError as error:
+        return f"it cannot be deleted: {error.strerror}"
+    if local(each.path) is not None:
+        folder, name = os.path.split(path)
+        with contextlib.suppress(OSError):
+            store.delete(f"{folder}/.{name}.crc")  # Hadoop's checksums of it
+    return ""
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold a local file as to-file holds a file that it writes."""
+    if local(path) is None:
+        yield
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not is_at(fd, path):
+            raise BlockingIOError
+        yield
+    finally:
+        os.close(fd)
 
 
 def real(place: str) -> str:
@@ -324,18 +329,3 @@ def _look(entry: _ListedFile, place: str, layout: Layout | None) -> Input | None
         )
     require(method_of(path))
     return found
-
-
-def _without_copies(inputs: Sequence[Input]) -> list[Input]:
-    """In a store a copy has a time of its own, so that it cannot be told from another file."""
-    counts = Counter(each.looks for each in inputs if local(each.path) is not None)
-    known: set[tuple[object, str]] = set()
-    kept = []
-    for each in inputs:
-        if counts[each.looks] > 1:
-            content = each.looks, each.digest()
-            if content in known:
-                continue
-            known.add(content)
-        kept.append(each)
-    return kept

@@ -87,6 +87,7 @@ def write_files(
     form: str,
     *,
     name: str = "",
+    prefix: str = _PART,
     partitions: Sequence[str] = (),
     times: str = "",
     tasks: int | None = None,
@@ -96,10 +97,11 @@ def write_files(
     """Write rows once, as ``form`` (parquet or json), and return the durable files.
 
     Rows go below ``<partition>=<value>`` for the columns ``partitions`` and, with a ``name``, below
-    ``batch=<name>``. The files lack these columns, and the column ``times``, whose timestamps are
-    summarised only. At most ``tasks`` tasks write, each as many files as ``size`` bytes of rows
-    need. With ``replace``, other files of tasks in the same directories are removed afterwards,
-    which an earlier attempt wrote. Raises OutputError, and errors of Spark.
+    ``batch=<name>``, into files whose names begin with ``prefix``. These lack the partitions, and
+    the column ``times``, whose timestamps are summarised only. At most ``tasks`` tasks write, each
+    as many files as ``size`` bytes of rows need. With ``replace``, other files of tasks in the same
+    directories are removed afterwards, which an earlier attempt wrote. Raises OutputError, and
+    errors of Spark.
     """
     path = local(output)
     output = output if path is None else str(path)  # tasks have another current directory
@@ -110,13 +112,13 @@ def write_files(
         rows = texts(rows).select(*aside, line.alias("line"))
     if tasks:
         rows = rows.coalesce(tasks)
-    work = WriteTask(output, form, name, tuple(partitions), times, size)
+    work = WriteTask(output, form, name, tuple(partitions), times, size, prefix)
     files = [PartFile(**each.asDict()) for each in _map_in_arrow(rows, work).collect()]
     store = open_store(output, "--output")
     # Without a name, the files of others may be there.
-    replace |= bool(name) and any(each.again for each in files)
+    replace |= bool(name or prefix != _PART) and any(each.again for each in files)
     with as_output_error(output):
-        _settle(store, files, replace=replace)
+        _settle(store, files, prefix if replace else "")
     return files
 
 
@@ -141,14 +143,17 @@ def escaped(value: object) -> str:
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
-def _settle(store: Store, files: Iterable[PartFile], *, replace: bool) -> None:
-    """Sync the names of files up to the place, which tasks do for directories that they make."""
+def _settle(store: Store, files: Iterable[PartFile], replaced: str) -> None:
+    """Sync the names of files up to the place, which tasks do for directories that they make.
+
+    Other files beside them whose names begin with ``replaced`` are removed.
+    """
     written = {each.path for each in files}
     for folder in sorted({posixpath.dirname(path) for path in written}):
-        if replace:
+        if replaced:
             for each in store.list(folder):
                 path = posixpath.join(folder, each)
-                if each.startswith(_PART) and path not in written:
+                if each.startswith(replaced) and path not in written:
                     store.delete(path)
         store.sync(folder)
 
@@ -175,6 +180,7 @@ class WriteTask:
     partitions: tuple[str, ...]
     times: str
     size: int
+    prefix: str = _PART
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the files, and yield their summary as one batch."""
@@ -273,7 +279,7 @@ class _PartFiles:
     def _next(self, values: tuple[Any, ...]) -> _IncompletePart:
         folder = self._task.folder(values)
         number = self._count[folder] = self._count.get(folder, -1) + 1
-        name = f"{_PART}{self._number:05d}-{number:03d}.{self._task.form}"
+        name = f"{self._task.prefix}{self._number:05d}-{number:03d}.{self._task.form}"
         return _IncompletePart(self._store, posixpath.join(folder, name), self._task)
 
     def _close(self, values: tuple[Any, ...]) -> None:

@@ -113,6 +113,12 @@ def compact_what_is_old(example: Example) -> None:
     assert list(example.stage.folder.glob("lake/**/*.parquet")) == [new]
 
 
+def plan_to_compact(example: Example) -> None:
+    example.write_lake()
+    assert f"{len(BODIES)} records" in example.run()
+    assert not (example.stage.folder / "compacted").exists()
+
+
 def replay(example: Example, goal: str) -> None:
     example.write_lake()
     assert example.run() == ""
@@ -138,6 +144,8 @@ EXPECTED: dict[str, Callable[[Example], None]] = {
     "nsqtools pipeline compact --input lake --output compacted": compact,
     "nsqtools pipeline compact --input lake --output compacted --older-than 2h "
     "--delete-inputs -q": compact_what_is_old,
+    "nsqtools pipeline compact --input lake --output compacted --since 2026-11-21 "
+    "--dry-run": plan_to_compact,
     "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
     "--where \"date = '2026-11-21'\"": partial(replay, goal="orders"),
     "nsqtools pipeline replay --input lake --topic again": partial(replay, goal="again"),

@@ -160,7 +160,7 @@ def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
         raise KilledError
 
     path = to_file(tmp_path / "x.log", sent(b"tick", b"tick"), RAW)
-    for name in ("_swap", "_sweep"):
+    for name in ("_publish", "_sync", "_sweep"):
         monkeypatch.setattr(CompactOutput, name, killed)
         with pytest.raises(KilledError):
             run(path, layout=RAW)

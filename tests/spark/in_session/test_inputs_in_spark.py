@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -118,7 +117,6 @@ def test_files_that_were_left_out_are_not_read_by_way_of_their_directory(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lake = to_lake(tmp_path / "lake", topics=True)
-    shutil.copytree(lake / "date=2026-11-21", lake / "backup" / "date=2026-11-21")
     (lake / "link").symlink_to(lake / "date=2026-11-21")
     assert view(spark, find([str(lake)], None)).count() == 12
     staging = tmp_path / "lake" / "staging"

@@ -67,7 +67,7 @@ def archive(**groups: Any) -> None:
     "compact",
     cls=Command,
     guide="pipeline-compact",
-    essential="input output older_than file_size delete_inputs input_format master conf",
+    essential="input output older_than file_size delete_inputs dry_run input_format master",
 )
 @options(
     inputs=InputOptions,
@@ -79,7 +79,7 @@ def compact(**groups: Any) -> None:
     """Merge archives into few files, sorted, each message once.
 
     Archives are those of pipeline archive and of to-file. Only files that are new since the last
-    run are read, and only the hours that their messages fall into are written anew.
+    run are read, and only files with messages of the same minutes are written anew.
     """
     _call("jobs", "compact", groups)
 

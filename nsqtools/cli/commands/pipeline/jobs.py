@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
+
+import click
 
 from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, locked
 from nsqtools.cli.commands.pipeline.run import Run
@@ -13,6 +16,7 @@ from nsqtools.cli.commands.pipeline.sources import layout
 from nsqtools.cli.commands.pipeline.views import StepView, conclude
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.remotes import targets, with_secret
+from nsqtools.config.lake import utc
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.executors import packages_of
@@ -50,9 +54,12 @@ def compact(
         inputs=inputs.input,
         output=compaction.output,
         layout=layout(inputs),
+        since=utc(compaction.since).timestamp() if compaction.since else -inf,
+        until=utc(compaction.until).timestamp() if compaction.until else inf,
         older_than=compaction.older_than,
         delete_inputs=compaction.delete_inputs,
         file_size=compaction.file_size,
+        dry_run=compaction.dry_run,
     )
     check_inputs(settings.inputs)
     compacting.check_apart(settings)
@@ -61,12 +68,16 @@ def compact(
         check_output(settings.output, "--output")
         check_free(str(root / OURS / "lock"))
     done = asyncio.run(_compact(settings, spark, metrics))
-    conclude(
+    told = (
         f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
-        f"{counted(done.duplicates, 'duplicate')} omitted; {counted(done.hours, 'hour')} now "
-        f"with {counted(done.rows, 'record')} in {counted(done.files, 'file')}"
+        f"{counted(done.duplicates, 'duplicate')} omitted; {counted(done.rows, 'record')} in "
+        f"{counted(done.files, 'new file')}, in place of {counted(done.replaced, 'old file')}"
         + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
     )
+    if settings.dry_run:
+        click.echo(f"a run would do at most: {told}")
+        return
+    conclude(told)
     if done.kept:
         log.error("%s of --input could not be deleted", counted(done.kept, "file"))
         raise Ended(Exit.PARTIAL)
