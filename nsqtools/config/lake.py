@@ -358,7 +358,7 @@ class ReplayOptions(Options):
     )
     rate: float = RATE
     staging: str = path(
-        "Directory or URL for the chosen messages and the progress of publishing.",
+        "Directory or URL for the selected messages and the progress; all executors must see it.",
         metavar="DIR",
         default_note="_nsqtools/replay-TOPIC in the first --input",
     )

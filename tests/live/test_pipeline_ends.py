@@ -51,7 +51,7 @@ class Job:
     def check(self, code: int) -> str:
         """It has left nothing; the one line that it says."""
         assert self.process.wait(START) == code
-        for left in ("out/date=*", "out/_nsqtools/*", "lake/_nsqtools/*/replay/*"):
+        for left in ("out/date=*", "out/_nsqtools/*", "lake/_nsqtools/*/replay.json"):
             assert not list(self.folder.glob(left))
         (line,) = re.findall("^(?!nsqtools: info: ).*\n", self.log.read_text(), re.MULTILINE)
         return str(line)

@@ -58,12 +58,11 @@ def staging(tmp_path: Path, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def replaying(nsqd: Nsqd, topic: str, tmp_path: Path) -> ReplaySettings:
     """A replay of ``lake`` into a topic that has a channel, by way of ``staging``."""
-    from nsqtools.config import ProducerConfig
     from nsqtools.spark.jobs.replay import ReplaySettings
 
     nsqd.create(topic, "c")
     lake, staging = str(tmp_path / "lake"), str(tmp_path / "staging")
-    return ReplaySettings((lake,), topic, (nsqd.tcp,), staging, ProducerConfig())
+    return ReplaySettings((lake,), {"topic": topic, "nsqd.tcp.addresses": str(nsqd.tcp)}, staging)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.spark.jobs.replay import publish, stage
+from nsqtools.spark.jobs.replay import plan, publish, stage
 from tests.support.raw import unprefixed
 from tests.support.servers import empty
 
@@ -29,7 +29,8 @@ def replay(
     spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: ProgressReport
 ) -> Replayed:
     """All of it, with the Spark there is."""
-    stage(spark, settings, stop, report)
+    if not plan(settings):
+        stage(spark, settings, stop, report)
     return publish(settings, stop, report)
 
 

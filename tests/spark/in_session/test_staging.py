@@ -13,7 +13,13 @@ import pytest
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.jobs import replay as job
-from nsqtools.spark.jobs.replay import Replayed, ReplaySettings, is_staged, stage
+from nsqtools.spark.jobs.replay import (
+    Replayed,
+    ReplaySettings,
+    is_planned,
+    publish_there,
+    stage,
+)
 from tests.support.lakes import HOUR, JSON, PREFIXED, sent, to_file, to_parquet
 from tests.support.replays import HOSTILE, Taken, nothing, replay
 from tests.support.streaming import numbered
@@ -46,11 +52,13 @@ def test_bare_records_go_back_too(
     assert taken() == [*HOSTILE, *HOSTILE]
 
 
-def test_what_is_staged_is_not_chosen_again(
+def test_what_is_planned_is_not_chosen_again_and_needs_no_archive(
     spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
+    replaying = replace(replaying, where="body is not null")
     to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
     stage(spark, replaying, threading.Event(), nothing)
+    (tmp_path / "lake" / "part-1.parquet").unlink()
     to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c"))
     no_spark: Any = None
     assert replay(no_spark, replaying, threading.Event(), nothing).published == 2
@@ -66,16 +74,17 @@ def test_a_staging_that_was_killed_or_told_to_end_is_done_by_the_next_run(
     def killed(*_: object) -> None:
         raise KilledError
 
+    replaying = replace(replaying, where="true")
     to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError):
         stage(spark, replaying, stop, nothing)
     with monkeypatch.context() as patch:
-        patch.setattr(job, "save", killed)
+        patch.setattr(job, "_save", killed)
         with pytest.raises(KilledError):
             stage(spark, replaying, threading.Event(), nothing)
-    assert not is_staged(replaying)
+    assert not is_planned(replaying)
     assert replay(spark, replaying, threading.Event(), nothing).published == 2
 
 
@@ -88,8 +97,25 @@ def test_a_damaged_file_is_named_and_nothing_published(
         file.write(b"{")
     with pytest.raises(RecordError, match=rf"^{bad}: line 2\b"):
         replay(spark, replace(replaying, layout=JSON), threading.Event(), nothing)
-    assert not is_staged(replace(replaying, layout=JSON))
+    assert not is_planned(replace(replaying, layout=JSON))
     assert taken() == []
+
+
+@pytest.mark.parametrize("where", ["", "body is not null"], ids=["archive", "staged"])
+def test_executors_publish_portions(
+    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken, where: str
+) -> None:
+    chosen, bodies = replace(replaying, where=where), numbered(4000)
+    for number in range(2):
+        to_parquet(tmp_path / "lake" / f"{number}.parquet", sent(*bodies[number::2]))
+    stop = threading.Event()
+    stop.set()
+    if not where:
+        assert publish_there(spark, chosen, stop, nothing) == Replayed(rows=4000, stopped=True)
+    done = publish_there(spark, chosen, threading.Event(), nothing)
+    assert done == Replayed(rows=4000, published=4000)
+    assert sorted(taken()) == sorted(bodies)
+    assert list((tmp_path / "staging").iterdir()) == []
 
 
 @pytest.mark.parametrize(

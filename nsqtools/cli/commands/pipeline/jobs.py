@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, locked
+from nsqtools.cli.commands.pipeline.preflight import (
+    check_free,
+    check_inputs,
+    check_sink,
+    locked,
+)
 from nsqtools.cli.commands.pipeline.run import Run
-from nsqtools.cli.commands.pipeline.sources import layout
+from nsqtools.cli.commands.pipeline.sources import connection_options, layout
 from nsqtools.cli.commands.pipeline.views import StepView, conclude
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.remotes import targets, with_secret
@@ -25,6 +30,7 @@ from nsqtools.spark.jobs import replay as republishing
 from nsqtools.spark.jobs.compact import CompactSettings
 from nsqtools.spark.jobs.replay import ReplaySettings
 from nsqtools.spark.lake.folders import check_output
+from nsqtools.spark.properties import is_local
 from nsqtools.stores.places import OURS, below, is_pattern, local
 
 if TYPE_CHECKING:
@@ -110,13 +116,16 @@ def replay(
 
     Raises Ended with PARTIAL if nsqd rejected some.
     """
-    config = with_secret(config)
+    nsqds = asyncio.run(targets(target, with_secret(config)))
+    sink = {
+        "topic": target.topic,
+        "nsqd.tcp.addresses": ",".join(map(str, nsqds)),
+        **connection_options(config, spark.master),
+    }
     settings = ReplaySettings(
         inputs=inputs.input,
-        topic=target.topic,
-        nsqds=tuple(asyncio.run(targets(target, config))),
+        sink=sink,
         staging=replaying.staging or _replay_staging(inputs.input[0], target.topic),
-        config=config,
         layout=layout(inputs),
         where=replaying.where,
         order_by=replaying.order_by,
@@ -138,18 +147,26 @@ def _replay_staging(place: str, topic: str) -> str:
 
 
 async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> None:
-    run = Run(spark, metrics, StepView(), packages=packages_of(places=[settings.staging]))
-    if not republishing.is_staged(settings):
+    packages = packages_of(settings.sink, places=[settings.staging, *settings.inputs])
+    run = Run(spark, metrics, StepView(), packages=packages)
+    if not republishing.is_planned(settings):
         check_inputs(settings.inputs)
-        await republishing.reach(settings)
-        none_chosen = "stopped before the messages were selected: none was published"
-        stage = partial(republishing.stage, settings=settings)
-        await run.until_done(stage, if_stopped=none_chosen)
-    done = await run.without_spark(partial(republishing.publish, settings, run.stop))
+    await check_sink(settings.sink, spark.master)
+    if_stopped = "stopped before the messages were selected: none was published"
+    if is_local(spark.master) or settings.is_sequential:
+        if not await run.without_spark(lambda _: republishing.plan(settings)):
+            stage = partial(republishing.stage, settings=settings)
+            await run.until_done(stage, if_stopped=if_stopped)
+        done = await run.without_spark(partial(republishing.publish, settings, run.stop))
+    else:
+        there = partial(republishing.publish_there, settings=settings)
+        done = await run.until_done(there, if_stopped=if_stopped)
     now = done.published - done.before
     told = f"{counted(now, 'message')} published"
     if done.before:
         told += f", and {done.before:,} by earlier runs"
+    if done.again:
+        told += f", at most {done.again:,} of them twice"
     if done.stopped:
         told += f"; {done.left:,} left for the next run"
     if done.empty:

@@ -1,0 +1,388 @@
+"""The portions of a replay: Parquet files, published by the driver's process or by tasks of Spark.
+
+Each portion has a position in the staging, which is replaced before messages are sent. Whoever
+continues a portion replaces its position first, so an obsolete task cannot go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nsqtools.engine.producer import Producer
+from nsqtools.errors import (
+    REFUSED_BODY,
+    ConfigError,
+    LockedError,
+    NSQError,
+    OutputError,
+    PublishError,
+    RecordError,
+    ServerError,
+)
+from nsqtools.policy.pace import Pace
+from nsqtools.proto.commands import publish_many_size
+from nsqtools.spark.jobs.versions import Versions
+from nsqtools.spark.lake.archives import check_same, open_file
+from nsqtools.spark.source.sourceoptions import parse_sink, with_secret
+from nsqtools.stores import open_store
+from nsqtools.stores.interface import as_output_error
+from nsqtools.tasks import end, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from nsqtools.spark.source.sourceoptions import SinkSettings
+    from nsqtools.stores.interface import Store
+
+__all__ = ["STOP", "BodyFile", "Portion", "Position", "PublishTask", "divided", "positions"]
+
+STOP = "stop"
+"""The file in the staging that tells tasks to end."""
+
+_CHUNK_BYTES = 4 << 20
+_AT_ONCE = 4
+"""Portions that one process publishes at the same time, unless order or rate matter."""
+_LEAST, _LARGEST, _PORTIONS = 1 << 20, 64 << 20, 64
+_THREADS = 8
+_POLL = 0.2
+_LOOK = 1.0
+_GRACE = 5.0
+"""Seconds that messages under way get after ``stop`` is set."""
+
+
+class BodyFile(NamedTuple):
+    """A Parquet file with a column ``body``, as it was found."""
+
+    path: str
+    rows: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def open(cls, path: str, size: int, mtime_ns: int) -> BodyFile:
+        """Read the number of rows.
+
+        Raises ConfigError without a column ``body`` of bytes or text, RecordError for damage.
+        """
+        with _reading(path), open_file(path) as source, pq.ParquetFile(source) as file:
+            schema = file.schema_arrow
+            kinds = [field.type for field in schema if field.name.lower() == "body"]
+            if not kinds:
+                raise ConfigError(f"{path}: has no column body")
+            if not _is_bytes(kinds[0]):
+                raise ConfigError(f"{path}: column body is {kinds[0]}: expected binary or string")
+            return cls(path, file.metadata.num_rows, size, mtime_ns)
+
+    def bodies(self, start: int) -> Iterator[list[bytes | str | None]]:
+        """Yield the bodies from this row on; one row group is in memory at a time."""
+        check_same(self.path, self.size, self.mtime_ns)
+        at = 0
+        with _reading(self.path), open_file(self.path) as source, pq.ParquetFile(source) as file:
+            (name,) = [each for each in file.schema_arrow.names if each.lower() == "body"][:1]
+            for number in range(file.num_row_groups):
+                after = at + file.metadata.row_group(number).num_rows
+                if start < after:
+                    group = file.read_row_group(number, columns=[name])
+                    for column in group.column(0).slice(max(start - at, 0)).chunks:
+                        yield column.to_pylist()
+                at = after
+
+
+Portion: TypeAlias = "tuple[BodyFile, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of a portion is done, in rows from its first file on.
+
+    Rows before ``done`` are done; those before ``sent`` may have been published, too. nsqd has
+    answered OK for ``published`` messages and has permanently rejected ``refused``, the first for
+    this ``reason``; the other rows that are done have no body. At most ``again`` messages were
+    published twice.
+    """
+
+    done: int = 0
+    sent: int = 0
+    published: int = 0
+    refused: int = 0
+    again: int = 0
+    reason: str = ""
+
+    def continued(self) -> Position:
+        """Return the position of an attempt that begins where another one ended."""
+        return replace(self, sent=self.done, again=self.again + self.sent - self.done)
+
+
+def divided(files: Sequence[BodyFile], *, whole: bool) -> list[Portion]:
+    """Divide files into portions; with ``whole`` there is only one, which keeps their order."""
+    if whole:
+        return [tuple(files)]
+    share = min(max(sum(each.size for each in files) // _PORTIONS, _LEAST), _LARGEST)
+    found: list[Portion] = []
+    taken: list[BodyFile] = []
+    for each in files:
+        taken.append(each)
+        if sum(file.size for file in taken) >= share:
+            found.append(tuple(taken))
+            taken = []
+    return [*found, tuple(taken)] if taken else found
+
+
+def positions(store: Store, folder: str, count: int) -> list[Position]:
+    """Return the positions of so many portions; raises OSError, and OutputError for damage."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(lambda n: _load(_versions(store, folder, n)), range(count)))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTask:
+    """Publishes portions; ``sink`` has options of the sink ``nsq``. It is sent to executors.
+
+    The positions are in ``folder`` of the staging. ``rate`` is in messages per second, 0 for no
+    limit.
+    """
+
+    staging: str
+    folder: str
+    sink: Mapping[str, str]
+    in_order: bool = False
+    rate: float = 0.0
+
+    def __call__(self, portions: Iterable[tuple[int, Portion]]) -> Iterator[str]:
+        """Publish, and yield the error if there is one: then it also tells other tasks to end.
+
+        Spark would repeat a task that raises, which does not help if nsqd refuses. Raises
+        LockedError if another attempt has taken over.
+        """
+        store = open_store(self.staging)
+        stop, over = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_LOOK):
+                with contextlib.suppress(OSError):
+                    store.stat(STOP)
+                    stop.set()
+
+        threading.Thread(target=watch, name="nsqtools-stop", daemon=True).start()
+        try:
+            self.run(portions, stop, lambda _: None)
+        except LockedError:
+            raise
+        except NSQError as error:
+            store.put(STOP, b"")
+            yield str(error)
+        finally:
+            over.set()
+
+    def run(
+        self,
+        portions: Iterable[tuple[int, Portion]],
+        stop: threading.Event,
+        passed: Callable[[int], None],
+    ) -> None:
+        """Publish from the positions of the portions, until ``stop`` is set.
+
+        ``passed`` is called with numbers of rows that are done. Raises PublishError if no nsqd
+        accepts messages, UnreachableError, LockedError, RecordError and OutputError.
+        """
+        with as_output_error(self.staging):
+            asyncio.run(self._run(portions, stop, passed))
+
+    async def _run(
+        self,
+        portions: Iterable[tuple[int, Portion]],
+        stop: threading.Event,
+        passed: Callable[[int], None],
+    ) -> None:
+        sink = parse_sink(self.sink)
+        left, pace = iter(portions), Pace(self.rate)
+        store = open_store(self.staging)
+        async with Producer(sink.nsqds, with_secret(sink)) as producer:
+
+            async def work() -> None:
+                for number, portion in left:
+                    versions = _versions(store, self.folder, number)
+                    await _PortionSender(producer, sink, versions, pace, stop, passed).run(portion)
+
+            await together(*(work() for _ in range(1 if self.in_order else _AT_ONCE)))
+
+
+class _Chunk(NamedTuple):
+    """Bodies for one MPUB; ``end`` is the row of the portion after them."""
+
+    end: int
+    bodies: list[bytes]
+
+
+class _PortionSender:
+    """One portion on its way to a topic."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        sink: SinkSettings,
+        versions: Versions,
+        pace: Pace,
+        stop: threading.Event,
+        passed: Callable[[int], None],
+    ) -> None:
+        self._producer = producer
+        self._topic = sink.topic
+        self._limit = min(sink.config.max_body_size, _CHUNK_BYTES)
+        self._versions = versions
+        self._pace = pace
+        self._stop = stop
+        self._passed = passed
+        self._position = self._noted = Position()
+
+    async def run(self, portion: Portion) -> None:
+        """Publish it, one chunk after another; the next one is read meanwhile."""
+        self._position = (await asyncio.to_thread(_load, self._versions)).continued()
+        chunks = _chunks(portion, self._position.done, self._limit, self._pace.burst(_CHUNK_BYTES))
+        chunk = await asyncio.to_thread(self._next, chunks)
+        while chunk:
+            is_done, chunk = await together(
+                self._publish(chunk), asyncio.to_thread(self._next, chunks)
+            )
+            if not is_done:
+                break
+        if self._position != self._noted:
+            await asyncio.to_thread(self._note, self._position)
+
+    def _next(self, chunks: Iterator[_Chunk]) -> _Chunk | None:
+        """The next chunk, once it is noted that its messages may have been published."""
+        chunk = None if self._stop.is_set() else next(chunks, None)
+        if chunk:
+            self._note(replace(self._position, sent=chunk.end))
+        return chunk
+
+    def _note(self, position: Position) -> None:
+        self._versions.save(asdict(position))
+        self._noted = position
+
+    async def _publish(self, chunk: _Chunk) -> bool:
+        """Publish and count; False if it was told to end before nsqd has accepted the chunk."""
+        before, count = self._position, len(chunk.bodies)
+        await self._rest(self._pace.delay(count, now=asyncio.get_running_loop().time()))
+        if self._stop.is_set():
+            return False
+        self._position = replace(before, sent=chunk.end)
+        refused, reason = 0, ""
+        try:
+            if count and not await self._is_accepted(chunk.bodies):
+                return False
+        except PublishError as error:
+            if not _blames_bodies(error):
+                raise
+            refused, reason = len(error.refused), str(error)
+        self._position = replace(
+            self._position,
+            done=chunk.end,
+            published=before.published + count - refused,
+            refused=before.refused + refused,
+            reason=before.reason or reason,
+        )
+        self._passed(chunk.end - before.done)
+        return True
+
+    async def _rest(self, seconds: float) -> None:
+        """Let time pass, but no more of it once told to end."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0 and not self._stop.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(min(left, _POLL))
+
+    async def _is_accepted(self, bodies: Sequence[bytes]) -> bool:
+        """Publish; False if it was told to end and nsqd has not answered soon after."""
+        task = asyncio.ensure_future(self._producer.publish(self._topic, bodies))
+        try:
+            while not self._stop.is_set() and not task.done():
+                await asyncio.wait({task}, timeout=_POLL)
+            await asyncio.wait({task}, timeout=_GRACE)
+        finally:
+            await end([task])
+        if task.cancelled():
+            return False
+        task.result()
+        return True
+
+
+def _load(versions: Versions) -> Position:
+    """Return a position as it is in the staging; raises OSError, and OutputError for damage."""
+    try:
+        return Position(**versions.load())
+    except FileNotFoundError:
+        return Position()
+    except (TypeError, ValueError):
+        raise OutputError(
+            f"{versions.url}: is not a readable position: remove the directory of --staging to "
+            "replay from the beginning"
+        ) from None
+
+
+def _versions(store: Store, folder: str, number: int) -> Versions:
+    return Versions(store, f"{folder}/{number}")
+
+
+def _chunks(portion: Portion, start: int, limit: int, most: int) -> Iterator[_Chunk]:
+    """Yield the bodies from this row on, without empty ones, in chunks.
+
+    A chunk is an MPUB of at most ``limit`` bytes, if it has two bodies, and ``most`` bodies.
+    """
+    row, size = start, 0
+    bodies: list[bytes] = []
+    for each in _bodies(portion, start):
+        if each:
+            body = each.encode() if isinstance(each, str) else each
+            size += len(body)
+            if bodies and (len(bodies) >= most or publish_many_size(len(bodies) + 1, size) > limit):
+                yield _Chunk(row, bodies)
+                bodies, size = [], len(body)
+            bodies.append(body)
+        row += 1
+    if row > start:
+        yield _Chunk(row, bodies)
+
+
+def _bodies(portion: Portion, start: int) -> Iterator[bytes | str | None]:
+    for file in portion:
+        if start < file.rows:
+            for column in file.bodies(start):
+                yield from column
+        start = max(start - file.rows, 0)
+
+
+def _blames_bodies(error: PublishError) -> bool:
+    """Whether it is for the bodies alone that they were refused; else no other would be taken."""
+    cause = error.__cause__
+    by_nsqd = isinstance(cause, ServerError) and cause.code in REFUSED_BODY
+    return error.permanent and (cause is None or by_nsqd)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return any(
+        each(kind)
+        for each in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_string,
+            pa.types.is_large_string,
+        )
+    )
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise RecordError(f"{path}: {reason}") from error
