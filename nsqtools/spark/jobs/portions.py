@@ -47,8 +47,8 @@ __all__ = ["STOP", "BodyFile", "Portion", "Position", "PublishTask", "divided", 
 STOP = "stop"
 """The file in the staging that tells tasks to end."""
 
-_CHUNK_BYTES = 4 << 20
-_AT_ONCE = 4
+_CHUNK_BYTES = 1 << 20
+_AT_ONCE = 2
 """Portions that one process publishes at the same time, unless order or rate matter."""
 _LEAST, _LARGEST, _PORTIONS = 1 << 20, 64 << 20, 64
 _THREADS = 8
