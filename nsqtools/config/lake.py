@@ -194,6 +194,12 @@ class BodyOptions(Options):
         "Columns of JSON bodies, as in SQL, such as 'user INT, at TIMESTAMP'; or a file "
         "with them, or with Spark's JSON schema.",
         metavar="COLUMNS",
+        excludes=("infer",),
+    )
+    infer: str = path(
+        "Sample of JSON bodies, to infer their columns from: an archive, or a file with one body "
+        "per line, as tail prints.",
+        metavar="SAMPLE",
     )
 
 
@@ -264,18 +270,25 @@ class QueryOptions(Options):
     title = "Query"
 
     query: str = text(
-        "SELECT statement on the table nsq, or @FILE to read it from a file.",
+        "SELECT statement on the table nsq, or on tables with the names of topics; or @FILE to "
+        "read it from a file.",
         metavar="SQL",
         required=True,
     )
     watermark: float = duration(
-        "How late a message may come, by its timestamp, and still count in its window.",
+        "How late a message may come, by its --timestamp, and still count in its window or join.",
         0.0,
         default_note="no limit",
     )
+    timestamp: str = text(
+        "Column of the bodies with the time of the event, for --watermark.",
+        "timestamp",
+        metavar="COLUMN",
+        default_note="timestamp, when it was published",
+    )
     format: str = choice(
-        "Where the result goes: files, a table on standard output, or a topic.",
-        *("", "parquet", "json", "console", "topic"),
+        "Where the result goes: files, a Delta table, a table on standard output, or a topic.",
+        *("", "parquet", "json", "delta", "console", "topic"),
         default_note="parquet with --output, topic with --destination-topic, else console",
     )
     output: str = like(OUTPUT, help="Directory or URL for files.", required=False)
@@ -295,9 +308,16 @@ class QueryOptions(Options):
     explain: bool = flag("Print Spark's plan and consume nothing.")
 
     def validate(self) -> None:
-        """Raise ConfigError if the destination does not fit the format."""
+        """Raise ConfigError for a destination or a timestamp without what it needs."""
+        if self.timestamp != "timestamp" and not self.watermark:
+            raise ConfigError("--timestamp needs --watermark")
         kind = result_format(self)
-        wanted = {"parquet": "output", "json": "output", "topic": "destination_topic"}
+        wanted = {
+            "parquet": "output",
+            "json": "output",
+            "delta": "output",
+            "topic": "destination_topic",
+        }
         need = wanted.get(kind, "")
         for name in ("output", "destination_topic"):
             given = bool(getattr(self, name))
@@ -308,7 +328,7 @@ class QueryOptions(Options):
 
 
 def result_format(asked: QueryOptions) -> str:
-    """Return the format of the result: ``parquet``, ``json``, ``console`` or ``topic``."""
+    """Return the format: ``parquet``, ``json``, ``delta``, ``console`` or ``topic``."""
     if asked.format:
         return asked.format
     return "parquet" if asked.output else "topic" if asked.destination_topic else "console"

@@ -11,12 +11,21 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.batches import BatchFiles
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.streams import Stream, read, run_stamped
-from nsqtools.spark.lake.bodies import DATE, HOUR, PARTITIONS, read_schema, with_columns
+from nsqtools.spark.lake.bodies import (
+    CORRUPT,
+    DATE,
+    HOUR,
+    PARTITIONS,
+    counted_corrupt,
+    with_columns,
+)
+from nsqtools.spark.lake.dataframes import body_schema
 from nsqtools.spark.lake.delta import append_delta, check_delta
 from nsqtools.spark.sparksession import first_line
 
@@ -36,11 +45,13 @@ _PUBLISHED = "_nsqtools_published"
 class Shape:
     """Format, columns and rows of the files; empty texts mean all.
 
+    ``schema`` and ``infer`` are parameters of ``dataframes.body_schema``.
     ``partition_by`` is empty or ``topic``: the directories below date and hour.
     """
 
     format: str = "parquet"
     schema: str = ""
+    infer: str = ""
     where: str = ""
     select: str = ""
     partition_by: str = ""
@@ -79,6 +90,8 @@ def archive(
     checkpoint of other topics.
     """
     frame = read(spark, settings.source, settings.stream)
+    if schema := body_schema(spark, settings.shape.schema, settings.shape.infer):
+        frame = counted_corrupt(with_columns(frame, schema), "archive")
     stamp = Stamp(settings.checkpoint, settings.stamp)
     writer = ArchiveWriter(spark, settings, stamp)
     writer.check(frame)
@@ -99,7 +112,6 @@ class ArchiveWriter:
         self._spark = spark
         self._settings = settings
         shape = settings.shape
-        self._schema = read_schema(shape.schema) if shape.schema else None
         self._files: BatchFiles | None = None
         if shape.format != "delta":
             self._files = BatchFiles(settings.output, shape.format, settings.checkpoint, stamp)
@@ -133,11 +145,12 @@ class ArchiveWriter:
         Raises ConfigError.
         """
         shape = self._settings.shape
-        if self._schema:
-            frame = with_columns(frame, self._schema)
         if shape.where:
             try:
-                frame = frame.where(shape.where)
+                chosen = F.expr(shape.where)
+                if CORRUPT in frame.columns:  # whose other columns are null, so this may be, too
+                    chosen = F.coalesce(chosen, F.col(CORRUPT).isNotNull())
+                frame = frame.where(chosen)
             except AnalysisException as error:
                 raise ConfigError(f"--where: {first_line(error)}") from error
         found = _selected(frame, shape.select or "*")

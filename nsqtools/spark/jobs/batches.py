@@ -44,8 +44,8 @@ class BatchFiles:
         if self._stamp.changed:
             remove_batch(self._output, name)
             self._stamp.settle()
-        offset = self._checkpoint.planned(number) if few else None
-        tasks = tasks_for(offset.quotas) if offset else None
+        offsets = self._checkpoint.planned(number) if few else []
+        tasks = tasks_for([quota for offset in offsets for quota in offset.quotas])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
         files = write_files(
             rows, self._output, self._form, name=name, tasks=tasks, replace=self._is_first, **more

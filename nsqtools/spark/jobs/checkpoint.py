@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from nsqtools.stores.interface import Store
 
 _OFFSETS, _COMMITS = "offsets", "commits"
+_NO_OFFSET = "-"
 _STAMP = "nsq-source"
 _UNREADABLE = (OSError, ValueError, LookupError, NSQError)
 
 
 class Checkpoint:
-    """A checkpoint and the staging of its stream, in any stores; both may not exist yet.
+    """A checkpoint and the staging of its streams, in any stores; both may not exist yet.
 
     Methods raise OutputError for errors of the stores.
     """
@@ -41,20 +42,23 @@ class Checkpoint:
         return self._last(_OFFSETS) == self._last(_COMMITS)
 
     def committed(self) -> int:
-        """Return the last committed batch; raises OSError or ValueError if a log is damaged."""
-        offset = self._offset(self._last(_OFFSETS) - self._last(_COMMITS))
-        return offset.batch if offset else 0
+        """Return the last committed batch of the only stream.
 
-    def planned(self, batch: int) -> Offset | None:
-        """Return the offset of a batch, by Spark's number of it; None if Spark has none."""
+        Raises OSError or ValueError if a log is damaged.
+        """
+        found = self._offsets(self._last(_OFFSETS) - self._last(_COMMITS))
+        return found[0].batch if found else 0
+
+    def planned(self, batch: int) -> list[Offset]:
+        """Return the offsets of a batch, by Spark's number of it; none if Spark has none."""
         with as_output_error(self.place), contextlib.suppress(FileNotFoundError):
             return self._logged(batch)
-        return None
+        return []
 
     def is_unused(self) -> bool:
         """Whether no batch of messages has been planned."""
         with contextlib.suppress(*_UNREADABLE):
-            return (offset := self._offset()) is None or not offset.batch
+            return not any(offset.batch for offset in self._offsets())
         return False
 
     def is_settled(self, stamp: Mapping[str, Any]) -> bool:
@@ -86,11 +90,12 @@ class Checkpoint:
         if self.is_finished():
             return
         try:
-            offset, before = self._offset(), self._offset(1)
+            found, before = self._offsets(), self._offsets(1)
         except _UNREADABLE:
             return
-        if offset and offset.quotas and offset != before:
-            Ledger(self.staging, offset.stream).expect(offset)
+        for offset in found:
+            if offset.quotas and offset not in before:
+                Ledger(self.staging, offset.stream).expect(offset)
 
     def read_stamp(self) -> str | None:
         """Return the settings of the last run, as JSON; None if there are none."""
@@ -104,21 +109,22 @@ class Checkpoint:
         Also true if that cannot be determined.
         """
         try:
-            offset = self._offset()
-            if offset is None:
-                return False
-            return Ledger(self.staging, offset.stream).prepared(offset.batch + 1) is not None
+            return any(
+                Ledger(self.staging, offset.stream).prepared(offset.batch + 1) is not None
+                for offset in self._offsets()
+            )
         except _UNREADABLE:
             return True
 
-    def _offset(self, back: int = 0) -> Offset | None:
-        """The last one, or one before; None if there is none. Raises any of _UNREADABLE."""
+    def _offsets(self, back: int = 0) -> list[Offset]:
+        """Those of the last batch, or of one before. Raises any of _UNREADABLE."""
         batch = self._last(_OFFSETS) - back
-        return self._logged(batch) if batch >= 0 else None
+        return self._logged(batch) if batch >= 0 else []
 
-    def _logged(self, batch: int) -> Offset:
-        text = self.store.get(f"{_OFFSETS}/{batch}").decode()
-        return Offset.from_json(json.loads(text.splitlines()[-1]))
+    def _logged(self, batch: int) -> list[Offset]:
+        """Spark's log has its version, facts about the batch, and a line for each source."""
+        _, _, *lines = self.store.get(f"{_OFFSETS}/{batch}").decode().splitlines()
+        return [Offset.from_json(json.loads(line)) for line in lines if line != _NO_OFFSET]
 
     def _last(self, folder: str) -> int:
         """The highest batch of a log of Spark's; -1 if there is none."""

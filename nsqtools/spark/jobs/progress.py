@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from nsqtools.spark.lake.bodies import CORRUPT_COUNT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,7 +37,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A completed batch or, with no rows, a check that found no messages. Times are in seconds."""
+    """A completed batch, or a check that found nothing to do. Times are in seconds."""
 
     batch: int
     rows: int
@@ -46,8 +48,17 @@ class Progress:
     """Messages that waited in nsqd when the batch was planned, not counting its own."""
     lag: float | None
     """Time from the publishing of the newest message to the end of the batch."""
+    corrupt: int = 0
+    """Received messages whose bodies do not fit the columns."""
+    late: int = 0
+    """Rows that came after the watermark, and were dropped."""
     notes: tuple[str, ...] = ()
     """Problems of this run in reading earlier batches, each in one line."""
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether messages were received, or rows written, as those of a closed window."""
+        return bool(self.rows or self.written)
 
     @property
     def rate(self) -> float:
@@ -62,13 +73,17 @@ class Totals:
     batches: int = 0
     received: int = 0
     written: int = 0
+    corrupt: int = 0
+    late: int = 0
     last: Progress | None = None
 
     def add(self, progress: Progress) -> None:
         """Count a batch."""
-        self.batches += bool(progress.rows)
+        self.batches += progress.is_batch
         self.received += progress.rows
         self.written += progress.written
+        self.corrupt += progress.corrupt
+        self.late += progress.late
         self.last = progress
 
 
@@ -125,10 +140,16 @@ def facts(progress: StreamingQueryProgress, written: Written, now: float) -> Pro
     return Progress(
         batch=progress.batchId,
         rows=rows,
-        written=written.rows if rows else 0,
+        written=written.rows,
         seconds=progress.batchDuration / 1000,
         backlog=_backlog(said),
         lag=max(0.0, now - written.newest) if fresh and written.newest is not None else None,
+        corrupt=sum(
+            row[CORRUPT_COUNT]
+            for name, row in progress.observedMetrics.items()
+            if name.startswith(CORRUPT_COUNT)
+        ),
+        late=sum(each.numRowsDroppedByWatermark for each in progress.stateOperators),
         notes=tuple(note for each in said for note in each.get("notes", ())),
     )
 

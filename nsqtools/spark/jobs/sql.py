@@ -1,4 +1,8 @@
-"""``pipeline sql``: a query on the table ``nsq``, which is a stream of topics, or archives."""
+"""``pipeline sql``: a query of topics, which are streams, or of archives.
+
+The table ``nsq`` has all messages, and a table with the name of a topic has the messages of that
+topic.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,28 @@ import contextlib
 import io
 import itertools
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.spark.interrupts import interruptible
 from nsqtools.spark.jobs.batches import BatchFiles
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.jobs.streams import Stream, read, run_stamped
-from nsqtools.spark.lake.bodies import read_schema, with_columns
-from nsqtools.spark.lake.dataframes import view
+from nsqtools.spark.lake.bodies import counted_corrupt, with_columns
+from nsqtools.spark.lake.dataframes import body_schema, view
+from nsqtools.spark.lake.delta import append_delta, check_delta
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.sparksession import first_line
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
+from nsqtools.stores.places import as_url
 
 if TYPE_CHECKING:
     import threading
@@ -41,11 +47,15 @@ if TYPE_CHECKING:
 
 _TABLE = "nsq"
 _STATEFUL = re.compile(r"~(Aggregate|Distinct)\b")  # ~ is of what streams
+_STREAM = re.compile(r"~StreamingRelationV2 .*?\bsubscribe=([^ \]]+?)(?:,? |\])")
+_REUSED = re.compile(r"CTERelationRef (\d+)")
+_CHANGES = ("query", "schema", "infer", "timestamp", "watermark", "mode")
+"""Settings of a checkpoint's state, without which Spark may not be able to continue it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The destination of rows: ``kind`` is parquet, json, console or topic.
+    """The destination of rows: ``kind`` is parquet, json, delta, console or topic.
 
     ``output`` is a path or URL for files, ``sink`` has options of the sink ``nsq`` for a topic, and
     ``show`` is called for the console.
@@ -59,10 +69,15 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query; ``watermark`` is in seconds, 0 for none."""
+    """A query; ``schema`` and ``infer`` are parameters of ``dataframes.body_schema``.
+
+    ``watermark`` is in seconds, 0 for none, and by the column ``timestamp``.
+    """
 
     text: str
     schema: str = ""
+    infer: str = ""
+    timestamp: str = "timestamp"
     watermark: float = 0.0
 
 
@@ -82,9 +97,7 @@ class StreamSettings:
             self.source,
             self.stream.checkpoint,
             self.target.output,
-            query=self.query.text,
-            schema=self.query.schema,
-            watermark=self.query.watermark,
+            **asdict(self.query) | {"query": self.query.text},
             mode=self.stream.output_mode,
             kind=self.target.kind,
         )
@@ -92,12 +105,13 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class ArchivesSettings:
-    """A query of archives."""
+    """A query of archives; ``topics`` are those that shall have tables of their own."""
 
     query: Query
     target: Destination
     inputs: tuple[str, ...]
     layout: Layout | None
+    topics: tuple[str, ...] = ()
 
 
 def query_stream(
@@ -108,20 +122,29 @@ def query_stream(
     report: Callable[[Progress], None],
 ) -> Totals:
     """Run the query on batch after batch; errors are those of ``archive.archive``."""
-    found = _asked(_of_topics(spark, settings), settings.query)
+    found = _of_topics(spark, settings)
     checkpoint = Checkpoint(settings.stream.checkpoint, settings.source["stagingLocation"])
+    before = Stamp.check(checkpoint, settings.stamp)
     stamp = Stamp(checkpoint, settings.stamp)
-    writer = _ResultWriter(settings.target, checkpoint, stamp)
-    lasts = "streamName" not in settings.source or settings.stream.output_mode != "append"
-    writer.check(found, lasts=lasts)
-    return run_stamped(
-        found,
-        writer.write,
-        settings.stream,
-        stamp=stamp,
-        stop=stop,
-        report=report,
-    )
+    writer = _ResultWriter(settings, checkpoint, stamp)
+    writer.check(found)
+    try:
+        return run_stamped(
+            found,
+            writer.write,
+            settings.stream,
+            stamp=stamp,
+            stop=stop,
+            report=report,
+        )
+    except NSQError as error:
+        changed = before and any(before.get(k) != settings.stamp.get(k) for k in _CHANGES)
+        if type(error) is not NSQError or not changed or checkpoint.is_unused():
+            raise
+        raise NSQError(
+            f"{error}; --checkpoint {settings.stream.checkpoint} has the state of another query: "
+            "give another --checkpoint, or run that query again"
+        ) from error
 
 
 def query_archives(
@@ -138,8 +161,10 @@ def query_archives(
     """
     target = settings.target
     with interruptible(spark, stop):
-        found = _asked(_of_archives(spark, settings), settings.query)
+        found = _of_archives(spark, settings)
         columns = found.columns
+        if target.kind == "delta":
+            check_delta(spark, target.output)
     if target.output:
         _check_empty(target.output)
     report("querying", 0, 0)
@@ -151,6 +176,8 @@ def query_archives(
     with interruptible(spark, stop):
         if target.kind == "topic":
             _publish(found, target.sink)
+        elif target.kind == "delta":
+            found.write.format("delta").save(as_url(target.output))
         else:
             _write_once(found, target)
 
@@ -167,73 +194,121 @@ def explain(
     """Return Spark's plan for the query, in several lines; consumes nothing."""
     with interruptible(spark, stop), contextlib.redirect_stdout(io.StringIO()) as printed:
         if isinstance(settings, StreamSettings):
-            frame = _of_topics(spark, settings)
+            found = _of_topics(spark, settings)
         else:
-            frame = _of_archives(spark, settings)
+            found = _of_archives(spark, settings)
         # Spark looks for streams in what was parsed, which has no more than the name of a table.
-        _asked(frame, settings.query).select("*").explain(mode="formatted")
+        found.select("*").explain(mode="formatted")
     return printed.getvalue()
 
 
 def _of_topics(spark: SparkSession, settings: StreamSettings) -> DataFrame:
-    frame = read(spark, settings.source, settings.stream)
-    if settings.query.watermark:
-        return frame.withWatermark(
-            "timestamp", f"{settings.query.watermark * 1000:.0f} milliseconds"
-        )
-    return frame
+    """The result of the query; raises ConfigError.
+
+    Only tables that the query may name are made, because each one asks Spark for a source.
+    """
+    query, subscribed = settings.query, settings.source["subscribe"]
+    schema = body_schema(spark, query.schema, query.infer)
+    tables = {topic: topic for topic in subscribed.split(",")} | {_TABLE: subscribed}
+    for name, topics in tables.items():
+        if name.lower() in query.text.lower():
+            frame = read(spark, {**settings.source, "subscribe": topics}, settings.stream)
+            if schema:
+                frame = counted_corrupt(with_columns(frame, schema), name)
+            _name(_timed(frame, query), name)
+    return _asked(spark, query)
 
 
 def _of_archives(spark: SparkSession, settings: ArchivesSettings) -> DataFrame:
-    return view(spark, find(settings.inputs, settings.layout))
-
-
-def _asked(frame: DataFrame, query: Query) -> DataFrame:
     """The result of the query; raises ConfigError."""
-    if query.schema:
-        frame = with_columns(frame, read_schema(query.schema))
-    frame.createOrReplaceTempView(_TABLE)
+    query = settings.query
+    schema = body_schema(spark, query.schema, query.infer)
+    frame = view(spark, find(settings.inputs, settings.layout))
+    if schema:
+        frame = with_columns(frame, schema)
+    for topic in settings.topics:
+        _name(frame.where(F.col("topic") == topic), topic)
+    _name(frame, _TABLE)
+    return _asked(spark, query)
+
+
+def _timed(frame: DataFrame, query: Query) -> DataFrame:
+    """The frame with the watermark; raises ConfigError for a column that is no time."""
+    found = {name.lower(): kind for name, kind in frame.dtypes}.get(query.timestamp.lower())
+    if found != "timestamp":
+        raise ConfigError(
+            f"--timestamp {query.timestamp}: "
+            + (f"is {found}: expected TIMESTAMP" if found else "no such column: give it a --schema")
+        )
+    if not query.watermark:
+        return frame
+    return frame.withWatermark(query.timestamp, f"{query.watermark * 1000:.0f} milliseconds")
+
+
+def _name(frame: DataFrame, name: str) -> None:
+    frame.createOrReplaceTempView(f"`{name}`")
+
+
+def _asked(spark: SparkSession, query: Query) -> DataFrame:
     try:
-        return frame.sparkSession.sql(query.text)
+        return spark.sql(query.text)
     except AnalysisException as error:
         raise ConfigError(f"--query: {first_line(error)}") from error
 
 
 class _ResultWriter:
-    def __init__(self, target: Destination, checkpoint: Checkpoint, stamp: Stamp) -> None:
-        self._target = target
+    def __init__(self, settings: StreamSettings, checkpoint: Checkpoint, stamp: Stamp) -> None:
+        self._settings = settings
+        self._target = settings.target
         self._stamp = stamp
-        self._files = BatchFiles(target.output, target.kind, checkpoint, stamp)
+        form = settings.target.kind
+        self._files = BatchFiles(settings.target.output, form, checkpoint, stamp)
         self._is_stateful = False
 
-    def check(self, rows: DataFrame, *, lasts: bool) -> None:
-        """Raise ConfigError if the destination cannot take the result.
-
-        Without ``lasts``, rows that wait for the watermark would be lost at the end of the run.
-        """
-        if self._target.output and "batch" in [name.lower() for name in rows.columns]:
+    def check(self, rows: DataFrame) -> None:
+        """Raise ConfigError if the query cannot be run, or its destination cannot take the rows."""
+        if self._target.kind == "delta":
+            check_delta(rows.sparkSession, self._target.output)
+        elif self._target.output and "batch" in [name.lower() for name in rows.columns]:
             raise ConfigError(
                 "--query: batch is the name of a directory: rename the column with AS"
             )
         if not rows.isStreaming:
-            raise ConfigError(f"--query: expected a SELECT on the table {_TABLE}")
+            raise ConfigError(f"--query: expected a SELECT on the table {_TABLE}, or on a topic")
         plan = rows._jdf.queryExecution().analyzed().toString()
-        if max(plan.count("StreamingRelationV2"), plan.count("CTERelationRef")) > 1:
-            raise ConfigError(
-                f"--query: the table {_TABLE} is used more than once, and each use would get only "
-                "a part of the messages: archive them first, and query the archive with --input"
-            )
-        self._is_stateful = _STATEFUL.search(plan) is not None
-        if not lasts and self._is_stateful:
+        tables = self._check_tables(plan)
+        self._is_stateful = bool(_STATEFUL.search(plan)) or (tables > 1 and "~Join" in plan)
+        if "streamName" not in self._settings.source:  # the checkpoint lasts
+            return
+        if tables > 1:
+            raise ConfigError("--checkpoint is required for a query of several tables")
+        if self._is_stateful and self._settings.stream.output_mode == "append":
             raise ConfigError(
                 "--checkpoint is required: rows of this query wait for the watermark, and would "
                 "be lost at the end of the run: give --checkpoint, or --output-mode update to get"
                 " the rows at once"
             )
 
+    def _check_tables(self, plan: str) -> int:
+        """The number of tables; raises ConfigError unless each topic is read once."""
+        subscribed = _STREAM.findall(plan)
+        used = [topic for each in subscribed for topic in each.split(",")]
+        if len(set(used)) < len(used) or len(set(found := _REUSED.findall(plan))) < len(found):
+            raise ConfigError(
+                "--query: a topic is used more than once, and each use would get only a part of "
+                "its messages: archive it first, and query the archive with --input"
+            )
+        for topic in self._settings.source["subscribe"].split(","):
+            if topic not in used:
+                raise ConfigError(f"--topic {topic}: the query does not use it: omit it")
+        return len(subscribed)
+
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
         """Write the result of a batch; it replaces files of an earlier attempt."""
         target = self._target
+        if target.kind == "delta":
+            self._stamp.settle()
+            return append_delta(batch, target.output, (), query, number)
         if target.output:  # state has as many partitions as the first run made
             return self._files.write(batch, query, number, few=not self._is_stateful)
         self._stamp.settle()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CORRUPT = "_corrupt"
+CORRUPT_COUNT = "nsqtools_corrupt"
+"""The prefix of names of observed metrics that count rows with a value in this column."""
 PARTITIONS = ("date", "hour", "batch")
 
 # Of the timestamp itself they would depend on the session's time zone.
@@ -64,20 +66,30 @@ def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
     """Return the frame with columns for the fields of ``body``, and ``_corrupt``.
 
     If a body is not UTF-8, or not exactly one JSON object of these types, the fields that cannot be
-    parsed are null and ``_corrupt`` has the text, with invalid UTF-8 replaced. A field is named
-    ``body_<field>`` if the frame or a partition already has a column of that name.
+    parsed are null and ``_corrupt`` has the text, with invalid UTF-8 replaced. That column replaces
+    one of an archive. A field is named ``body_<field>`` if the frame or a partition already has a
+    column of that name.
     """
-    taken = {*(name.lower() for name in frame.columns), *PARTITIONS, CORRUPT}
+    kept = [name for name in frame.columns if name.lower() != CORRUPT]
+    taken = {*(name.lower() for name in kept), *PARTITIONS, CORRUPT}
     wanted = StructType([*schema.fields, StructField(CORRUPT, StringType())])
     body = F.col("body").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     parsed = F.from_json(F.try_validate_utf8(body), wanted, options)
     found = F.col(_JSON)
     return frame.withColumn(_JSON, F.when(_is_alone(body), parsed)).select(
-        *frame.columns,
+        *kept,
         *(found.getField(each.name).alias(_free(each.name, taken)) for each in schema.fields),
         _corrupt(found, body).alias(CORRUPT),
     )
+
+
+def counted_corrupt(frame: DataFrame, source: str) -> DataFrame:
+    """Return the frame, of which Spark counts the rows with ``_corrupt`` when they are read.
+
+    ``source`` distinguishes frames that one query reads.
+    """
+    return frame.observe(f"{CORRUPT_COUNT}_{source}", F.count(CORRUPT).alias(CORRUPT_COUNT))
 
 
 def texts(frame: DataFrame) -> DataFrame:

@@ -23,9 +23,11 @@ from pyspark.sql.types import (
 )
 
 from nsqtools.errors import ConfigError
+from nsqtools.records.layout import Layout
 from nsqtools.spark.executors import check_executors, readers_of
 from nsqtools.spark.lake.archives import ArchiveFile, ArchiveSource, as_option
-from nsqtools.spark.lake.bodies import DATE, HOUR, PARTITIONS
+from nsqtools.spark.lake.bodies import CORRUPT, DATE, HOUR, PARTITIONS, read_schema
+from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.stores.places import as_url, literal
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.lake.inputs import Input
 
-__all__ = ["FILE", "STRICT", "dated", "frame", "is_keyed", "united", "view"]
+__all__ = ["FILE", "STRICT", "body_schema", "dated", "frame", "is_keyed", "united", "view"]
 
 FILE = "_nsqtools_file"
 """The column of a frame with the path of the file that a row was read from."""
@@ -49,6 +51,7 @@ _TYPES: dict[str, tuple[re.Pattern[str], type[DataType]]] = {
     "hour": (re.compile(r"\d\d?"), IntegerType),
 }
 """Of columns in the names of directories, unless their values are others. The rest are texts."""
+_SAMPLE = 10_000
 _LOOK = 1000
 """Files whose columns are looked at for a query."""
 _SERIES = re.compile(r"/(date=[^/]*|batch=[^/-]*)")
@@ -93,6 +96,23 @@ def view(spark: SparkSession, inputs: Sequence[Input], *, required: str = "") ->
     trees = _trees(inputs, exact=False)
     parts = [_part(spark, *each, look=_LOOK, required=required) for each in trees]
     return united([dated(part) for part in parts]).drop(FILE)
+
+
+def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | None:
+    """Return the columns of bodies: those of ``schema``, or what fits a sample; None for none.
+
+    ``sample`` is an archive, or a file with a body in each line; its first 10,000 bodies count.
+    Raises ConfigError for an invalid schema, and for a sample without JSON objects.
+    """
+    if not sample:
+        return read_schema(schema) if schema else None
+    bodies = view(spark, find([sample], Layout()), required="body").limit(_SAMPLE)
+    reader = spark.read.options(inferTimestamp=True, columnNameOfCorruptRecord=CORRUPT)
+    found = reader.json(bodies.select(F.col("body").cast("string")))
+    fields = [field for field in found.schema if field.name != CORRUPT]
+    if not fields:
+        raise ConfigError(f"--infer {sample}: no body is a JSON object with fields")
+    return read_schema(StructType(fields).json())
 
 
 def united(parts: Sequence[DataFrame]) -> DataFrame:

@@ -98,10 +98,11 @@ def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishin
 
     monkeypatch.setattr(os, "fsync", note)
     lake.publish(*BODIES)
-    totals = lake.archive(schema="user INT, Topic STRING, at STRING")
+    totals = lake.archive(schema="user INT, Topic STRING, at STRING", where="user < 7")
     assert (totals.batches, totals.received, totals.written) == (1, 5, 5)
     (told,) = [fact for fact in lake.facts if fact.rows]
     assert (told.rows, told.written, told.backlog) == (5, 5, 0)
+    assert told.corrupt == 4, "of which nobody knows whether they are wanted"
     assert told.lag is not None
     assert 0 <= told.lag < 3600
     assert told.rate > 0

@@ -131,6 +131,15 @@ def copy(example: Example) -> None:
     assert example.rows("body", "bodies") == BODIES
 
 
+def join(example: Example) -> None:
+    times = {"orders": (10, 11, 12), "clicks": (15, 59, 13)}
+    for topic, minutes in times.items():
+        bodies = [b'{"id": %d, "at": "2026-11-21T10:%d:00Z"}' % each for each in enumerate(minutes)]
+        publish(example.stage.nsqd, topic, bodies, channel="join")
+    assert example.run() == ""
+    assert example.rows("id", "joined") == [0, 2]
+
+
 def query(example: Example) -> None:
     example.write_lake()
     assert example.run() == "2026-11-21\t5\n"
@@ -157,6 +166,10 @@ EXPECTED: dict[str, Callable[[Example], None]] = {
     "--schema 'user INT, amount DOUBLE' --output sums --query "
     "'SELECT window.start, user, sum(amount) AS total FROM nsq "
     'GROUP BY window(timestamp, "1 minute"), user\'': sum_up_until_stopped,
+    "nsqtools pipeline sql --topic orders --topic clicks --channel join "
+    "--schema 'id INT, at TIMESTAMP' --timestamp at --watermark 10m --output joined "
+    "--query 'SELECT o.id, o.at FROM orders o JOIN clicks c ON o.id = c.id "
+    "AND c.at BETWEEN o.at AND o.at + INTERVAL 10 MINUTES'": join,
 }
 """What is expected of each example, by its line."""
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.jobs.archive import ArchiveSettings, archive
+from nsqtools.spark.jobs.progress import Totals
 from nsqtools.spark.jobs.sql import (
     ArchivesSettings,
     Destination,
@@ -19,8 +23,10 @@ from nsqtools.spark.jobs.sql import (
     query_archives,
     query_stream,
 )
-from tests.support.replays import Taken
-from tests.support.streaming import OfTopic, rows
+from nsqtools.spark.jobs.streams import Stream
+from nsqtools.spark.lake.dataframes import body_schema
+from tests.support.replays import Taken, nothing
+from tests.support.streaming import OfTopic, publish, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +34,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.jobs.progress import Totals
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
@@ -102,13 +107,126 @@ def test_windows_with_a_watermark_are_written_once_they_are_final(asking: Asking
         "GROUP BY window(timestamp, '1 millisecond'), user"
     )
     target = Destination("parquet", output=str(asking.folder))
-    asking.ask(query, target, watermark=0.001)
+    written = asking.ask(query, target, watermark=0.001).written
     asking.publish(b'{"user": 9, "total": 100}')
-    asking.ask(query, target, watermark=0.001)
+    written += asking.ask(query, target, watermark=0.001).written
+    assert written == len(rows(asking.folder)), "those of batches without messages, too"
     totals = {0: 0, 1: 0, 2: 0}
     for row in rows(asking.folder):
         totals[row["user"]] += row["total"]
     assert totals == {user: sum(range(user, 30, 3)) for user in range(3)}
+
+
+JOIN = """
+SELECT o.id, o.n FROM {orders} o JOIN {clicks} c ON o.id = c.id
+    AND c.at BETWEEN o.at AND o.at + INTERVAL '10' MINUTE
+"""
+
+
+def event(number: int, minute: int, *, late: bool = False) -> bytes:
+    """A body of the minute after ten o'clock."""
+    at = datetime(2026, 11, 21, 10, tzinfo=UTC) + timedelta(minutes=minute)
+    return json.dumps(
+        {"id": number % 1000, "n": number, "at": at.isoformat(), "late": late}
+    ).encode()
+
+
+def test_topics_are_joined_by_the_time_of_events_without_those_that_are_late(
+    asking: Asking, tmp_path: Path
+) -> None:
+    """As DuckDB joins an archive of the same messages; each number that is told is there."""
+    orders, clicks = topics = [f"{asking.topic}.{name}" for name in ("orders", "Clicks")]
+    source = {**asking.source(), "subscribe": ",".join(topics)}
+    query = Query(
+        JOIN.format(orders=f"`{orders}`", clicks=f"`{clicks}`"),
+        schema="id INT, n INT, at TIMESTAMP, late BOOLEAN",
+        timestamp="at",
+        watermark=600.0,
+    )
+    settings = StreamSettings(
+        query, Destination("parquet", str(asking.folder)), source, asking.stream()
+    )
+    first = [event(number, number) for number in range(20)]
+    runs = [
+        ([*first, b"[]"], [event(n, n + (5 if n % 3 else 20)) for n in range(0, 20, 2)]),
+        ([event(n, 100 + n) for n in range(20, 30)], [event(n, 101 + n) for n in range(20, 30)]),
+        (
+            [event(50, 3, late=True), event(31, 140)],
+            [event(50, 4, late=True), event(1, 4, late=True), event(31, 141), event(1031, 142)],
+        ),
+    ]
+    totals = Totals()
+    for run in runs:
+        for topic, bodies in zip(topics, run, strict=True):
+            for channel in ("c", "lake"):
+                asking.nsqd.create(topic, channel)
+            publish(asking.nsqd, topic, bodies)
+        query_stream(asking.spark, settings, **asking.given)
+    for fact in asking.facts:
+        totals.add(fact)
+    lake = ArchiveSettings(
+        {**source, "channel": "lake", "stagingLocation": str(tmp_path / "staging")},
+        str(tmp_path / "lake"),
+        Stream(str(tmp_path / "checkpoint")),
+    )
+    archive(asking.spark, lake, **{**asking.given, "report": nothing})
+    for topic, table in zip(topics, ("orders", "clicks"), strict=True):
+        duckdb.execute(
+            f"create or replace temp view {table} as "
+            "select cast(cast(decode(body) as json)->>'id' as int) as id, "
+            "cast(cast(decode(body) as json)->>'n' as int) as n, "
+            "cast(cast(decode(body) as json)->>'at' as timestamptz) as at, "
+            "coalesce(cast(cast(decode(body) as json)->>'late' as bool), false) as late "
+            f"from read_parquet('{tmp_path}/lake/**/*.parquet') where topic = '{topic}'"
+        )
+    expected = duckdb.execute(
+        JOIN.format(orders="orders", clicks="clicks") + " AND NOT o.late AND NOT c.late"
+    ).fetchall()
+    found = rows(asking.folder)
+    assert sorted((row["id"], row["n"]) for row in found) == sorted(expected)
+    assert len(found) > 15
+    ((messages, late),) = duckdb.execute(
+        "select count(*), count_if(late) from (from orders union all from clicks)"
+    ).fetchall()
+    assert (totals.received, totals.written) == (messages, len(found))
+    assert (totals.corrupt, totals.late) == (1, late)
+
+
+def test_a_topic_is_read_once_and_each_topic_is_used(asking: Asking) -> None:
+    target = Destination("parquet", str(asking.folder))
+    with pytest.raises(ConfigError, match=r"^--query: .*once"):
+        asking.ask(f"SELECT a.body FROM nsq a JOIN {asking.topic} b USING (body)", target)
+    settings = asking.settings("SELECT body FROM nsq_other", target)
+    settings = replace(settings, source={**settings.source, "subscribe": "nsq_other,more"})
+    with pytest.raises(ConfigError, match=r"^--topic more: "):
+        query_stream(asking.spark, settings, **asking.given)
+    with pytest.raises(ConfigError, match=r"^--timestamp total: .*int"):
+        asking.ask("SELECT body FROM nsq", target, timestamp="total")
+    with pytest.raises(ConfigError, match=r"^--timestamp at: "):
+        asking.ask("SELECT body FROM nsq", target, timestamp="at")
+
+
+def test_a_changed_query_is_told_to_take_another_checkpoint(asking: Asking) -> None:
+    target = Destination("parquet", str(asking.folder))
+    asking.publish(*ORDERS)
+    windows = "SELECT count(*) AS n{} FROM nsq GROUP BY window(timestamp, '1 second'){}"
+    asking.ask(windows.format("", ""), target, watermark=1.0)
+    asking.publish(*ORDERS)
+    with pytest.raises(NSQError, match="another --checkpoint"):
+        asking.ask(windows.format(", user", ", user"), target, watermark=1.0)
+
+
+def test_columns_are_inferred_from_a_sample(
+    spark: SparkSession, asking: Asking, tmp_path: Path
+) -> None:
+    sample = tmp_path / "sample.log"
+    sample.write_bytes(b'{"user": 1, "at": "2026-11-21T10:00:00Z"}\nnot JSON\n{"total": 0.5}\n')
+    found = body_schema(spark, "", str(sample))
+    assert found
+    assert found.simpleString() == "struct<at:timestamp,total:double,user:bigint>"
+    sample.write_bytes(b"1\n")
+    with pytest.raises(ConfigError, match=f"^--infer {sample}: "):
+        body_schema(spark, "", str(sample))
 
 
 def test_an_aggregation_is_shown_anew_after_each_batch_in_the_mode_that_says_so(
@@ -177,7 +295,7 @@ def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: 
         ("SELECT 1 AS batch FROM nsq", "batch"),
         # A stream is read once, or each reader would miss some.
         ("SELECT body FROM nsq UNION ALL SELECT body FROM nsq", "more than once"),
-        ("WITH t AS (SELECT * FROM nsq) SELECT a.body FROM t a JOIN t b USING (body)", "nsq"),
+        ("WITH t AS (SELECT * FROM nsq) SELECT a.body FROM t a JOIN t b USING (body)", "once"),
     ],
 )
 def test_a_query_that_cannot_be_is_known_before_a_message_moves(

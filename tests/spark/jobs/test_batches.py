@@ -47,11 +47,12 @@ def test_a_batch_has_as_many_tasks_as_its_plan_is_worth(
 
 def test_the_plan_of_a_batch_is_in_the_log_of_spark(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), str(tmp_path / "staging"))
-    assert checkpoint.planned(3) is None
-    offset = Offset("abc", 4, quotas(4, 3))
+    assert checkpoint.planned(3) == []
+    offsets = [Offset("abc", 4, quotas(4, 3)), Offset("def", 1, quotas(2))]
     (tmp_path / "offsets").mkdir()
-    (tmp_path / "offsets/3").write_text("v1\n{}\n" + json.dumps(offset.to_json()))
-    assert checkpoint.planned(3) == offset
+    lines = [json.dumps(each.to_json()) for each in offsets]
+    (tmp_path / "offsets/3").write_text("\n".join(["v1", "{}", "-", *lines]))
+    assert checkpoint.planned(3) == offsets
 
 
 def test_of_an_output_only_the_batch_is_removed(tmp_path: Path) -> None:

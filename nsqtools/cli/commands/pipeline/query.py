@@ -86,7 +86,7 @@ def sql(
     query, goal = _query(asked, bodies), _target(asked, source, spark, target)
     prints = result_format(asked) == "console"
     if inputs.input:
-        archives = ArchivesSettings(query, goal, inputs.input, layout(inputs))
+        archives = ArchivesSettings(query, goal, inputs.input, layout(inputs), source.topic)
         check_inputs(inputs.input)
         if asked.explain:
             _explain(archives, spark, metrics)
@@ -132,7 +132,7 @@ def _check_stream(source: QuerySourceOptions, asked: QueryOptions, stream: Strea
             raise ConfigError(f"--{name} is required, unless --input names archives")
     if result_format(asked) == "topic" and not stream.checkpoint:
         raise ConfigError("--checkpoint is required with --format topic")
-    if result_format(asked) in ("parquet", "json") and asked.output_mode != "append":
+    if asked.output and asked.output_mode != "append":
         raise ConfigError(
             f"--output-mode {asked.output_mode}: rows in files cannot be changed: use append, with "
             "--watermark for aggregations"
@@ -184,7 +184,13 @@ def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"
             raise ConfigError(f"--query {asked.query}: {reason}") from error
-    return Query(text.strip().rstrip(";"), schema_text(bodies.schema), asked.watermark)
+    return Query(
+        text.strip().rstrip(";"),
+        schema_text(bodies.schema),
+        bodies.infer,
+        asked.timestamp,
+        asked.watermark,
+    )
 
 
 def _target(

@@ -91,6 +91,7 @@ def archive(
         shape=Shape(
             lake.format,
             schema_text(bodies.schema),
+            bodies.infer,
             lake.where,
             lake.select,
             lake.partition_by,
@@ -231,6 +232,12 @@ class StreamJob:
                 watching.cancel()
         guard.check()
         conclude(view.summary)
+        if view.totals.corrupt:
+            log.warning(
+                "%s of %s have bodies that do not fit the columns: _corrupt has their text",
+                f"{view.totals.corrupt:,}",
+                counted(view.totals.received, "message"),
+            )
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ class StreamView:
             if note not in self._told:
                 log.warning("%s", note)
         self._told.update(fact.notes)
-        if not fact.rows:
+        if not fact.is_batch:
             return ""
         return f"batch {fact.batch}: {self._done(fact.rows, fact.written)}, {_details(fact)}"
 
@@ -62,6 +62,8 @@ class StreamView:
         left_out = totals.received - totals.written
         if self._verb and left_out > 0:
             what += f", {left_out:,} left out by --where"
+        if totals.late:
+            what += f", {counted(totals.late, 'late row')} dropped"
         return f"{what} in {counted(totals.batches, 'batch', 'batches')}"
 
     def _done(self, received: int, written: int) -> str:
@@ -79,6 +81,15 @@ class StreamView:
         )
         yield _metric(
             f"{name}_written_total", "counter", "Rows written in these batches.", totals.written
+        )
+        yield _metric(
+            f"{name}_corrupt_total",
+            "counter",
+            "Messages whose bodies do not fit the columns of --schema.",
+            totals.corrupt,
+        )
+        yield _metric(
+            f"{name}_late_total", "counter", "Rows dropped by the watermark.", totals.late
         )
         if last is None:
             return
@@ -133,8 +144,12 @@ def _details(last: Progress) -> str:
     parts = [f"{last.rate:,.0f}/s"] if last.rows else []
     if last.backlog is not None:
         parts.append(f"backlog {last.backlog:,}")
-    if last.rows:
+    if last.is_batch:
         parts.append(f"batch {last.seconds:.1f} s")
+    if last.corrupt:
+        parts.append(f"{last.corrupt:,} corrupt")
+    if last.late:
+        parts.append(f"{last.late:,} late")
     if last.lag is not None:
         parts.append(f"lag {last.lag:.1f} s")
     return ", ".join(parts) or "idle"
