@@ -117,6 +117,15 @@ class ArchiveOptions(ArchiveRecordOptions):
         30.0,
         minimum=0.001,
     )
+    upload: str = text(
+        "Upload each published file to this directory, under its name relative to --output-dir: a "
+        "URL of s3, gs, az or file, or a path. An existing file is never replaced.",
+        metavar="URL",
+    )
+    delete_uploaded: bool = flag(
+        "Delete a file that has been uploaded; with --on-rotate, after the command has succeeded.",
+        needs="upload",
+    )
     on_rotate: str = text(
         "Shell command to run with each published file. {} stands for its quoted path; without {} "
         "the path is appended.",
@@ -167,4 +176,9 @@ class VerifyOptions(ArchiveRecordOptions):
     """Options of ``verify``."""
 
     max_msg_size: int = ClientConfig.max_msg_size
+    uploaded: str = text(
+        "Check the files of a manifest as they are below this directory, the one of to-file "
+        "--upload: a URL of s3, gs, az or file, or a path.",
+        metavar="URL",
+    )
     json: bool = like(JSON, help="Print one JSON object per file.")

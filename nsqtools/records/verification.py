@@ -26,8 +26,8 @@ class Verification:
     ``records`` and ``size``, in bytes on disk, cover the intact part; for a manifest, the total of
     its ``files``. ``deleted`` counts files of the manifest that retention may have deleted.
     ``problem`` is empty, or one line on the fault and its place. With ``unreadable`` the file could
-    not be read, and it is unknown whether the file is intact. ``waiting`` counts files whose
-    ``--on-rotate`` command has not succeeded yet.
+    not be read, and it is unknown whether the file is intact. ``waiting`` counts files that have
+    not been uploaded yet, or whose ``--on-rotate`` command has not succeeded yet.
     """
 
     records: int = 0
@@ -45,6 +45,7 @@ def check(
     *,
     max_msg_size: int = 64 << 20,
     waiting_near: Callable[[str], Container[str]] = lambda _: (),
+    uploaded: Callable[[str], BinaryIO] | None = None,
 ) -> Iterator[Verification]:
     """Verify a file and, if it is a manifest, the files that it lists.
 
@@ -53,18 +54,25 @@ def check(
     layout of their files. The result is one report for each faulty line, or one for the whole
     manifest if no line is faulty. If a name is listed repeatedly, the last line counts: a file that
     is continued, or replaced, gets another line. ``waiting_near`` returns the real paths of the
-    files in the directory of a path that wait for ``--on-rotate``.
+    files in the directory of a path that wait for ``--upload`` or ``--on-rotate``.
 
     Retention deletes the oldest files of a topic and never the newest. So the missing files of a
     topic before the first existing one are counted as deleted, and any other missing file is a
     problem.
+
+    ``uploaded`` opens the uploaded copy of a file by its name in a manifest; it raises
+    FileNotFoundError if there is none. It is then the copies that are checked, and any that is
+    missing is a problem, unless its file waits.
     """
     try:
         with open(path, "rb") as file:
             if method_of(path) == "none" and is_manifest(file):
                 yield from _ManifestCheck(
-                    file, os.path.dirname(path), max_msg_size, waiting_near
+                    file, os.path.dirname(path), max_msg_size, waiting_near, uploaded
                 ).check()
+                return
+            if uploaded:
+                yield Verification(problem="not a manifest, which lists uploaded files")
                 return
             file.seek(0)
             found = _inspect(file, layout, method_of(path), max_msg_size)
@@ -107,6 +115,7 @@ class _ManifestCheck:
     folder: str
     max_msg_size: int
     waiting_near: Callable[[str], Container[str]]
+    uploaded: Callable[[str], BinaryIO] | None
     records: int = 0
     size: int = 0
     files: int = 0
@@ -143,12 +152,16 @@ class _ManifestCheck:
             place = f"line {number}: {told.name}"
             topic = self.topics.setdefault(told.topic, _TopicFiles())
             report = self._look(told)
+            waits = os.path.realpath(told.path) in waiting
+            self.waiting += waits and bool(report or self.uploaded)
             if report:
                 topic.there = True
                 self.files += 1
-                self.waiting += os.path.realpath(told.path) in waiting
                 self.records += report.records
                 self.size += report.size
+            elif self.uploaded:
+                topic.there = True
+                report = Verification(problem="" if waits else "not uploaded")
             elif topic.there:
                 report = Verification(problem="missing, although an older file of its topic exists")
             else:
@@ -157,6 +170,8 @@ class _ManifestCheck:
                 continue
             if report.problem:
                 yield replace(report, problem=f"{place}: {report.problem}")
+            if report.unreadable and self.uploaded:  # each file would take as long to fail
+                return
 
     def _lines(self) -> Iterator[tuple[int, int, Published | str]]:
         """Yield number, from 1, offset, and content or fault of each line, up to one without a line
@@ -183,10 +198,10 @@ class _ManifestCheck:
     def _look(self, told: Published) -> Verification | None:
         """Inspect the file that a line lists; None if it does not exist."""
         try:
-            with open(told.path, "rb") as file:
+            with self.uploaded(told.name) if self.uploaded else open(told.path, "rb") as file:
                 hashed = _Hashed(file)
                 found = _inspect(hashed, told.layout, told.compression, self.max_msg_size)  # type: ignore[arg-type]
-                size = os.fstat(file.fileno()).st_size
+                size = file.seek(0, os.SEEK_END)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

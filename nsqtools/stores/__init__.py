@@ -26,10 +26,12 @@ _PATIENCE = 30.0
 """Seconds in which a server has to answer a probe: longer than refused connections are retried."""
 
 
-def open_store(place: str, flag: str = "staging") -> Store:
+def open_store(place: str, flag: str = "staging", retries: int | None = None) -> Store:
     """Return the store of a path or URL; ``flag`` names it in errors.
 
-    Raises ConfigError for a scheme that is not supported, and for a missing library.
+    An object store repeats failed requests ``retries`` times after growing delays: for half a
+    minute at most, unless told, if connections are refused. Raises ConfigError for a scheme that is
+    not supported, and for a missing library.
     """
     parts = urlsplit(place)
     scheme = parts.scheme.lower()
@@ -41,11 +43,11 @@ def open_store(place: str, flag: str = "staging") -> Store:
         from nsqtools.stores.hadoop import open_hadoop  # pyarrow takes a tenth of a second
 
         return open_hadoop(place, flag)
-    if found := open_objects(place, flag):
+    if found := open_objects(place, flag, retries):
         return found
     raise ConfigError(
         f"{flag} {place}: the scheme {scheme} is not supported: give a path, or a URL of hdfs, "
-        "s3a, gs or abfss"
+        "s3, gs, az or abfss"
     )
 
 

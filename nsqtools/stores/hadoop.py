@@ -95,13 +95,16 @@ class HadoopStore(Store):
                 self.delete(posixpath.join(path, each.base_name))
 
     @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
-        """Write a file under another name, and put it in the place of the old one."""
+    def create(self, path: str, *, replace: bool = True) -> Iterator[BinaryIO]:
+        """Write a file under another name, and rename it."""
         with self._unnamed(path) as (unnamed, target):
             with self._fs.open_output_stream(unnamed, compression=None) as file:
                 yield file
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.delete_file(target)
+            if replace:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.delete_file(target)
+            elif self._exists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
             self._fs.move(unnamed, target)
 
     @contextlib.contextmanager

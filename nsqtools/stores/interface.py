@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
+import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
@@ -11,14 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsqtools.errors import OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO, TypeAlias
+    from collections.abc import Callable, Iterator
+    from typing import Any, BinaryIO, TypeAlias
 
     Data: TypeAlias = bytes | memoryview
 
 UNNAMED = ".nsqtools-"
 """The prefix of files that are being written; every reader skips hidden files."""
 
+READ = 8 << 20
+"""Bytes of a request to read."""
+_PIECE = 1 << 20
+"""Bytes that are written to a store at a time."""
 _ANSWER = re.compile(r'code: "(\w+)", message: "([^"]*)"')
 
 
@@ -82,10 +89,13 @@ class Store(ABC):
         """Delete a file, or a folder with all files below it, if it exists."""
 
     @abstractmethod
-    def create(self, path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    def create(
+        self, path: str, *, replace: bool = True
+    ) -> contextlib.AbstractContextManager[BinaryIO]:
         """Open a file for writing; it appears, durably, at the end of the ``with`` block.
 
-        An existing file is replaced. After an exception in the block nothing has changed.
+        An existing file is replaced; without ``replace`` it stays, and the end of the block raises
+        FileExistsError. After an exception in the block nothing has changed.
         """
 
     def sweep(self, path: str) -> None:
@@ -93,9 +103,70 @@ class Store(ABC):
 
         Whoever is writing there now gets an OSError.
         """
+    def open(self, path: str, ahead: int = READ) -> BinaryIO:
+        """Open a file for reading, in pieces of ``ahead`` bytes."""
+        return io.BufferedReader(_StoredBytes(self, path), ahead)
+
+    def upload(self, file: BinaryIO, path: str, *, moved: Callable[[], object] = bool) -> None:
+        """Create a durable file with the content of an open one, unless it is there already.
+
+        ``moved`` is called after each part. Raises FileExistsError if the file that is there has
+        other content: it stays.
+        """
+        try:
+            self.stat(path)
+        except (FileNotFoundError, PermissionError):  # S3 says the latter to who may not list
+            try:
+                with self.create(path, replace=False) as copy:
+                    while part := file.read(_PIECE):
+                        copy.write(part)
+                        moved()
+                return
+            except FileExistsError:
+                file.seek(0)
+        self._compare(file, path, moved)
+
+    def _compare(self, file: BinaryIO, path: str, moved: Callable[[], object]) -> None:
+        size, wanted = self.stat(path).size, os.fstat(file.fileno()).st_size
+        if size != wanted:
+            found = f"it has {size} bytes, expected {wanted}"
+        else:
+            with self.open(path) as there:
+                while (part := file.read(READ)) and part == there.read(READ):
+                    moved()
+            if not part:
+                return
+            found = "it has other content"
+        raise FileExistsError(errno.EEXIST, f"another file has this name: {found}", self.url(path))
 
     def sync(self, path: str) -> None:
         """Make the names that ``list`` returned for a folder durable, and the folder itself."""
+
+
+class _StoredBytes(io.RawIOBase):
+    """A file of a store, which is read in ranges."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store, self._path = store, path
+        self._size = store.stat(path).size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {1: self._position, 2: self._size}.get(whence, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        size = max(min(len(buffer), self._size - self._position), 0)
+        if size:
+            buffer[:size] = self._store.get(self._path, self._position, size)
+        self._position += size
+        return size
 
 
 @contextlib.contextmanager

@@ -87,14 +87,17 @@ class LocalStore(Store):
                 os.unlink(full)
 
     @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
-        """Write a file and rename it."""
+    def create(self, path: str, *, replace: bool = True) -> Iterator[BinaryIO]:
+        """Write a file and rename it, or link it, which never replaces a file."""
         target = self.url(path)
         with self._unnamed(target) as (unnamed, fd):
             with open(fd, "wb", closefd=False) as file:
                 yield file
             os.fsync(fd)
-            os.rename(unnamed, target)
+            if replace:
+                os.rename(unnamed, target)
+            else:
+                os.link(unnamed, target)
         sync_directory(os.path.dirname(target))
 
     def sweep(self, path: str) -> None:

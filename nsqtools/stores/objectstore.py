@@ -38,9 +38,11 @@ _AWS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a role that may do 
 _AZURE = "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or give a role that may do this"
 _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS to the file of an account that may do this",
-    **dict.fromkeys(_AZURE_SCHEMES, _AZURE),
+    **dict.fromkeys((*_AZURE_SCHEMES, "az"), _AZURE),
 }
 _UNSIGNED = "failed to load signing credential"
+_DENIED = "PermissionDenied"
+_ACCOUNT = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 
 
 class ObjectStore(Store):
@@ -100,11 +102,22 @@ class ObjectStore(Store):
         self._do(path, self._operator.delete, f"{path}/", recursive=True)
 
     @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
-        """PUT in parts; without the last request, which close makes, there is no object."""
-        file = self._do(path, self._operator.open, path, "wb", chunk=_PART)
+    def create(self, path: str, *, replace: bool = True) -> Iterator[BinaryIO]:
+        """PUT in parts; without the last request, which close makes, there is no object.
+
+        Without ``replace`` the last request has ``If-None-Match: *``, or, at Google, the first one
+        has ``ifGenerationMatch=0``. The parts of a writer that fails stay until the bucket's rules
+        remove them.
+        """
+        from opendal.exceptions import AlreadyExists, ConditionNotMatch
+
+        condition = {} if replace else {"if_not_exists": True}
+        file = self._do(path, self._operator.open, path, "wb", chunk=_PART, **condition)
         yield cast("BinaryIO", _Parts(partial(self._do, path, file.write)))
-        self._do(path, file.close)
+        try:
+            self._do(path, file.close)
+        except (AlreadyExists, ConditionNotMatch) as error:
+            raise FileExistsError(errno.EEXIST, reason(error), self.url(path)) from error
 
     def _do(self, path: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call in a thread: no signal and no deadline would end opendal's own waiting.
@@ -134,21 +147,24 @@ class ObjectStore(Store):
             text = f"no response within {self.patience:g} seconds"
             raise OSError(errno.ETIMEDOUT, text, self.url(path)) from error
         except Exception as error:
-            if not type(error).__module__.startswith("opendal"):  # they have no other base class
+            if not _is_opendals(error):
                 raise
             text = reason(error)
-            refused = isinstance(error, exceptions.PermissionDenied) or _UNSIGNED in str(error)
+            kind = str(error).partition(" ")[0]
+            refused = kind == _DENIED or _UNSIGNED in str(error)
             if refused:
                 text += f": set {_CREDENTIALS.get(urlsplit(self.place).scheme, _AWS)}"
             code = errno.EACCES if refused else errno.EIO
             raise OSError(code, text, self.url(path)) from error
 
 
-def open_objects(place: str, flag: str) -> ObjectStore | None:
+def open_objects(place: str, flag: str, retries: int | None) -> ObjectStore | None:
     """Return the store of a URL; None for a URL of no service. Raises ConfigError."""
     parts = urlsplit(place)
     for name in [name for name, value in os.environ.items() if name[:4] == "AWS_" and not value]:
         del os.environ[name]  # an empty one is none for AWS's own programs, but not for opendal
+    if parts.scheme.lower() == "az" and not any(map(os.environ.get, _ACCOUNT)):
+        raise ConfigError(f"{flag} {place}: set {_ACCOUNT[0]} to the name of the account")
     service = _service(parts.scheme.lower(), parts.netloc)
     if service is None:
         return None
@@ -159,18 +175,19 @@ def open_objects(place: str, flag: str) -> ObjectStore | None:
         from opendal.layers import RetryLayer, TimeoutLayer
     except ImportError:
         raise ConfigError(
-            f"{flag} {place}: opendal is not installed: install nsqtools[cloud], on the driver "
-            "and every executor"
+            f"{flag} {place}: opendal is not installed: install nsqtools[cloud]; for a pipeline, "
+            "on the driver and every executor"
         ) from None
     try:
         operator = Operator(**service, root=parts.path or "/")
     except Exception as error:
         raise ConfigError(f"{flag} {place}: {reason(error)}") from error
-    retries = RetryLayer(max_times=_RETRIES, max_delay=_LONGEST_PAUSE, min_delay=0.1, jitter=True)
+    attempts = _RETRIES if retries is None else retries
+    again = RetryLayer(max_times=attempts, max_delay=_LONGEST_PAUSE, min_delay=0.1, jitter=True)
 
     def patient(io_timeout: float) -> Operator:
         limits = TimeoutLayer(timeout=_TIMEOUT, io_timeout=io_timeout)
-        return operator.layer(limits).layer(retries)
+        return operator.layer(limits).layer(again)
 
     return ObjectStore(place, patient(_IO_TIMEOUT), patient(_LIST_TIMEOUT))
 
@@ -184,7 +201,8 @@ def _service(scheme: str, authority: str) -> dict[str, str] | None:
       AWS_REGION, AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_S3.
     * Google Cloud Storage: GOOGLE_APPLICATION_CREDENTIALS, the path of a key file.
     * Azure: AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_KEY), AZURE_STORAGE_SAS_TOKEN, or
-      AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET.
+      AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET. A URL of az, which does not tell the
+      account, needs AZURE_STORAGE_ACCOUNT_NAME (or AZURE_STORAGE_ACCOUNT) too.
     """
     variable = os.environ.get
     name, _, host = authority.rpartition("@")
@@ -194,7 +212,10 @@ def _service(scheme: str, authority: str) -> dict[str, str] | None:
         return service | ({"endpoint": endpoint} if endpoint else {})
     if scheme == "gs":
         return {"scheme": "gcs", "bucket": authority}
-    if scheme in _AZURE_SCHEMES and name:
+    if scheme == "az":
+        account = next(filter(None, map(variable, _ACCOUNT)), "")
+        name, host = authority, f"{account}.blob.core.windows.net"
+    if scheme in (*_AZURE_SCHEMES, "az") and name:
         account, _, domain = host.partition(".")
         endpoint = f"https://{account}.{domain.replace('dfs', 'blob', 1)}"
         service = {"scheme": "azblob", "container": name, "endpoint": endpoint}
@@ -205,6 +226,12 @@ def _service(scheme: str, authority: str) -> dict[str, str] | None:
         }
         return service | {key: value for key, value in given.items() if value}
     return None
+
+
+def _is_opendals(error: Exception) -> bool:
+    """Its exceptions have no base class, and its files raise OSError without a number."""
+    of_file = isinstance(error, OSError) and error.errno is None
+    return of_file or type(error).__module__.startswith("opendal")
 
 
 def _facts(path: str, found: Any) -> StoredFile:

@@ -147,7 +147,7 @@ class Notes:
     settled: list[Published] = field(default_factory=list)
     error: BaseException | None = None
     follow_error: BaseException | None = None
-    owes: bool = False
+    owes: tuple[str, ...] = ()
 
     def record(self, published: Published) -> None:
         if self.error:

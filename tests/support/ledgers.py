@@ -172,10 +172,13 @@ class Memory(Store):
                     self.content.pop(name, None)
 
     @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
+    def create(self, path: str, *, replace: bool = True) -> Iterator[BinaryIO]:
         file = io.BytesIO()
         yield file
-        self.put(path, file.getvalue())
+        if replace:
+            self.put(path, file.getvalue())
+        elif not self.put_if_absent(path, file.getvalue()):
+            raise FileExistsError(errno.EEXIST, "exists", path)
 
 
 def _below(content: dict[str, bytes], path: str) -> list[str]:

@@ -35,19 +35,28 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> No
 
     Each file gets a line: ok, or its first fault and where it is. A manifest gets a line for each
     of its bad lines. With -q only faults are printed. Files whose names end in .gz or .zst are
-    decompressed. The exit status is 4 if a file is bad, else 1 if a file could not be read.
+    decompressed. With --uploaded, the uploaded files of manifests are checked, not the local ones.
+    The exit status is 4 if a file is bad, else 1 if a file could not be read.
     """
     import logging
 
     from nsqtools.records.layout import Layout
     from nsqtools.records.verification import check
     from nsqtools.sinks.files.journal import owing_near
+    from nsqtools.stores import open_store
 
     log = logging.getLogger(__name__)
     layout = Layout.parse(how.format, how.delimiter)
+    uploaded = open_store(how.uploaded, "--uploaded").open if how.uploaded else None
     bad = unreadable = False
     for file in files:
-        reports = check(file, layout, max_msg_size=how.max_msg_size, waiting_near=owing_near)
+        reports = check(
+            file,
+            layout,
+            max_msg_size=how.max_msg_size,
+            waiting_near=owing_near,
+            uploaded=uploaded,
+        )
         for report in reports:
             if report.unreadable:
                 unreadable = True
@@ -70,7 +79,7 @@ def _line(file: str, report: Verification) -> str:
         text += f", {counted(report.deleted, 'older file')} deleted"
     if report.waiting:
         which = "" if report.files is None else f"{counted(report.waiting, 'file')} "
-        text += f", {which}waiting for --on-rotate"
+        text += f", {which}waiting for --upload or --on-rotate"
     return one_line(text)
 
 

@@ -1,4 +1,4 @@
-"""Work on published files: the manifest, retention and ``--on-rotate``."""
+"""Work on published files: the manifest, uploads, ``--on-rotate`` and retention."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from nsqtools.policy.retention import Kept, Retention
 from nsqtools.records.manifest import is_manifest, object_of
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.journal import owing
+from nsqtools.sinks.files.journal import DELETE, owing
+from nsqtools.sinks.files.uploads import Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqtools.policy.matcher import NameMatcher
     from nsqtools.records.manifest import Published
+    from nsqtools.sinks.files.hooks import Errands
     from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Rules
 
@@ -38,10 +40,12 @@ _RECENT = 1 << 20
 
 
 class Care:
-    """Maintains the manifest, retention and ``--on-rotate``, as options demand; thread-safe.
+    """Does for published files what options demand, in this order; thread-safe.
 
-    ``matcher`` recognises the names of archives. The published files are listed once, when
-    retention is first applied.
+    The manifest is written, then the file is uploaded, ``--on-rotate`` is run, and the file is
+    deleted if it was uploaded. Retention deletes no file that waits for any of that. ``matcher``
+    recognises the names of archives. The published files are listed once, when retention is first
+    applied.
     """
 
     def __init__(self, rules: Rules, journal: Journal, matcher: NameMatcher) -> None:
@@ -55,20 +59,20 @@ class Care:
         self._retention = Retention(
             keep=options.keep, max_age=options.max_age, max_total=options.max_total
         )
-        self._hook: Hook | None = None
+        errands: list[Errands] = []
+        if options.upload:
+            errands.append(Uploads(options.upload, rules.output_dir))
         if options.on_rotate:
-            self._hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
+            errands.append(Hook(options.on_rotate, timeout=options.on_rotate_timeout))
+        self._errands = {each.flag: each for each in errands}
+        self.owes = (*self._errands, *([DELETE] if options.delete_uploaded else []))
+        """What a file owes when it is published."""
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
         self._warned = False
         """Whether the reason why nothing is deleted was logged."""
         self._counts: Counter[tuple[str, str]] = Counter()
         self._counting = threading.Lock()
-
-    @property
-    def owes(self) -> bool:
-        """Whether published files have to wait for the ``--on-rotate`` command."""
-        return self._hook is not None
 
     def check(self) -> None:
         """Check the manifest before anything is written; raises ConfigError or OSError."""
@@ -84,19 +88,34 @@ class Care:
             self._manifest.append(published)
 
     def settle(self, entry: Entry) -> None:
-        """Run the command for a file that waits for it, if there is a command. Raises nothing."""
-        if self._hook and entry.owes:
-            self._hook.submit(entry.published, partial(self._journal.settle, entry))
+        """Do what a file owes, as far as this run has the options for it. Raises nothing."""
+        while entry.owes and entry.owes[0] == DELETE:
+            if DELETE in self.owes and not self._delete_uploaded(entry.published):
+                return  # the next start tries again
+            self._journal.settle(entry)
+        if entry.owes and (errands := self._errands.get(entry.owes[0])):
+            errands.submit(entry.published, partial(self._settled, entry))
+
+    def _settled(self, entry: Entry) -> None:
+        self._journal.settle(entry)
+        self.settle(entry)
+
+    def _delete_uploaded(self, published: Published) -> bool:
+        if self._files is not None:
+            self._files.get(published.topic, {}).pop(published.path, None)
+        return _unlink(published.path)
 
     def follow(self, entry: Entry) -> None:
-        """Count a published file, run the command and apply retention. Raises nothing."""
+        """Count a published file, begin what it owes, and apply retention. Raises nothing."""
         published = entry.published
         self._count(published)
+        if self._retention.unlimited:
+            self.settle(entry)
+            return
+        files = self._listed().setdefault(published.topic, {})
+        files[published.path] = Kept(published.path, published.size, time.time_ns())
         self.settle(entry)
-        if not self._retention.unlimited:
-            files = self._listed().setdefault(published.topic, {})
-            files[published.path] = Kept(published.path, published.size, time.time_ns())
-            self._delete(files)
+        self._delete(files)
 
     def prune(self) -> None:
         """Delete files that exceed the limits of retention; blocks."""
@@ -105,11 +124,12 @@ class Care:
                 self._delete(files)
 
     def close(self) -> None:
-        """Wait for the last commands, then delete the files that waited for them and exceed the
-        limits.
+        """Wait for the last uploads and commands, then delete the files that waited for them and
+        exceed the limits.
         """
-        if self._hook:
-            self._hook.close()
+        for errands in self._errands.values():
+            errands.close()
+        if self._errands:
             self.prune()
 
     def counts(self) -> Counter[tuple[str, str]]:
@@ -146,24 +166,27 @@ class Care:
                 self._warned = True
                 log.warning(
                     "%s: %s: no file is deleted while it cannot be read, because the file that it "
-                    "names may wait for --on-rotate",
+                    "names may wait for --upload or --on-rotate",
                     *(error.filename, error.strerror),
                 )
             return
         self._warned = False
         for kept in surplus:
-            if kept.path in waiting:  # the --on-rotate command has not succeeded for it yet
-                continue
-            try:
-                os.unlink(kept.path)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                log.warning("cannot delete %s: %s", kept.path, error.strerror)
-                continue
-            else:
-                log.info("deleted %s", kept.path)
-            files.pop(kept.path, None)  # another thread may have removed it
+            if kept.path not in waiting and _unlink(kept.path):
+                files.pop(kept.path, None)  # another thread may have removed it
+
+
+def _unlink(path: str) -> bool:
+    """Delete a file; return whether it is gone. A failure is logged."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        log.warning("cannot delete %s: %s", path, error.strerror)
+        return False
+    log.info("deleted %s", path)
+    return True
 
 
 class Manifest:

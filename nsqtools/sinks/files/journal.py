@@ -2,9 +2,9 @@
 
 Each file has an entry, a small file in ``.nsqtools`` below the output directory. The entry is
 written before the work file is created, and again before the file gets its final name. It is
-removed when the file is published and its ``--on-rotate`` command has succeeded. From an entry of a
-process that has ended, the next start learns the file and how far it had got; the contents of files
-are never compared.
+removed when the file is published and all that it owes is done, such as ``--on-rotate``. From an
+entry of a process that has ended, the next start learns the file and how far it had got; the
+contents of files are never compared.
 
 All functions block and raise OSError.
 """
@@ -33,11 +33,14 @@ from nsqtools.stores.mounted import sync_directory, write_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["FOLDER", "Entry", "Journal", "owing", "owing_near"]
+__all__ = ["DELETE", "FOLDER", "Entry", "Journal", "owing", "owing_near"]
 
 log = logging.getLogger(__name__)
 
 FOLDER = ".nsqtools"
+DELETE = "--delete-uploaded"
+"""The last of what a file can owe; a file that owes only this may go."""
+
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
@@ -52,8 +55,8 @@ class Entry:
     ``FileNames.at``, which contains ``<REV>``. ``host`` is the host whose processes may continue
     the file, empty for any host. ``work_dir`` is empty for the output directory; its inode
     distinguishes the directory from an empty mount point. ``inode`` and ``mtime_ns`` belong to the
-    file that has the final name or is about to get it, and are 0 before that. ``owes`` is set until
-    ``--on-rotate`` succeeds for the published file.
+    file that has the final name or is about to get it, and are 0 before that. ``owes`` has the
+    options that remain to be followed for the published file, the next one first.
     """
 
     published: Published
@@ -65,7 +68,7 @@ class Entry:
     work: str
     inode: int = 0
     mtime_ns: int = 0
-    owes: bool = False
+    owes: tuple[str, ...] = ()
     key: str = field(default="", compare=False)
 
     def is_published(self) -> bool:
@@ -148,10 +151,13 @@ class Journal:
             os.unlink(self._path(entry.key, _ENTRY))
 
     def settle(self, entry: Entry) -> None:
-        """Note that ``--on-rotate`` has succeeded for a published file. Failures are logged."""
-        entry.owes = False
+        """Note that the first of what a published file owes is done. Failures are logged."""
+        entry.owes = entry.owes[1:]
         try:
-            self.remove(entry)
+            if entry.owes and entry.key in self._entries:
+                self.write(entry)
+            else:
+                self.remove(entry)
         except OSError as error:
             log.warning("cannot update %s: %s", error.filename, error.strerror)
 
@@ -221,10 +227,13 @@ class Journal:
         finally:
             os.close(fd)
 
-    def owed(self) -> list[str]:
-        """Return the paths of this process's published files that wait for ``--on-rotate``."""
-        entries = list(self._entries.values())
-        return sorted(entry.published.path for entry in entries if entry.owes)
+    def owed(self) -> dict[str, list[Published]]:
+        """Return this process's published files that wait, by what they wait for."""
+        waiting: dict[str, list[Published]] = {}
+        for entry in sorted(self._entries.values(), key=lambda each: each.published.path):
+            if entry.owes:
+                waiting.setdefault(entry.owes[0], []).append(entry.published)
+        return waiting
 
     def close(self) -> None:
         """Release the lock, so that other processes can adopt remaining entries."""
@@ -289,7 +298,7 @@ def owing_near(path: str) -> set[str]:
 
 
 def owing(output_dir: str) -> set[str]:
-    """Return the paths of published files, of all processes, that wait for ``--on-rotate``.
+    """Return the paths of published files, of all processes, that wait for something.
 
     Raises OSError for an entry that cannot be read: its file may wait, too.
     """
@@ -346,12 +355,14 @@ def _read(output_dir: str, path: str) -> Entry:
         inside(value["work"])
         published = Published(path=os.path.join(output_dir, relative), **about)
         key = os.path.basename(path).removesuffix(_ENTRY)
-        entry = Entry(published=published, key=key, **{**value, "owes": bool(value["owes"])})
+        owes = ["--on-rotate"] if value["owes"] is True else value["owes"] or []
+        entry = Entry(published=published, key=key, **{**value, "owes": tuple(owes)})
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise ValueError(f"not an entry ({error})") from None
     numbers = [entry.revision, entry.inode, entry.mtime_ns, entry.work_dir_inode]
     numbers += [published.records, published.size]
-    texts = (entry.base, entry.host, entry.work_dir, published.topic, published.delimiter)
+    texts = [entry.base, entry.host, entry.work_dir, published.topic, published.delimiter]
+    texts += entry.owes
     if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
         raise ValueError("not an entry (wrong types)")
     return entry

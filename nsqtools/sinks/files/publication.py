@@ -15,6 +15,7 @@ from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.policy.filenames import REV, Revisions
 from nsqtools.sinks.files import disk
+from nsqtools.sinks.files.journal import DELETE
 from nsqtools.sinks.files.workfile import digest_of, good_part
 from nsqtools.stores.mounted import sync_directory
 
@@ -90,7 +91,7 @@ class Publication:
     # Recovery after a crash.
 
     def salvage(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Publish the work files of ended processes and run outstanding ``--on-rotate`` commands.
+        """Publish the work files of ended processes, and do what published ones still owe.
 
         Returns the entries that failed. Each failure is logged, and the other entries are processed
         all the same.
@@ -148,6 +149,6 @@ class Publication:
                 f"the work directory {entry.work_dir} has been replaced: mount the previous one "
                 f"or, if it is lost, remove {entry.key}.json from the directory .nsqtools"
             )
-        elif entry.owes:
-            log.warning("%s is gone: --on-rotate is not run for it", path)
+        elif entry.owes and entry.owes[0] != DELETE:
+            log.warning("%s is gone: it waited for %s", path, entry.owes[0])
         self.journal.remove(entry)

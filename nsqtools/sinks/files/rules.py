@@ -139,6 +139,7 @@ def _repeating(options: ArchiveOptions, *, same_place: bool) -> Iterator[str]:
         ("--rotate-boundary", options.rotate_boundary),
         ("--name-by message", options.name_by == "message"),
         ("--work-dir", not same_place),
+        ("--upload", options.upload),
     ):
         if given:
             yield flag

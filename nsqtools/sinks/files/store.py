@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection
 
+    from nsqtools.records.manifest import Published
     from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
     from nsqtools.sinks.files.topicarchive import Synced
@@ -86,22 +87,24 @@ class Archives:
             lock.release()
 
     def close(self) -> None:
-        """Wait for the last ``--on-rotate`` commands.
+        """Wait for the last uploads and ``--on-rotate`` commands.
 
         Raises OutputError if a file that a crash left could not be published, or a published file
-        still waits for its command. The next run continues with both.
+        still waits. The next run continues with both.
         """
         self.care.close()
         if left := len(self._left_behind) + len(self._journal.damaged):
             raise OutputError(f"files of an earlier crash that could not be published: {left}")
         if owed := self._journal.owed():
-            names = ", ".join(owed[:_NAMED]) + (", ..." if len(owed) > _NAMED else "")
-            todo = (
-                ""
-                if self.care.owes
-                else "; run again with --on-rotate, or with --on-rotate true to skip them"
-            )
-            raise OutputError(f"files that wait for --on-rotate: {len(owed)} ({names}){todo}")
+            raise OutputError("; ".join(map(self._waiting, owed, owed.values())))
+
+    def _waiting(self, flag: str, files: list[Published]) -> str:
+        names = ", ".join(each.path for each in files[:_NAMED])
+        more = ", ..." if len(files) > _NAMED else ""
+        todo = "" if flag in self.care.owes else f"; run again with {flag}"
+        if todo and flag == "--on-rotate":
+            todo += ", or with --on-rotate true to skip them"
+        return f"files that wait for {flag}: {len(files)} ({names}{more}){todo}"
 
     def unlock(self) -> None:
         """Release all locks."""

@@ -5,7 +5,6 @@ The files are an option of the source: the driver has listed them, and assigns e
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -21,6 +20,7 @@ from nsqtools.records.forms import make_reader
 from nsqtools.records.layout import Layout
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.stores import stored
+from nsqtools.stores.interface import READ
 from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ INPUT_SCHEMA = pa.schema([*ROW_SCHEMA, ("source_file", pa.string()), ("source_re
 _ROWS = 16384
 _BYTES = 4 << 20
 """Of bodies. A batch ends with the piece of the file that makes it reach either."""
-
-_READ = 8 << 20
-"""Bytes of a request to a store."""
 
 _LEAST_SHARE, _LARGEST_SHARE = 1 << 20, 64 << 20
 _SHARES_PER_CORE = 4
@@ -87,40 +84,15 @@ def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
     check_same(archive.path, archive.size, archive.mtime_ns)
 
 
-def open_file(path: str, ahead: int = _READ) -> BinaryIO:
+def open_file(path: str, ahead: int = READ) -> BinaryIO:
     """Open a file for reading, wherever it is; raises OSError.
 
     A file in a store is read in pieces of ``ahead`` bytes.
     """
     if local(path) is not None:
         return open(path, "rb")
-    return io.BufferedReader(_StoredBytes(path), ahead)
-
-
-class _StoredBytes(io.RawIOBase):
-    """A file of a store, which is read in ranges."""
-
-    def __init__(self, path: str) -> None:
-        self._store, self._path = stored(path)
-        self._size = self._store.stat(self._path).size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {1: self._position, 2: self._size}.get(whence, 0)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        size = max(min(len(buffer), self._size - self._position), 0)
-        if size:
-            buffer[:size] = self._store.get(self._path, self._position, size)
-        self._position += size
-        return size
+    store, relative = stored(path)
+    return store.open(relative, ahead)
 
 
 def check_same(path: str, size: int, mtime_ns: int) -> None:

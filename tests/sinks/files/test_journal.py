@@ -202,9 +202,9 @@ class TestWhoseEntriesTheyAre:
 
 
 class TestUsedNames:
-    @pytest.mark.parametrize("owes", [False, True])
+    @pytest.mark.parametrize("owes", [(), ("--on-rotate",)])
     def test_a_name_is_never_given_again_though_its_file_is_gone(
-        self, owes: bool, tmp_path: Path
+        self, owes: tuple[str, ...], tmp_path: Path
     ) -> None:
         for number in range(3):
             rules = make_rules(tmp_path)
@@ -259,12 +259,17 @@ class TestUsedNames:
         assert os.strerror(errno.EMFILE) in caplog.text  # and not EBADF
 
 
+def paths(journal: Journal) -> dict[str, list[str]]:
+    """The files that wait, by what they wait for."""
+    return {flag: [each.path for each in files] for flag, files in journal.owed().items()}
+
+
 class TestWhatFilesOwe:
     @pytest.fixture
     def owing_file(self, rules: Rules) -> Path:
         """A published file of a process that ended before its command had succeeded."""
         root = Path(rules.output_dir)
-        archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=True))
+        archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=("--on-rotate",)))
         archiving.write(b"one")
         archiving.close()
         archiving.crash()
@@ -279,9 +284,9 @@ class TestWhatFilesOwe:
         assert publication_of(rules, journal, notes).salvage([entry]) == []
         assert [told.path for told in notes.settled] == [str(owing_file)]
         assert notes.followed == []
-        assert journal.owed() == [str(owing_file)]
+        assert paths(journal) == {"--on-rotate": [str(owing_file)]}
         journal.settle(entry)
-        assert journal.owed() == []
+        assert paths(journal) == {}
         journal.close()
         assert files_of(rules) == []
 
@@ -296,14 +301,15 @@ class TestWhatFilesOwe:
     def test_a_file_that_is_written_to_again_owes_it_when_it_is_published_again(
         self, tmp_path: Path
     ) -> None:
-        notes = Notes(owes=True)
+        notes = Notes(owes=("--on-rotate",))
         archiving = Archiving(tmp_path, filename_format="<TOPIC>.log", notes=notes)
         archiving.write(b"one")
         archiving.step(fate="reopen")
         archiving.write(b"two")
-        assert archiving.journal.owed() == []
+        assert paths(archiving.journal) == {}
         archiving.close()
-        assert archiving.journal.owed() == [str(tmp_path / "out" / "events.log")]
+        known = {"--on-rotate": [str(tmp_path / "out" / "events.log")]}
+        assert paths(archiving.journal) == known
         assert notes.recorded[-1].records == 2
 
     def test_it_is_not_pruned_before_its_command_has_succeeded(
