@@ -198,6 +198,35 @@ def test_arrow_writes_to_it_and_does_not_complete_it_after_an_error(store: Store
     assert names(store) == ["whole"]
 
 
+@pytest.mark.parametrize("size", [0, 10, 9 << 20])
+def test_a_file_is_created_by_its_writer_unless_there_is_one(store: Store, size: int) -> None:
+    with store.create("a/file", replace=False) as file:
+        file.write(b"x" * size)
+    with pytest.raises(FileExistsError), store.create("a/file", replace=False) as file:
+        file.write(b"y" * (size + 1))
+    assert [(each.path, each.size) for each in store.files()] == [("a/file", size)]
+
+
+@pytest.mark.parametrize("size", [0, 10, 9 << 20])
+def test_a_file_is_uploaded_once_and_replaces_no_other(
+    store: Store, size: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    moves: list[None] = []
+    for _ in range(2):
+        with path.open("rb") as file:
+            store.upload(file, "a/file", moved=lambda: moves.append(None))
+        assert bool(moves) == bool(size)
+    for other in (b"x" * (size + 1), b"x" * (size - 1) + b"y"):
+        path.write_bytes(other)
+        with path.open("rb") as file, pytest.raises(FileExistsError, match="another file"):
+            store.upload(file, "a/file")
+    with store.open("a/file") as copy:
+        assert copy.read() == b"x" * size
+    assert names(store) == ["a/file"]
+
+
 def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path) -> None:
     class Careless(LocalStore):
         def put_if_absent(self, path: str, data: Data) -> bool:
@@ -361,6 +390,16 @@ def test_other_places_are_refused(location: str) -> None:
                 "account_key": "a2V5",
             },
         ),
+        (
+            "az://c/p/q",
+            {
+                "scheme": "azblob",
+                "container": "c",
+                "endpoint": "https://acc.blob.core.windows.net",
+                "account_name": "acc",
+                "account_key": "a2V5",
+            },
+        ),
         ("s3://b/p/q", {"scheme": "s3", "bucket": "b", "region": "eu-north-1"}),
     ],
 )
@@ -372,6 +411,7 @@ def test_other_clouds_are_opened_with_what_the_url_and_the_environment_say(
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_SAS_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
     given: list[dict[str, str]] = []
 
@@ -385,6 +425,13 @@ def test_other_clouds_are_opened_with_what_the_url_and_the_environment_say(
         store = open_store(place)
     assert given == [expected | {"root": "/p/q"}]
     assert store.url("x") == f"{place}/x"
+
+
+def test_a_container_without_an_account_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"az://c/x: .*AZURE_STORAGE_ACCOUNT_NAME"):
+        open_store("az://c/x")
 
 
 def test_without_opendal_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

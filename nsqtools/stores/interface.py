@@ -103,6 +103,7 @@ class Store(ABC):
 
         Whoever is writing there now gets an OSError.
         """
+
     def open(self, path: str, ahead: int = READ) -> BinaryIO:
         """Open a file for reading, in pieces of ``ahead`` bytes."""
         return io.BufferedReader(_StoredBytes(self, path), ahead)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.stores import open_store
 from tests.support import archives
 from tests.support.archives import Archiver
 from tests.support.eventually import eventually
@@ -196,6 +197,36 @@ def test_kill_9_forgets_no_command_and_prunes_no_file_before_it(
     assert archives.numbers(archives.published(safe)).keys() == set(range(messages))
     assert len(victim.files) == 1
     assert archives.leftovers(victim.output) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_kill_9_uploads_every_file_once_and_deletes_none_before(
+    victim: Victim,
+    rng: random.Random,
+    kind: str,
+    full: bool,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    messages, rounds = (40_000, 20) if full else (4000, 2)
+    place = request.getfixturevalue("bucket") if kind == "s3" else f"file://{tmp_path}/remote"
+    options = ("--gzip", "--upload", place)
+    for numbers in archives.shares(messages, rounds):
+        running = victim.begin(*options, "--delete-uploaded")
+        victim.strike_in_a_stream(numbers, rng, running.kill)
+    ended = victim.run(*options, "--delete-uploaded", timeout=120)
+    assert ended.code == 0, ended
+    assert victim.files == []
+    assert archives.leftovers(victim.output) == []
+
+    store, copies = open_store(place), tmp_path / "copies"
+    for each in store.files():
+        (copies / each.path).parent.mkdir(parents=True, exist_ok=True)
+        (copies / each.path).write_bytes(store.get(each.path))
+    found = archives.numbers(archives.published(copies))
+    assert found.keys() == set(range(messages))
+    assert found.total() - messages <= rounds * WINDOW
+    assert archives.verified(victim.cli, [victim.manifest], "--uploaded", place) == found.total()
 
 
 def test_kill_9_of_a_pair_that_takes_turns_loses_no_record_that_equals_another(

@@ -233,3 +233,49 @@ class TestManifests:
             assert "--max-msg-size" in report.problem
             report = one(place, layout, max_msg_size=80_000)
             assert (report.problem, report.records) == ("", 1)
+
+
+class TestUploadedFiles:
+    """The copies in another directory are checked, and not the files beside the manifest."""
+
+    def check(self, shelf: Shelf, remote: Path, **more: Any) -> list[Verification]:
+        def copy(name: str) -> Any:
+            return (remote / name).open("rb")
+
+        return list(check(str(shelf.manifest), RAW, uploaded=copy, **more))
+
+    def test_whole_copies_are_fine_without_local_files(self, tmp_path: Path) -> None:
+        shelf = Shelf(tmp_path / "here")
+        (tmp_path / "there/x").mkdir(parents=True)
+        for name in ("a.log", "x/b.log.gz"):
+            shelf.publish(name, b"1\n2\n").rename(tmp_path / "there" / name)
+        (report,) = self.check(shelf, tmp_path / "there")
+        assert (report.problem, report.records, report.files) == ("", 4, 2)
+
+    def test_one_that_is_missing_or_differs_is_bad_unless_its_file_waits(
+        self, tmp_path: Path
+    ) -> None:
+        shelf = Shelf(tmp_path / "here")
+        first = shelf.publish("a.log", b"1\n")
+        shelf.publish("b.log", b"2\n")
+        (tmp_path / "b.log").write_bytes(b"3\n")
+        reports = self.check(shelf, tmp_path)
+        assert ["a.log" in reports[0].problem, "sha256" in reports[1].problem] == [True, True]
+        (tmp_path / "b.log").write_bytes(b"2\n")
+        waiting = {str(first)}
+        (report,) = self.check(shelf, tmp_path, waiting_near=lambda _: waiting)
+        assert (report.problem, report.files, report.waiting) == ("", 1, 1)
+
+    def test_the_first_that_cannot_be_read_ends_it(self, tmp_path: Path) -> None:
+        shelf = Shelf(tmp_path / "here")
+        for name in ("a.log", "b.log"):
+            shelf.publish(name, b"1\n")
+            (tmp_path / name).mkdir()
+        (report,) = self.check(shelf, tmp_path)
+        assert report.unreadable
+
+    def test_an_archive_lists_no_files(self, tmp_path: Path) -> None:
+        path = Shelf(tmp_path).publish("a.log", b"1\n")
+        (report,) = check(str(path), RAW, uploaded=lambda _: path.open("rb"))
+        assert report.problem
+        assert not report.unreadable

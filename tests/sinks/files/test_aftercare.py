@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
+from nsqtools.sinks.files import uploads
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.journal import Journal
 from tests.support.archiving import entry_of, make_rules, published
@@ -119,3 +120,48 @@ class TestRetention:
             lines.flush()
             files.care.close()
         assert files.names() == ["a.2.log"]
+
+
+class TestUploads:
+    def upload(self, folder: Path, *names: str, **options: Any) -> Publishing:
+        files = Publishing(folder, upload=str(folder / "remote"), **options)
+        files.publish(*names)
+        return files
+
+    def waiting(self, files: Publishing) -> list[str]:
+        return list(files.journal.owed())
+
+    def test_a_file_is_deleted_once_it_is_uploaded_and_the_command_has_had_it(
+        self, tmp_path: Path
+    ) -> None:
+        command = f"test -e {tmp_path}/remote/$(basename {{}}) && cp {{}} {{}}.had"
+        files = self.upload(tmp_path, "a.0.log", delete_uploaded=True, on_rotate=command, keep=1)
+        files.care.close()
+        assert files.names() == self.waiting(files) == []
+        for copy in ("remote/a.0.log", "a.0.log.had"):
+            assert (tmp_path / copy).read_bytes() == b"one\n"
+
+    def test_nothing_is_deleted_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(uploads, "_LAST_ATTEMPTS", 1)
+        (tmp_path / "remote").write_bytes(b"no directory")
+        for delete in (False, True):
+            name = f"a.{delete:d}.log"
+            files = self.upload(tmp_path, name, delete_uploaded=delete, on_rotate="rm", keep=1)
+            files.publish("a.9.log")
+            files.care.close()
+            assert self.waiting(files) == ["--upload"]
+        assert files.names() == ["a.0.log", "a.1.log", "a.9.log"]
+
+    def test_what_was_uploaded_is_deleted_by_the_next_run_if_it_may(self, tmp_path: Path) -> None:
+        for may in (False, True):
+            entry = entry_of(make_rules(tmp_path), "a.0.log")
+            entry.published = published(tmp_path / "a.0.log", topic="a")
+            (tmp_path / "a.0.log").write_bytes(b"one\n")
+            entry.owes = ("--delete-uploaded",)
+            files = self.upload(tmp_path, delete_uploaded=may)
+            files.journal.write(entry)
+            files.care.settle(entry)
+            assert self.waiting(files) == []
+            assert files.names() == ([] if may else ["a.0.log"])

@@ -1,0 +1,186 @@
+"""Uploads: when a file is uploaded again, what is said of that, and how a run ends with them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import ConfigError
+from nsqtools.sinks.files import uploads as uploads_module
+from nsqtools.sinks.files.uploads import Uploads
+from nsqtools.stores.mounted import LocalStore
+from tests.support.archiving import published
+from tests.support.eventually import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from nsqtools.records.manifest import Published
+
+WAIT = 60.0
+NEVER = (3600.0,)
+"""A second attempt that no test lives to see."""
+DOWN = OSError(errno.EIO, "the store is down")
+
+
+class Shop(LocalStore):
+    """A store whose requests first do what the test wants."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.first: Callable[[str], object] = str
+
+    def upload(self, file: BinaryIO, path: str, *, moved: Callable[[], object] = bool) -> None:
+        self.first(path)
+        super().upload(file, path, moved=moved)
+
+    def fail(self, _: str) -> None:
+        raise DOWN
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    made = Shop(str(tmp_path / "shop"))
+    monkeypatch.setattr(uploads_module, "open_store", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The level of each line that a user sees."""
+    return lambda: [each.levelname for each in caplog.records if each.levelno > logging.INFO]
+
+
+def begin(tmp_path: Path, *retries: float) -> Uploads:
+    return Uploads("any", str(tmp_path), retries=retries or NEVER)
+
+
+def file(tmp_path: Path, name: str, data: bytes = b"one\n") -> Published:
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return published(path, name=name, size=len(data))
+
+
+def there(shop: Shop) -> dict[str, bytes]:
+    return {each.path: shop.get(each.path) for each in shop.files()}
+
+
+def test_files_keep_their_relative_names(shop: Shop, tmp_path: Path) -> None:
+    uploads, done = begin(tmp_path), list[str]()
+    for name in ("a.log.gz", "dt=1/b.log"):
+        uploads.submit(file(tmp_path, name, name.encode()), partial(done.append, name))
+    uploads.close()
+    assert there(shop) == {name: name.encode() for name in done}
+    assert sorted(done) == ["a.log.gz", "dt=1/b.log"]
+
+
+def test_several_are_uploaded_at_a_time(shop: Shop, tmp_path: Path) -> None:
+    together = threading.Barrier(uploads_module._THREADS)
+    shop.first = lambda _: together.wait(WAIT)
+    uploads, done = begin(tmp_path), list[int]()
+    for number in range(2 * uploads_module._THREADS):
+        uploads.submit(file(tmp_path, f"{number}"), partial(done.append, number))
+    uploads.close()
+    assert len(done) == len(there(shop)) == 8
+
+
+def test_a_store_that_is_down_is_tried_again_and_each_change_is_said_once(
+    shop: Shop, tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    tried = Counter[str]()
+
+    def note_and_fail(path: str) -> None:
+        tried[path] += 1
+        raise DOWN
+
+    shop.first = note_and_fail
+    uploads, done = begin(tmp_path, 0.0), list[str]()
+    for name in "abc":
+        uploads.submit(file(tmp_path, name), partial(done.append, name))
+    eventually(lambda: min(tried[name] for name in "abc") > 1)
+    shop.first = str
+    eventually(lambda: len(done) == 3)
+    uploads.close()
+    assert said() == ["WARNING", "WARNING"]
+    assert len(there(shop)) == 3
+
+
+@pytest.mark.parametrize("other", [b"two\n", b"longer\n", b""])
+def test_another_file_of_that_name_stays_and_is_an_error_said_once(
+    shop: Shop, tmp_path: Path, said: Callable[[], list[str]], other: bytes
+) -> None:
+    shop.put("a", other)
+    uploads, done = begin(tmp_path), list[str]()
+    told = file(tmp_path, "a")
+    uploads.submit(told, partial(done.append, "a"))
+    uploads.submit(file(tmp_path, "b"), partial(done.append, "b"))
+    eventually(lambda: said() and done)
+    uploads.close()
+    assert (done, said()) == (["b"], ["ERROR"])
+    assert there(shop) == {"a": other, "b": b"one\n"}
+    assert Path(told.path).read_bytes() == b"one\n"
+
+
+def test_a_file_that_an_earlier_attempt_uploaded_is_done(shop: Shop, tmp_path: Path) -> None:
+    shop.put("a", b"one\n")
+    uploads, done = begin(tmp_path), list[str]()
+    uploads.submit(file(tmp_path, "a"), partial(done.append, "a"))
+    uploads.close()
+    assert done == ["a"]
+
+
+def test_the_end_of_a_run_waits_for_uploads_but_not_for_a_store_that_is_down(
+    shop: Shop, tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    shop.first = shop.fail
+    uploads, done = begin(tmp_path, 0.0, *NEVER), list[int]()
+    for number in range(100):
+        uploads.submit(file(tmp_path, f"{number}"), partial(done.append, number))
+    eventually(said)
+    uploads.close()
+    assert (done, said()) == ([], ["WARNING"])
+
+    shop.first = str
+    uploads = begin(tmp_path)
+    for number in range(100):
+        uploads.submit(file(tmp_path, f"{number}"), partial(done.append, number))
+    uploads.close()
+    assert sorted(done) == list(range(100))
+
+
+def test_what_hangs_at_the_end_is_left_and_settles_nothing_later(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    shop.first = lambda _: answer.wait()
+    monkeypatch.setattr(uploads_module, "_LONG_PATIENCE", 0.1)
+    uploads, done = begin(tmp_path), list[str]()
+    uploads.submit(file(tmp_path, "a"), partial(done.append, "a"))
+    uploads.close()
+    answer.set()
+    for thread in uploads.threads:
+        thread.join(WAIT)
+    assert done == []
+    assert there(shop) == {"a": b"one\n"}
+
+
+def test_files_are_not_uploaded_to_where_they_are(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("out")
+    for exists in (False, True):
+        if exists:
+            (tmp_path / "out").mkdir()
+        for place in (f"file://{tmp_path}/out", f"{tmp_path}/x/../out/", str(link)):
+            with pytest.raises(ConfigError, match="--output-dir"):
+                Uploads(place, str(tmp_path / "out"))
+    assert os.listdir(tmp_path / "out") == []
