@@ -60,18 +60,18 @@ def archive_by_day(stage: Stage, line: str) -> None:
 
 
 def archive_and_upload(stage: Stage, line: str) -> None:
-    """The program to upload with is one that notes what it is asked for."""
-    uploads = stage.folder / "uploads"
-    stage.program("aws", f'echo "$NSQ_COUNT $*" >> {quote(str(uploads))}')
-    running = stage.start(line)
+    """A directory is the bucket."""
+    bucket = stage.folder / "bucket"
+    running = stage.start(line.replace("s3://", f"file://{quote(str(bucket))}/"))
     stage.subscribed("events")
     stage.nsqd.publish("events", BODIES)
     stage.published("events", len(BODIES))
     eventually(lambda: stage.nsqd.channel("events", "nsq_to_file")["depth"] == 0)
     assert running.end(stop="to-file") == b""
     (path,) = (stage.folder / "archive").glob("*.log.*")
-    assert gzip.decompress(path.read_bytes()).splitlines() == BODIES
-    assert uploads.read_text() == f"5 s3 cp {path} s3://archive/\n"
+    (copy,) = (bucket / "archive/events").iterdir()
+    assert (copy.name, copy.read_bytes()) == (path.name, path.read_bytes())
+    assert gzip.decompress(copy.read_bytes()).splitlines() == BODIES
 
 
 def relays(published: Sequence[bytes], *, goal: str, relayed: Sequence[bytes]) -> Scenario:
@@ -120,7 +120,7 @@ EXPECTED: dict[str, Scenario] = {
     "--name-by message --filename-format 'dt=<DATETIME>/<TOPIC>.<HOST><REV>.json' "
     "--datetime-format %Y-%m-%d --utc --until-empty": archive_by_day,
     "nsqtools to-file --topic events --output-dir archive --gzip --rotate-size 256MiB "
-    "--on-rotate 'aws s3 cp {} s3://archive/' --max-age 168h": archive_and_upload,
+    "--upload s3://archive/events --max-age 168h": archive_and_upload,
     "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
     "--require-json-field paid --require-json-value true "
     "--whitelist-json-field id --whitelist-json-field paid --dead-letter-dir dead": relays(
