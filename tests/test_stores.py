@@ -1,5 +1,7 @@
 """What every kind of store promises, and what it says where it cannot."""
 
+# size: each promise is tested with every kind of store
+
 from __future__ import annotations
 
 import errno

@@ -160,7 +160,7 @@ class FileSink(HoldingHandler):
             self.threads.close()
 
     def metrics(self) -> Iterator[Metric]:
-        """Return counters of published files, including recovered ones, and of failed writes."""
+        """Return what was published, including recovered files, what waits, and failed writes."""
         counts = self.archives.care.counts()
         for topic, failures in self.write_failures.items():
             counts["write_failures", topic] = failures
@@ -173,6 +173,10 @@ class FileSink(HoldingHandler):
         ):
             samples = [Sample({"topic": topic}, counts[name, topic]) for topic in topics]
             yield Metric(f"nsqtools_archive_{name}_total", "counter", text, samples)
+        waiting = self.archives.waiting()
+        text = "Published files that wait for --upload or --on-rotate."
+        samples = [Sample({"topic": topic}, waiting[topic]) for topic in topics]
+        yield Metric("nsqtools_archive_waiting_files", "gauge", text, samples)
 
     # Methods for _TopicQueue.
 

@@ -99,7 +99,7 @@ class Errands(ABC):
 
     @abstractmethod
     def attempt(self, published: Published) -> None:
-        """Do it for a file; raises OSError or OutputError."""
+        """Do it for a file; any exception is a failure."""
 
     @abstractmethod
     def failed(self, job: Job, problem: Exception, *, at_the_end: bool) -> float | None:
@@ -118,7 +118,7 @@ class Errands(ABC):
             path = job.published.path
             try:
                 self.attempt(job.published)
-            except (OSError, OutputError) as error:
+            except Exception as error:
                 if os.path.lexists(path):
                     self._try_again(job, error, at_the_end)
                     continue

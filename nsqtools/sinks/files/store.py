@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections import Counter
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING
@@ -105,6 +106,11 @@ class Archives:
         if todo and flag == "--on-rotate":
             todo += ", or with --on-rotate true to skip them"
         return f"files that wait for {flag}: {len(files)} ({names}{more}){todo}"
+
+    def waiting(self) -> Counter[str]:
+        """Return the number of published files that wait for something, by topic."""
+        owed = self._journal.owed().values()
+        return Counter(published.topic for files in owed for published in files)
 
     def unlock(self) -> None:
         """Release all locks."""

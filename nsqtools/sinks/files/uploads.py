@@ -8,7 +8,7 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import ConfigError, OutputError
+from nsqtools.errors import ConfigError
 from nsqtools.sinks.files.hooks import Errands
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import reason
@@ -62,12 +62,9 @@ class Uploads(Errands):
 
     def attempt(self, published: Published) -> None:
         """Upload a file."""
-        try:
-            with open(published.path, "rb") as file:
-                self._store.upload(file, published.name, moved=self._note_progress)
-            log.info("uploaded %s", published.name)
-        except ValueError as error:  # a name that no store can have
-            raise OutputError(str(error)) from error
+        with open(published.path, "rb") as file:
+            self._store.upload(file, published.name, moved=self._note_progress)
+        log.info("uploaded %s", published.name)
 
     def failed(self, job: Job, problem: Exception, *, at_the_end: bool) -> float | None:
         """Log the first failure after successes, and each name that is taken, once."""

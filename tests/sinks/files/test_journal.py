@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -290,6 +291,15 @@ class TestWhatFilesOwe:
         journal.close()
         assert files_of(rules) == []
 
+    def test_an_entry_of_the_first_release_waits_for_the_command_too(
+        self, rules: Rules, owing_file: Path
+    ) -> None:
+        (path,) = Path(rules.output_dir, FOLDER).glob("*.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"owes": True}))
+        journal = journal_of(rules)
+        journal.adopt(bool)
+        assert paths(journal) == {"--on-rotate": [str(owing_file)]}
+
     def test_it_is_known_whichever_process_is_asked(
         self, rules: Rules, owing_file: Path, tmp_path: Path
     ) -> None:
@@ -323,6 +333,7 @@ class TestWhatFilesOwe:
             archives.open()
             if command:
                 archives.close()
+            assert archives.waiting() == ({} if command else {"events": 1})
             archives.unlock()
         assert not owing_file.exists()
 
