@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import signal
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.stores import open_store
 from tests.support import archives
 from tests.support.archives import Archiver
 from tests.support.consuming import run_beside
@@ -231,7 +234,7 @@ def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
     running.says("status 3")
     running.kill()
     (first,) = archiver.files
-    assert b"waiting for --on-rotate" in archiver.cli("verify", str(first)).stdout
+    assert b"waiting for" in archiver.cli("verify", str(first)).stdout
     archiver.numbers(5, 10)
     without = archiver.take(5, *keep)
     assert (without.code, str(first) in without.stderr) == (1, True)
@@ -243,3 +246,20 @@ def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
     (last,) = archiver.files
     assert archives.numbers([last]) == Counter(range(10, 15))
     assert b"waiting" not in archiver.cli("verify", str(last)).stdout
+
+
+def test_what_a_store_refuses_waits_for_the_next_run(
+    archiver: Archiver, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+    options = ("--gzip", "--keep", "1", "--upload", f"{bucket}/events", "--delete-uploaded")
+    for end, key, code in ((5, "wrong", 1), (10, secret, 0)):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key)
+        archiver.numbers(end - 5, end)
+        ended = archiver.take(5, *options)
+        assert (ended.code, ended.stderr.count("AWS_SECRET_ACCESS_KEY")) == (code, code)
+        assert len(archiver.files) == code
+    store = open_store(bucket)
+    assert [each.path.partition("/")[0] for each in store.files()] == ["events"] * 2
+    texts = [gzip.decompress(store.get(each.path)) for each in store.files()]
+    assert sorted(b"".join(texts).splitlines()) == sorted(archives.bodies(range(10)))

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.config import ArchiveOptions
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.files import uploads as uploads_module
+from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.uploads import Uploads
 from nsqtools.stores.mounted import LocalStore
 from tests.support.archiving import published
@@ -172,6 +174,13 @@ def test_what_hangs_at_the_end_is_left_and_settles_nothing_later(
         thread.join(WAIT)
     assert done == []
     assert there(shop) == {"a": b"one\n"}
+
+
+def test_uploaded_files_must_have_names_of_their_own() -> None:
+    """Without ``<REV>`` a published file is continued, and the store has its beginning."""
+    options = ArchiveOptions(upload="s3://b/x", filename_format="<TOPIC>.log")
+    with pytest.raises(ConfigError, match="--upload"):
+        Rules.of(options, 1 << 20)
 
 
 def test_files_are_not_uploaded_to_where_they_are(tmp_path: Path) -> None:
