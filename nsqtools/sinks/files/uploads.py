@@ -94,7 +94,6 @@ class Uploads(Errands):
         """Settle the file, unless ``close`` has returned."""
         with self.changed:
             self._note_answer(job)
-            self.changed.notify_all()
         with self._settling:
             if not self._abandoned:
                 job.done()
@@ -122,6 +121,7 @@ class Uploads(Errands):
         """Note that the store works; ``changed`` is held."""
         self._note_progress()
         self._failures, self.rest_until = 0, 0.0
+        self.changed.notify_all()
         if job.number in self._failing:
             self._failing.discard(job.number)
             if not self._failing:
