@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -281,7 +281,7 @@ def test_hours_are_chosen_by_directory_or_by_the_time_of_the_file(
     for hour in (8, 9, 10):
         path = to_file(tmp_path / "lake" / f"{hour}.log", sent(b"log %d" % hour), RAW)
         at(path, NINE + (hour - 9) * HOUR)
-    span = {"since": NINE / 1e9, "until": (NINE + HOUR) / 1e9}
+    span: dict[str, Any] = {"since": NINE / 1e9, "until": (NINE + HOUR) / 1e9}
     assert run(tmp_path / "lake", layout=RAW, delete_inputs=True, **span).deleted == 2
     assert bodies(tmp_path / "out") == {b"9": 1, b"log 9": 1}
     assert run(tmp_path / "lake", layout=RAW).inputs == 4
