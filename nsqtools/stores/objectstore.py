@@ -29,6 +29,8 @@ _AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
 # Of requests: half a minute at most if connections are refused, in seconds.
 _RETRIES = 8
 _LONGEST_PAUSE = 4.0
+_TEMPORARY = "(temporary)"
+"""In the text of an error that opendal itself would not repeat."""
 _TIMEOUT = 10.0
 _IO_TIMEOUT = 60.0
 _LIST_TIMEOUT = 5.0
@@ -49,13 +51,17 @@ class ObjectStore(Store):
     """A Store on S3, Google Cloud Storage or Azure, through opendal.
 
     ``operator`` is an opendal.Operator whose root is the place. ``lister`` is one for listings: in
-    these opendal stops all threads of the process, so they may take less time.
+    these opendal stops all threads of the process, so they may take less time, and what is
+    repeated is repeated here, after ``pauses`` in seconds, in which a signal is noticed.
     """
 
-    def __init__(self, place: str, operator: Any, lister: Any) -> None:
+    def __init__(
+        self, place: str, operator: Any, lister: Any, pauses: Sequence[float] = ()
+    ) -> None:
         super().__init__(place)
         self._operator = operator
         self._lister = lister
+        self._pauses = pauses
 
     def put_if_absent(self, path: str, data: Data) -> bool:
         """PUT with ``If-None-Match: *``; a refusal after a lost response is told by the content."""
@@ -90,6 +96,13 @@ class ObjectStore(Store):
                 yield _facts(each.path, each.metadata)
 
     def _entries(self, path: str, **options: bool) -> Sequence[Any]:
+        for pause in self._pauses:
+            try:
+                return list(self._lister.list(f"{path}/" if path else "", **options))
+            except Exception as error:
+                if _TEMPORARY not in str(error):
+                    raise
+            time.sleep(pause)
         return list(self._lister.list(f"{path}/" if path else "", **options))
 
     def stat(self, path: str) -> StoredFile:
@@ -185,11 +198,10 @@ def open_objects(place: str, flag: str, retries: int | None) -> ObjectStore | No
     attempts = _RETRIES if retries is None else retries
     again = RetryLayer(max_times=attempts, max_delay=_LONGEST_PAUSE, min_delay=0.1, jitter=True)
 
-    def patient(io_timeout: float) -> Operator:
-        limits = TimeoutLayer(timeout=_TIMEOUT, io_timeout=io_timeout)
-        return operator.layer(limits).layer(again)
-
-    return ObjectStore(place, patient(_IO_TIMEOUT), patient(_LIST_TIMEOUT))
+    patient = operator.layer(TimeoutLayer(timeout=_TIMEOUT, io_timeout=_IO_TIMEOUT)).layer(again)
+    lister = operator.layer(TimeoutLayer(timeout=_LIST_TIMEOUT, io_timeout=_LIST_TIMEOUT))
+    pauses = [min(_LONGEST_PAUSE, 0.1 * 2**attempt) for attempt in range(attempts)]
+    return ObjectStore(place, patient, lister, pauses)
 
 
 def _service(scheme: str, authority: str) -> dict[str, str] | None:

@@ -154,8 +154,9 @@ class Lease(RunGuard):
         if not taken or self._newest() > self._number:
             raise LockedError(f"{self._store.place}: another run has just begun")
         self._renew()
-        if newest:
-            self._store.delete(self._entry(newest))
+        for number in self._numbers():
+            if number < self._number:
+                self._store.delete(self._entry(number))
         self._store.patience = _RENEW_INTERVAL  # to wait for longer would hide that it is lost
         self._thread.start()
 
@@ -225,8 +226,16 @@ class Lease(RunGuard):
         return {}
 
     def _newest(self) -> int:
-        names = self._store.list(_RUNS)
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return max(self._numbers(), default=0)
+
+    def _numbers(self) -> list[int]:
+        return [int(name) for name in self._store.list(_RUNS) if name.isdecimal()]
+
+    def _is_newest(self) -> bool:
+        """Whether no run has taken over: it makes the next entry, and then removes this one."""
+        return bool(self._read(self._entry(self._number))) and not self._read(
+            self._entry(self._number + 1)
+        )
 
     def _entry(self, number: int) -> str:
         return f"{_RUNS}/{number:010d}"
@@ -242,7 +251,7 @@ class Lease(RunGuard):
         while not self._end.wait(_RENEW_INTERVAL):
             began, is_newest = time.monotonic(), True
             with contextlib.suppress(OSError):
-                is_newest = self._newest() == self._number
+                is_newest = self._is_newest()
                 if is_newest:
                     self._renew()
                     renewed = began
