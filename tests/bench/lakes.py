@@ -133,7 +133,7 @@ class Lakes:
                 {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
             )
             stamp = Stamp(settings.checkpoint, settings.stamp)
-            writer = archives.ArchiveWriter(self.spark, settings, stamp)
+            writer = archives.ArchiveWriter(settings, stamp)
 
             def write(batch: DataFrame, query: str, number: int) -> Written:
                 written = writer.write(batch, query, number)

@@ -93,7 +93,7 @@ def archive(
     if schema := body_schema(spark, settings.shape.schema, settings.shape.infer):
         frame = counted_corrupt(with_columns(frame, schema), "archive")
     stamp = Stamp(settings.checkpoint, settings.stamp)
-    writer = ArchiveWriter(spark, settings, stamp)
+    writer = ArchiveWriter(settings, stamp)
     writer.check(frame)
     return run_stamped(
         frame,
@@ -108,23 +108,25 @@ def archive(
 class ArchiveWriter:
     """Writes the batches of an archive."""
 
-    def __init__(self, spark: SparkSession, settings: ArchiveSettings, stamp: Stamp) -> None:
-        self._spark = spark
+    def __init__(self, settings: ArchiveSettings, stamp: Stamp) -> None:
         self._settings = settings
         shape = settings.shape
+        more = [shape.partition_by] if shape.partition_by else []
+        self._partitions = (*PARTITIONS[:2], *more)
         self._files: BatchFiles | None = None
         if shape.format != "delta":
             self._files = BatchFiles(settings.output, shape.format, settings.checkpoint, stamp)
 
     def check(self, frame: DataFrame) -> None:
         """Raise ConfigError if the columns cannot be selected or the format cannot be written."""
-        for name in self._shaped(frame).columns:
+        rows = self._shaped(frame)
+        for name in rows.columns:
             if name.lower() in PARTITIONS[2:]:
                 raise ConfigError(
                     f"--select: {name} is the name of a directory: rename the column with AS"
                 )
-        if self._files is None:
-            check_delta(self._spark, self._settings.output)
+        if self._files is None and check_delta(rows, self._settings.output):
+            self._partitions = ()  # the table has its own
 
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
         """Write a batch; it replaces files of an earlier attempt."""
@@ -133,11 +135,6 @@ class ArchiveWriter:
             return append_delta(rows, self._settings.output, self._partitions, query, number)
         times = _PUBLISHED if _PUBLISHED in rows.columns else ""
         return self._files.write(rows, query, number, partitions=self._partitions, times=times)
-
-    @property
-    def _partitions(self) -> tuple[str, ...]:
-        more = self._settings.shape.partition_by
-        return (*PARTITIONS[:2], *([more] if more else []))
 
     def _shaped(self, frame: DataFrame) -> DataFrame:
         """The rows to write, followed by the columns of partitions that they lack.
@@ -155,7 +152,7 @@ class ArchiveWriter:
                 raise ConfigError(f"--where: {first_line(error)}") from error
         found = _selected(frame, shape.select or "*")
         names = [name.lower() for name in found.columns]
-        more = [f"{DATE} AS date", f"{self._hour} AS hour"]
+        more = [f"{DATE} AS date", f"{HOUR} AS hour"]
         if shape.partition_by and shape.partition_by not in names:
             more.append(shape.partition_by)
         if self._files is not None and not _is_distinct(found):
@@ -166,10 +163,6 @@ class ArchiveWriter:
             if names.count(name) > 1:
                 raise ConfigError(f"--select: two columns are named {name}: rename one with AS")
         return found
-
-    @property
-    def _hour(self) -> str:
-        return f"lpad(CAST({HOUR} AS STRING), 2, '0')" if self._files is None else HOUR
 
 
 def _selected(frame: DataFrame, columns: str) -> DataFrame:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+import posixpath
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.progress import Written
-from nsqtools.spark.lake.folders import sync
+from nsqtools.spark.lake.folders import sync_file
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import as_url, local
@@ -16,24 +18,40 @@ from nsqtools.stores.places import as_url, local
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from nsqtools.stores.interface import Store
 
-_NEWEST = 20
-"""Versions to look at for a batch; other writers may have added some since."""
+_ADDS_COLUMNS = "spark.databricks.delta.schema.autoMerge.enabled"
 
 
-def check_delta(spark: SparkSession, output: str) -> None:
-    """Raise ConfigError if Delta Lake is missing."""
+def check_delta(rows: DataFrame, output: str) -> bool:
+    """Return whether the table exists.
+
+    Raises ConfigError if Delta Lake is missing, or if the table cannot take columns of ``rows``.
+    """
+    spark = rows.sparkSession
     try:
-        spark.read.format("delta").load(as_url(output))
-    except Exception as error:  # only this message tells that Delta Lake is missing
+        table = spark.read.format("delta").load(as_url(output))
+    except Exception as error:  # only its text tells what is missing
         if "[DATA_SOURCE_NOT_FOUND]" in str(error):
             raise ConfigError(
-                "--format delta needs Delta Lake for this Spark: for Spark 4.2, add --conf "
+                "--format delta needs Delta Lake: with pyspark 4.2, add --conf "
                 "spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4.0"
             ) from error
+        if any(name in str(error) for name in ("[PATH_NOT_FOUND]", "[DELTA_TABLE_NOT_FOUND]")):
+            return False
+        raise
+    known = {each.name.lower(): each.dataType.simpleString() for each in table.schema}
+    for each in rows.schema if spark.conf.get(_ADDS_COLUMNS, "false") == "false" else ():
+        found, wanted = known.get(each.name.lower()), each.dataType.simpleString()
+        if found != wanted:
+            problem = f"has {each.name} as {found}, not {wanted}" if found else f"lacks {each.name}"
+            raise ConfigError(
+                f"--output {output}: the table {problem}: change --select, or add new columns to "
+                f"the table with --conf {_ADDS_COLUMNS}=true"
+            )
+    return True
 
 
 def append_delta(
@@ -41,30 +59,37 @@ def append_delta(
 ) -> Written:
     """Append a batch, unless the table has batch ``number`` of this query; returns its rows.
 
-    Local files are durable then. Raises OutputError, and errors of Spark.
+    A new table gets ``partitions``; for one that exists give none. Local files are durable then.
+    Raises OutputError, and errors of Spark.
     """
-    writer = rows.write.format("delta").mode("append").partitionBy(*partitions)
+    url = as_url(output)
+    writer = rows.write.format("delta").mode("append")
     writer = writer.option("txnAppId", query).option("txnVersion", number)
-    writer.save(as_url(output))
-    history = rows.sparkSession.sql(f"DESCRIBE HISTORY delta.`{as_url(output)}` LIMIT 1").first()
-    store = open_store(output, "--output")
+    (writer.partitionBy(*partitions) if partitions else writer).save(url)
+    name = url.replace("`", "``")
+    history = rows.sparkSession.sql(f"DESCRIBE HISTORY delta.`{name}` LIMIT 1").collect()
     with as_output_error(output):
-        added = _added(store, history["version"] if history else -1, query, number)
-    root = local(output)
-    if root is not None and added:
-        leaves = {(root / unquote(each["path"])).parent for each in added}
-        sync(root, [root / "_delta_log", *leaves])
-    return Written(
-        sum(json.loads(each.get("stats") or "{}").get("numRecords", 0) for each in added)
-    )
+        return Written(settle(open_store(output), history[0]["version"], query, number))
 
 
-def _added(store: Store, newest: int, query: str, number: int) -> list[dict[str, Any]]:
-    """The files of a batch, from the table's log."""
-    for version in range(newest, max(-1, newest - _NEWEST), -1):
-        lines = store.get(f"_delta_log/{version:020d}.json").splitlines()
-        actions = [json.loads(line) for line in lines]
-        done = [each["txn"] for each in actions if "txn" in each]
-        if any((each["appId"], each["version"]) == (query, number) for each in done):
-            return [each["add"] for each in actions if "add" in each]
-    return []
+def settle(store: Store, newest: int, query: str, number: int) -> int:
+    """Make a batch durable, with what was written since; returns the number of its rows.
+
+    ``newest`` is the last version of the table. Returns 0 if its log no longer has the batch.
+    Raises OSError.
+    """
+    is_local = local(store.place) is not None
+    with contextlib.suppress(FileNotFoundError):  # the log is cut after a month
+        for version in range(newest, -1, -1):
+            log = f"_delta_log/{version:020d}.json"
+            actions = [json.loads(line) for line in store.get(log).splitlines()]
+            added = [each["add"] for each in actions if "add" in each]
+            for path in (log, *(unquote(each["path"]) for each in added)) if is_local else ():
+                with contextlib.suppress(FileNotFoundError):  # merged into another file since
+                    sync_file(store.url(path))
+                    store.sync(posixpath.dirname(path))
+            done = [each["txn"] for each in actions if "txn" in each]
+            if any((each["appId"], each["version"]) == (query, number) for each in done):
+                stats = [json.loads(each.get("stats") or "{}") for each in added]
+                return sum(each.get("numRecords", 0) for each in stats)
+    return 0

@@ -9,16 +9,11 @@ import contextlib
 import errno
 import os
 from heapq import nlargest
-from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.stores import open_store
 from nsqtools.stores.mounted import sync_directory
 from nsqtools.stores.places import local
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 _NEWEST = 4
 """Entries that a batch can have written: its own and its checksum, and those of one before."""
@@ -43,25 +38,6 @@ def check_output(place: str, flag: str) -> None:
         code = errno.EACCES
     if code:
         raise ConfigError(f"{flag} {place}: {os.strerror(code)}")
-
-
-def sync(root: Path, leaves: Iterable[Path]) -> None:
-    """Make the files of directories durable, and all names from ``root`` down to them.
-
-    Raises OutputError.
-    """
-    above: set[Path] = set()
-    try:
-        for leaf in leaves:
-            for entry in os.scandir(leaf):
-                if entry.is_file(follow_symlinks=False):
-                    sync_file(entry.path)
-            above.add(leaf)
-            above.update(each for each in leaf.parents if each.is_relative_to(root))
-        for folder in sorted(above, key=lambda each: len(each.parts), reverse=True):
-            sync_directory(str(folder))
-    except OSError as error:
-        raise OutputError(f"{error.filename or root}: {error.strerror}") from error
 
 
 def sync_file(path: str) -> None:

@@ -298,7 +298,10 @@ def _check_published(place: str) -> None:
 
 
 def _delta(folder: str) -> ConfigError:
-    return ConfigError(f"{folder}: is a Delta table: compact it with OPTIMIZE of Delta Lake")
+    return ConfigError(
+        f"{folder}: a Delta table cannot be an --input: 'nsqtools help pipeline' says how to merge "
+        "its files, and how Spark reads it"
+    )
 
 
 def _look(entry: _ListedFile, place: str, layout: Layout | None) -> Input | None:
