@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from nsqtools import __date__, __version__
-from tests.support.binaries import give_up
-from tests.support.examples import TIMEOUT
+from tests.support.environments import environment, run
 
 ROOT = Path(__file__).parents[1]
 MAX_FILE = 1 << 20
+UPLOADS = "what a release uploads"
 NAME = f"nsqtools-{__version__}"
 SHARED = f"{NAME}.data/data/share/"
 PLUGIN = "nsqtools/spark/pyspark_nsq.py"
@@ -33,23 +31,6 @@ def files(folder: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts}
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd="/", capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
-
-
-def environment(folder: Path, *packages: str | Path) -> Path:
-    """Where the programs of a fresh environment with these packages are."""
-    made = run(sys.executable, "-m", "venv", folder)
-    assert made.returncode == 0, made.stdout
-    installed = run(folder / "bin" / "pip", "install", "--quiet", *packages)
-    if installed.returncode and "HTTPSConnection" in installed.stderr:
-        give_up("PyPI", "what a release uploads", "PyPI cannot be reached", "TOOLS")
-    assert installed.returncode == 0, installed.stderr
-    return folder / "bin"
-
-
 def test_the_changelog_begins_with_this_release() -> None:
     first = (ROOT / ".github" / "CHANGELOG.md").read_text().split("## ")[1]
     assert first.startswith(f"{__version__} ({__date__})\n")
@@ -58,7 +39,9 @@ def test_the_changelog_begins_with_this_release() -> None:
 @pytest.mark.full("the distributions of a release")
 def test_the_distributions_are_complete_and_the_wheel_works_alone(tmp_path: Path) -> None:
     dist = tmp_path / "dist"
-    built = run(environment(tmp_path / "builder", "build") / "pyproject-build", "-o", dist, ROOT)
+    built = run(
+        environment(UPLOADS, tmp_path / "builder", "build") / "pyproject-build", "-o", dist, ROOT
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     assert {path.name for path in dist.iterdir()} == {
         f"{NAME}.tar.gz",
@@ -83,7 +66,7 @@ def test_the_distributions_are_complete_and_the_wheel_works_alone(tmp_path: Path
     assert f"{NAME}.dist-info/licenses/LICENSE" in about
     assert [each.filename for each in entries if each.file_size > MAX_FILE] == []
 
-    programs = environment(tmp_path / "empty", wheel)
+    programs = environment(UPLOADS, tmp_path / "empty", wheel)
     demo = run(programs / "nsqtools", "demo")
     assert demo.returncode == 0, demo.stderr
     library = run(programs / "python", "-c", "import nsqtools; print(nsqtools.Consumer.__name__)")

@@ -8,19 +8,18 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
-import httpx
 from pyarrow import fs
 
 import nsqtools
-from tests.support.binaries import give_up, needs_minio
+from tests.support.binaries import needs_minio
 from tests.support.eventually import eventually
 from tests.support.killing import Place
 from tests.support.servers import free_port
+from tests.support.spark import needs_artifact
 
 USER, PASSWORD = "minioadmin", "minioadmin"
 
 MANUAL = Path(nsqtools.__file__).with_name("cli") / "docs/guides/nsqtools-pipeline.7.txt"
-_MAVEN = "https://repo1.maven.org/maven2/org/apache/hadoop/hadoop-aws/"
 
 
 class Minio:
@@ -103,11 +102,6 @@ def properties_of_s3a(tests: str) -> list[str]:
     """
     found = re.findall(r'"(spark\.jars\..+)"', MANUAL.read_text())
     assert found, MANUAL
-    version = re.search(r"hadoop-aws:([\d.]+)", found[0])
-    assert version, found
-    if not any(Path.home().glob(f".ivy2*/jars/*_hadoop-aws-{version[1]}.jar")):
-        try:
-            httpx.head(_MAVEN, timeout=20)
-        except httpx.HTTPError:
-            give_up("hadoop-aws", tests, "Maven Central cannot be reached", "TOOLS")
+    (hadoop,) = re.findall(r"org\.apache\.hadoop:hadoop-aws:[\d.]+", found[0])
+    needs_artifact(hadoop, tests)
     return found

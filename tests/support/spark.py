@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 import nsqtools
@@ -70,6 +71,19 @@ def needs_spark(tests: str) -> None:
         if find_spec(package) is None:
             binaries.give_up(package, tests, f"no package {package}", "TOOLS")
     binaries.needs("java", tests)
+
+
+def needs_artifact(artifact: str, tests: str) -> None:
+    """Return where Spark has GROUP:NAME:VERSION or can download it, or else the test ends here.
+
+    It downloads artifacts from Maven Central, and keeps them.
+    """
+    group, name, version = artifact.split(":")
+    if not any(Path.home().glob(f".ivy2*/jars/{group}_{name}-{version}.jar")):
+        try:
+            httpx.head("https://repo1.maven.org/maven2/", timeout=20)
+        except httpx.HTTPError:
+            binaries.give_up(name, tests, "Maven Central cannot be reached", "TOOLS")
 
 
 def submit() -> list[str | Path]:

@@ -69,10 +69,10 @@ def append_delta(
     name = url.replace("`", "``")
     history = rows.sparkSession.sql(f"DESCRIBE HISTORY delta.`{name}` LIMIT 1").collect()
     with as_output_error(output):
-        return Written(settle(open_store(output), history[0]["version"], query, number))
+        return Written(sync_batch(open_store(output), history[0]["version"], query, number))
 
 
-def settle(store: Store, newest: int, query: str, number: int) -> int:
+def sync_batch(store: Store, newest: int, query: str, number: int) -> int:
     """Make a batch durable, with what was written since; returns the number of its rows.
 
     ``newest`` is the last version of the table. Returns 0 if its log no longer has the batch.

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrameWriter, SparkSession
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.jobs import batches
 from nsqtools.spark.jobs.archive import ArchiveSettings, Shape, archive
 from nsqtools.spark.lake.bodies import read_schema, with_columns
-from nsqtools.spark.lake.delta import append_delta
 from nsqtools.spark.lake.write import summary
 from tests.support.binaries import give_up
 from tests.support.faults import small_disk
@@ -29,6 +27,8 @@ from tests.support.streaming import OfTopic, numbered, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
 
     from nsqtools.spark.jobs.progress import Totals, Written
     from tests.support.servers import Nsqd
@@ -258,42 +258,6 @@ def test_topics_have_directories_where_asked_and_files_no_such_column(
     assert "topic" not in columns
     assert "body" in columns
     assert {row["topic"] for row in rows(lake.folder)} == {lake.topic}
-
-
-def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it has of a batch is in its log, below the commits of other writers."""
-    query = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab"
-    told: dict[str, Any] = {}
-    log = lake.folder / "_delta_log"
-    log.mkdir(parents=True)
-
-    def commit(version: int, *actions: Mapping[str, Any]) -> None:
-        lines = "\n".join(map(json.dumps, actions))
-        (log / f"{version:020d}.json").write_text(lines)
-
-    def save(writer: Any, place: str) -> None:
-        told["place"] = place
-        add = {"path": "date=2026-11-22/a%20b.parquet", "stats": '{"numRecords": 3}'}
-        (lake.folder / "date=2026-11-22").mkdir()
-        (lake.folder / "date=2026-11-22/a b.parquet").touch()
-        commit(4, {"txn": {"appId": query, "version": 7}}, {"add": add}, {"add": {"path": "b"}})
-        commit(5, {"txn": {"appId": "another", "version": 7}}, {"add": add})
-
-    def option(writer: Any, key: str, value: Any) -> Any:
-        told[key] = value
-        return writer
-
-    def history(_: SparkSession, __: str) -> Any:
-        return batch.selectExpr("5 AS version")
-
-    batch = lake.spark.range(1)
-    monkeypatch.setattr(DataFrameWriter, "option", option)
-    monkeypatch.setattr(DataFrameWriter, "save", save)
-    monkeypatch.setattr(SparkSession, "sql", history)
-    assert append_delta(batch, str(lake.folder), ("date",), query, 7).rows == 3
-    assert told == {"txnAppId": query, "txnVersion": 7, "place": f"file://{lake.folder}"}
 
 
 @pytest.mark.full("more of what jobs make of rows in Spark")

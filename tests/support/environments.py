@@ -1,0 +1,35 @@
+"""Virtual environments with packages from PyPI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.binaries import give_up
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TIMEOUT = 600.0  # seconds
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in the root directory."""
+    return subprocess.run(
+        command, cwd="/", capture_output=True, text=True, timeout=_TIMEOUT, check=False
+    )
+
+
+def environment(tests: str, folder: Path, *packages: str | Path) -> Path:
+    """Where the programs of a fresh environment with these packages are, or the test ends here.
+
+    ``tests`` says what is lost then.
+    """
+    made = run(sys.executable, "-m", "venv", folder)
+    assert made.returncode == 0, made.stdout
+    installed = run(folder / "bin" / "pip", "install", "--quiet", *packages)
+    if installed.returncode and "HTTPSConnection" in installed.stderr:
+        give_up("PyPI", tests, "PyPI cannot be reached", "TOOLS")
+    assert installed.returncode == 0, installed.stderr
+    return folder / "bin"
