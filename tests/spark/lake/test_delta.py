@@ -68,7 +68,8 @@ def test_the_rows_of_a_batch_are_those_of_its_own_commit(table: Path) -> None:
 
 
 def test_a_log_in_an_object_store_is_read_too(table: Path, synced: set[str]) -> None:
-    store = ObjectStore("s3a://bucket/", Operator("fs", root=str(table)))
+    operator = Operator("fs", root=str(table))
+    store = ObjectStore("s3a://bucket/", operator, operator)
     assert sync_batch(store, 6, OURS, 7) == 12
     assert not synced
 
