@@ -100,8 +100,7 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
     refused = lake.drain(*options, "--select", "body, 1 AS more")
     assert refused.code == 2
     assert "more" in refused.stderr
-    assert lake.batches("offsets") == lake.batches("commits")
-    assert lake.drain(*options).code == 0
+    assert lake.nsqd.channel(lake.topic, "lake")["depth"] == 1
 
     name = f"delta.`{lake.place.path}`"
     statements = [f"INSERT INTO {name} SELECT * FROM {name}"]
@@ -114,4 +113,4 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
     assert len(statements) > len(merges) == 2
     assert isinstance(lake.place, Table)
     lake.place.python(_STATEMENTS, lake.place.conf[0].partition("=")[2], *statements)
-    lake.check(3001)
+    lake.check(3000)
