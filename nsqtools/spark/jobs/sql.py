@@ -164,7 +164,7 @@ def query_archives(
         found = _of_archives(spark, settings)
         columns = found.columns
         if target.kind == "delta":
-            check_delta(spark, target.output)
+            check_delta(found, target.output)
     if target.output:
         _check_empty(target.output)
     report("querying", 0, 0)
@@ -268,7 +268,7 @@ class _ResultWriter:
     def check(self, rows: DataFrame) -> None:
         """Raise ConfigError if the query cannot be run, or its destination cannot take the rows."""
         if self._target.kind == "delta":
-            check_delta(rows.sparkSession, self._target.output)
+            check_delta(rows, self._target.output)
         elif self._target.output and "batch" in [name.lower() for name in rows.columns]:
             raise ConfigError(
                 "--query: batch is the name of a directory: rename the column with AS"
