@@ -36,7 +36,7 @@ print(*(body.decode() for body in rows["body"].to_pylist()))
 _STATEMENTS = """
 import sys
 from nsqtools.spark.sparksession import open_session
-with open_session("local[2]", {"spark.jars.packages": sys.argv[1]}) as spark:
+with open_session("local[2]", dict(each.split("=") for each in sys.argv[1].split())) as spark:
     for each in sys.argv[2:]:
         spark.sql(each)
 """
@@ -112,5 +112,5 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
             statements.append(re.sub(r"(hour = )\d+", rf"\g<1>{hour.name[5:]}", text))
     assert len(statements) > len(merges) == 2
     assert isinstance(lake.place, Table)
-    lake.place.python(_STATEMENTS, lake.place.conf[0].partition("=")[2], *statements)
+    lake.place.python(_STATEMENTS, " ".join(lake.place.conf), *statements)
     lake.check(3000)
