@@ -41,7 +41,7 @@ COMMANDS = {
     "doctor": LazyCommand("Look", "Find out why a consumer sees nothing."),
     "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
     "channel": LazyCommand("Administer", "Create, empty, pause and delete channels.", _ADMIN),
-    "node": LazyCommand("Administer", "Take an nsqd out of a cluster: hide its topics, and wait until it is empty.", _ADMIN),
+    "node": LazyCommand("Administer", "Hide an nsqd's topics, and wait until it is empty.", _ADMIN),
     "queue": LazyCommand("Administer", "List, read and append to nsqd's disk queues."),
     "demo": LazyCommand("Try out", "Show the main commands at work on an embedded nsqd."),
     "sandbox": LazyCommand("Try out", "Run an embedded nsqd and nsqlookupd, in memory."),

@@ -212,7 +212,7 @@ def trim(*, topic: str, channel: str, where: TrimOptions, config: ConsumerConfig
 
 @click.group("node", cls=CommandGroup)
 def node() -> None:
-    """Take an nsqd out of a cluster: hide its topics, and wait until it is empty."""
+    """Hide an nsqd's topics, and wait until it is empty."""
 
 
 @node.command(
