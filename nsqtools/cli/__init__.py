@@ -40,7 +40,7 @@ COMMANDS = {
     "lookup": LazyCommand("Look", "List topics, channels and nsqds that nsqlookupd knows."),
     "doctor": LazyCommand("Look", "Find out why a consumer sees nothing."),
     "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
-    "channel": LazyCommand("Administer", "Create, empty, pause and delete channels.", _ADMIN),
+    "channel": LazyCommand("Administer", "Create, trim, empty, pause and delete channels.", _ADMIN),
     "node": LazyCommand("Administer", "Hide an nsqd's topics, and wait until it is empty.", _ADMIN),
     "queue": LazyCommand("Administer", "List, read and append to nsqd's disk queues."),
     "demo": LazyCommand("Try out", "Show the main commands at work on an embedded nsqd."),

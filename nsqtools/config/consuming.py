@@ -62,8 +62,8 @@ class TailSourceOptions(SourceOptions):
     """What ``tail`` consumes, or only looks at."""
 
     peek: bool = flag(
-        "Give the -n messages of --channel back instead of finishing them; each counts one more "
-        "attempt then. Stops after 2s without a message, or --idle-timeout.",
+        "Give the -n messages of --channel back instead of finishing them; each then has one more "
+        "attempt. One --topic; ends after 2s without a message if fewer wait.",
         own=True,
         in_file=False,
         needs="channel",

@@ -46,8 +46,8 @@ def open_store(place: str, flag: str = "staging", retries: int | None = None) ->
     if found := open_objects(place, flag, retries):
         return found
     raise ConfigError(
-        f"{flag} {place}: the scheme {scheme} is not supported: give a path, or a URL of hdfs, "
-        "s3, gs, az or abfss"
+        f"{flag} {place}: the scheme {scheme} is not supported: give a path, or a URL of file, "
+        "hdfs, s3, gs, az or abfss"
     )
 
 

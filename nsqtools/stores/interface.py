@@ -26,6 +26,7 @@ READ = 8 << 20
 """Bytes of a request to read."""
 _PIECE = 1 << 20
 """Bytes that are written to a store at a time."""
+_STATUS = re.compile(r"status: (\d{3})")
 _ANSWER = re.compile(r'code: "(\w+)", message: "([^"]*)"')
 
 
@@ -138,7 +139,7 @@ class Store(ABC):
             if not part:
                 return
             found = "it has other content"
-        raise FileExistsError(errno.EEXIST, f"another file has this name: {found}", self.url(path))
+        raise FileExistsError(errno.EEXIST, f"taken by another file: {found}", self.url(path))
 
     def sync(self, path: str) -> None:
         """Make the names that ``list`` returned for a folder durable, and the folder itself."""
@@ -198,6 +199,8 @@ def reason(error: Exception) -> str:
     # opendal tells kind, operation and reason in a line, then the context, and then the source.
     text, _, source = str(error).strip().partition("\n\nSource:\n")
     reason = source.strip() or text.partition(" => ")[2] or text or type(error).__name__
+    if status := _STATUS.search(text) if reason == text else None:  # of HEAD, which has no text
+        reason = f"HTTP status {status[1]}"
     if answer := _ANSWER.search(reason):
         reason = f"{answer[2].rstrip('.')} ({answer[1]})"
     return reason.splitlines()[0]

@@ -154,7 +154,7 @@ class ObjectStore(Store):
             raise
         except exceptions.NotFound as error:
             text = reason(error)
-            text = os.strerror(errno.ENOENT) if text.startswith("NotFound") else text
+            text = os.strerror(errno.ENOENT) if text.startswith(("NotFound", "HTTP")) else text
             raise FileNotFoundError(errno.ENOENT, text, self.url(path)) from error
         except TimeoutError as error:
             text = f"no response within {self.patience:g} seconds"

@@ -74,13 +74,11 @@ class Uploads(Errands):
         if isinstance(problem, FileExistsError):
             if job.number not in self._taken:
                 self._taken.add(job.number)
-                log.error("%s %s: %s: move it away", self.flag, url, reason(problem))
+                log.error("%s %s: %s: move one of the two away", self.flag, url, reason(problem))
             self._note_answer(job)
             return None if self.closing else _NAME_TAKEN
         if not self._failing:
-            log.warning(
-                "%s %s: %s: trying again until it succeeds", self.flag, url, reason(problem)
-            )
+            log.warning("%s %s: %s: trying again", self.flag, url, reason(problem))
         self._failing.add(job.number)
         if monotonic() >= self.rest_until:  # otherwise several files failed at a time
             self.rest_until = monotonic() + self._wait(self._failures)

@@ -182,7 +182,7 @@ topic = _group(
 channel = _group(
     "channel",
     CHANNEL,
-    """Create, empty, pause and delete channels.
+    """Create, trim, empty, pause and delete channels.
 
     Changes are made on all nsqds that have the channel and, where it applies, on all nsqlookupds.
     The given nsqlookupds and nsqds tell which nsqds have it.""",
