@@ -306,7 +306,7 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
     for told in (
         "5 messages published",
         "2 by earlier runs",
-        "at most 1 of",
+        "at most 1 message",
         "1,992 left",
         "1 empty",
     ):

@@ -96,8 +96,18 @@ def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
     from nsqtools.records.diskqueue.queuefiles import QueueReader
 
     found = _find(data_path, which)
-    reader = QueueReader(found, _meta_of(found), form.max_msg_size, bad=form.damaged)
-    asyncio.run(_print(found, reader, form))
+    meta = _meta_of(found)
+    reader = QueueReader(found, meta, form.max_msg_size, bad=form.damaged)
+    printed = asyncio.run(_print(found, reader, form))
+    if found.bad and not form.damaged:
+        logging.getLogger(__name__).warning(
+            "%s left out, which nsqd gave up: --damaged reads it",
+            counted(len(found.bad), ".bad file"),
+        )
+    elif meta and meta.depth and not (printed or reader.skipped or form.since or form.until):
+        logging.getLogger(__name__).warning(
+            "%s: has %s, but no file has them", found.path("meta"), counted(meta.depth, "message")
+        )
     for path, size in reader.skipped.items():
         logging.getLogger(__name__).warning("%s: damaged: %s skipped", path, counted(size, "byte"))
     if reader.skipped:
@@ -137,10 +147,14 @@ def push(*, data_path: str, which: ChannelQueueOptions, form: QueuePushOptions) 
 def _queues(data_path: str) -> list[DiskQueue]:
     """The queues in a data path, after a warning for each file that is left out."""
     import logging
+    import os
 
+    from nsqtools.errors import ConfigError
     from nsqtools.records.diskqueue.queuefiles import disk_queues
 
     found, strange = disk_queues(data_path)
+    if not found and not os.path.exists(os.path.join(data_path, "nsqd.dat")):
+        raise ConfigError(f"{data_path}: not the data path of an nsqd")
     for reason in strange:
         logging.getLogger(__name__).warning("left out: %s", reason)
     return found
@@ -229,7 +243,8 @@ class _QueueOrigin:
     source: str
 
 
-async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -> None:
+async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -> int:
+    """Print the messages; returns their number."""
     import asyncio
     from time import time
 
@@ -243,13 +258,16 @@ async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -
     folder = found.folder.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     origin = _QueueOrigin(found.topic, found.channel, folder)
     output = Output(STDOUT, "standard output")
+    printed = 0
     await output.open()
     try:
         for batch in reader.batches(since=since, until=until, count=form.count):
             await output.write(writer.render(origin, batch))
+            printed += len(batch)
             await asyncio.sleep(0)  # a signal may have come
     finally:
         output.close()
+    return printed
 
 
 def _add(appender: QueueAppender, file: str, form: QueuePushOptions) -> None:

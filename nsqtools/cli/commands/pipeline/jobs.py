@@ -74,9 +74,10 @@ def compact(
         check_output(settings.output, "--output")
         check_free(str(root / OURS / "lock"))
     done = asyncio.run(_compact(settings, spark, metrics))
+    omitted = f"{counted(done.duplicates, 'duplicate')} omitted" * (not settings.dry_run)
     told = (
         f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
-        f"{counted(done.duplicates, 'duplicate')} omitted; {counted(done.rows, 'record')} in "
+        f"{omitted or 'duplicates not counted'}; {counted(done.rows, 'record')} in "
         f"{counted(done.files, 'new file')}, in place of {counted(done.replaced, 'old file')}"
         + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
     )
@@ -165,13 +166,15 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
     told = f"{counted(now, 'message')} published"
     if done.before:
         told += f", and {done.before:,} by earlier runs"
-    if done.again:
-        told += f", at most {done.again:,} of them twice"
     if done.stopped:
         told += f"; {done.left:,} left for the next run"
     if done.empty:
         told += f"; {counted(done.empty, 'empty message')} skipped"
     conclude(told)
+    if done.again:
+        log.warning("at most %s published twice", counted(done.again, "message"))
+    if not done.rows:
+        log.warning("no message to publish was found in --input")
     if done.refused:
         log.error("%s refused: %s", counted(done.refused, "message"), done.reason)
         raise Ended(Exit.PARTIAL)
