@@ -306,12 +306,12 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
     for told in (
         "5 messages published",
         "2 by earlier runs",
-        "at most 1 message",
         "1,992 left",
         "1 empty",
     ):
         assert told in err
-    assert pipeline.warnings == []
+    (told,) = pipeline.warnings
+    assert "1 message" in told
 
 
 @pytest.mark.parametrize(

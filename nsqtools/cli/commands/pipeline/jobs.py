@@ -60,7 +60,7 @@ def compact(
         inputs=inputs.input,
         output=compaction.output,
         layout=layout(inputs),
-        since=utc(compaction.since).timestamp() if compaction.since else -inf,
+        since=utc(compaction.since).timestamp() // 3600 * 3600 if compaction.since else -inf,
         until=utc(compaction.until).timestamp() if compaction.until else inf,
         older_than=compaction.older_than,
         delete_inputs=compaction.delete_inputs,
