@@ -96,14 +96,14 @@ class Worker(Notifier):
 def check_shares(http: HttpOptions, config: ConsumerConfig, stop: StopOptions) -> None:
     """Raise ConfigError if limits cannot be shared among the workers."""
     if stop.count:
-        raise ConfigError("--workers cannot share --count: omit one of them")
+        raise ConfigError("--workers cannot share --count: omit it, or give --workers 1")
     for flag, value in (
         ("--concurrency", http.concurrency),
         ("--max-in-flight", config.max_in_flight),
     ):
         if value < http.workers:
             raise ConfigError(
-                f"--workers {http.workers} is above {flag} {value}: each worker needs at least 1"
+                f"--workers {http.workers} is above {flag} {value}: give at most {value} workers"
             )
 
 

@@ -202,8 +202,8 @@ def trim(*, topic: str, channel: str, where: TrimOptions, config: ConsumerConfig
     """Finish the messages of a channel that are too old.
 
     It receives what is in the channel when it begins, finishes what is older than --older-than, and
-    gives back the rest at the end. Each message that is given back counts one more attempt. Others
-    may consume the channel meanwhile; what is deferred, or in flight to others, is not trimmed.
+    gives back the rest with one more attempt: at the end, or deferred for 30 seconds where it is
+    more than it can hold. What is deferred, or in flight to others, is not trimmed.
     """
     from nsqtools.cli.commands.admin.trim import run
 
