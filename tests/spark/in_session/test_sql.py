@@ -131,6 +131,7 @@ def event(number: int, minute: int, *, late: bool = False) -> bytes:
     ).encode()
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_topics_are_joined_by_the_time_of_events_without_those_that_are_late(
     asking: Asking, tmp_path: Path
 ) -> None:
@@ -243,6 +244,7 @@ def test_an_aggregation_is_shown_anew_after_each_batch_in_the_mode_that_says_so(
     assert sorted(shown.rows[3:]) == [(0, 10), (1, 10), (2, 11)]
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_what_a_query_has_not_shown_the_next_one_begins_with_whatever_it_asks(
     asking: Asking, tmp_path: Path
 ) -> None:
