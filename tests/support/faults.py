@@ -102,8 +102,15 @@ def small_disk(folder: Path, size: int = 1 << 20) -> Iterator[Path]:
 
 
 def fill(disk: Path, *, leave: int) -> Path:
-    """Take the room of a disk but for so many bytes; the file to delete for it."""
+    """Take the room of a disk but for so many bytes; the file to delete for it.
+
+    Others who write there meanwhile may have less.
+    """
     free = os.statvfs(disk)
     ballast = disk / "ballast.torn"  # archives.published does not take it for one of ours
-    ballast.write_bytes(b"\0" * max(0, free.f_bavail * free.f_bsize - leave))
+    try:
+        ballast.write_bytes(b"\0" * max(0, free.f_bavail * free.f_bsize - leave))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
     return ballast
