@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _RETRIES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _RETRIES_OF_REQUESTS = 4
+_HUNG = 60.0
+"""Seconds after which a request without a response is a failure, with its retries."""
 _NAME_TAKEN = 600.0
 """Seconds until a file whose name is taken is tried again, as somebody may have moved the other."""
 _THREADS = 4
@@ -51,6 +53,7 @@ class Uploads(Errands):
     def __init__(self, url: str, output_dir: str, *, retries: Sequence[float] = _RETRIES) -> None:
         super().__init__("--upload", threads=_THREADS, retries=retries)
         self._store = open_store(url, self.flag, _RETRIES_OF_REQUESTS)
+        self._store.patience = _HUNG
         if (place := local(url)) and _is_same(place, output_dir):
             raise ConfigError(f"{self.flag} {url}: this is --output-dir: name another directory")
         self._failing: set[int] = set()
@@ -107,6 +110,9 @@ class Uploads(Errands):
         for thread in self.threads:
             while thread.is_alive() and not self._is_stuck():
                 thread.join(_LOOK)
+            if thread.is_alive() and not self._failing:
+                log.warning("%s %s: no response", self.flag, self._store.place)
+                break
         with self._settling:
             self._abandoned = True
         with self.changed:

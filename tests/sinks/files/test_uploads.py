@@ -161,19 +161,24 @@ def test_the_end_of_a_run_waits_for_uploads_but_not_for_a_store_that_is_down(
 
 
 def test_what_hangs_at_the_end_is_left_and_settles_nothing_later(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Callable[[], list[str]],
 ) -> None:
     answer = threading.Event()
     shop.first = lambda _: answer.wait()
     monkeypatch.setattr(uploads_module, "_LONG_PATIENCE", 0.1)
     uploads, done = begin(tmp_path), list[str]()
-    uploads.submit(file(tmp_path, "a"), partial(done.append, "a"))
+    for name in "ab":
+        uploads.submit(file(tmp_path, name), partial(done.append, name))
     uploads.close()
+    assert said() == ["WARNING"]
     answer.set()
     for thread in uploads.threads:
         thread.join(WAIT)
     assert done == []
-    assert there(shop) == {"a": b"one\n"}
+    assert there(shop) == dict.fromkeys("ab", b"one\n")
 
 
 def test_uploaded_files_must_have_names_of_their_own() -> None:
