@@ -20,6 +20,13 @@ OLDEST_JAVA = 17
 
 def require_spark() -> None:
     """Raise ConfigError, with the command to run, if pyspark, pyarrow or Java is missing."""
+    require_pyspark()
+    _require_java()
+    _require_same_spark()
+
+
+def require_pyspark() -> None:
+    """Raise ConfigError, with the command to run, if pyspark or pyarrow is missing or too old."""
     wanted = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     install = f"{sys.executable} -m pip install 'pyspark>=4.2' 'pyarrow>=18'"
     if wanted:
@@ -28,8 +35,6 @@ def require_spark() -> None:
     version = metadata.version("pyspark")
     if tuple(map(int, version.split(".")[:2])) < OLDEST_PYSPARK:
         raise ConfigError(f"pyspark {version} is too old: run {install}")
-    _require_java()
-    _require_same_spark(version)
 
 
 def _require_java() -> None:
@@ -56,9 +61,9 @@ def _require_java() -> None:
             )
 
 
-def _require_same_spark(version: str) -> None:
+def _require_same_spark() -> None:
     """SPARK_HOME replaces the JVM part of pyspark, and they speak to nobody but each other."""
-    home = os.environ.get("SPARK_HOME", "")
+    home, version = os.environ.get("SPARK_HOME", ""), metadata.version("pyspark")
     for jar in Path(home, "jars").glob("spark-core_*.jar") if home else ():
         other = jar.stem.partition("-core_")[2].partition("-")[2]
         if other != version:

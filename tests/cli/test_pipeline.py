@@ -36,6 +36,7 @@ from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.progress import Progress
 from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.sparksession import open_session
 from nsqtools.spark.staging.log import EntryKind, PartitionLog
 from nsqtools.stores import open_store
 from tests.support.spark import needs_spark
@@ -215,6 +216,8 @@ def started(*_: object, **__: object) -> None:
         ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x"),
         ((*ASK, "--staging", "hdfs://n/s"), "--staging hdfs://n/s"),
         (("replay", "--input", "x", "--topic", "t", "--staging", "s"), "--input x"),
+        (("compact", "--input", "no*", "--output", "few"), "no*"),
+        ((*SQL, "--input", "ftp://host/lake"), "--input ftp://host/"),
     ],
 )
 def test_what_cannot_be_is_a_mistake_before_spark_starts_and_leaves_nothing(
@@ -511,14 +514,21 @@ class TestOutputs:
         assert Stamp.check(Checkpoint(str(top / state), "/s"), self.stamp(f"{top}/lake")) is None
 
 
-def test_missing_java_is_an_error_that_says_which_is_needed(
+def test_missing_java_is_an_error_that_says_which_is_needed_once_it_is(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (pipeline.folder / "lake").mkdir()
+    pipeline.waits(1)
+    pipeline.spark(open_session)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for command in (ARCHIVE, (*SQL, "--input", "x"), COMPACT):
+    for command in (ARCHIVE, (*SQL, "--input", "lake"), COMPACT):
         code, _, err = pipeline(*command)
         assert (code, "Java 17" in err) == (2, True)
+        assert list((pipeline.folder / "lake").iterdir()) == []
+    pipeline.waits(0)
+    pipeline.patch("spark.jobs.checkpoint.Checkpoint.is_settled", lambda *_: True)
+    assert pipeline(*ARCHIVE)[0] == 0
 
 
 class TestCheckpoint:

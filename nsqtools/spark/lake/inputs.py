@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
-__all__ = ["Input", "ProgressReport", "check_unchanged", "find", "real", "remove"]
+__all__ = ["Input", "ProgressReport", "check_unchanged", "expanded", "find", "real", "remove"]
 
 _UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
 _NO_DATA = frozenset(
@@ -96,7 +96,7 @@ def find(
     excluded = [real(each) for each in exclude]
     files: dict[object, tuple[_ListedFile, str]] = {}
     partial: set[str] = set()
-    for place in _expanded(places):
+    for place in expanded(places):
         for entry in _files_of(place, excluded, partial):
             if until is not None and entry.mtime_ns > until:
                 partial.add(place)
@@ -170,8 +170,8 @@ def real(place: str) -> str:
     return found
 
 
-def _expanded(places: Iterable[str]) -> Iterator[str]:
-    """The places, and what matches if one is a pattern; raises ConfigError if nothing does."""
+def expanded(places: Iterable[str]) -> Iterator[str]:
+    """Yield the places, and what matches each pattern. Raises ConfigError if nothing does."""
     for place in places:
         if not is_pattern(place):
             yield real(place)

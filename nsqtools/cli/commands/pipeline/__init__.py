@@ -137,14 +137,14 @@ def sql(**groups: Any) -> None:
 def _call(module: str, function: str, groups: dict[str, Any]) -> None:
     """Call a function of a module of this package that imports Spark.
 
-    Raises ConfigError without Spark or Java.
+    Raises ConfigError without Spark; Java is looked for when it is needed.
     """
     from importlib import import_module
 
     from nsqtools.spark.properties import default_master
-    from nsqtools.spark.requirements import require_spark
+    from nsqtools.spark.requirements import require_pyspark
 
-    require_spark()
+    require_pyspark()
     spark: SparkOptions = groups["spark"]
     if not spark.master:
         groups["spark"] = SparkOptions(**vars(spark) | {"master": default_master()})

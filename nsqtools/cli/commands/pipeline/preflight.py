@@ -13,10 +13,12 @@ from nsqtools.errors import ConfigError, PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark.lake.inputs import expanded
 from nsqtools.spark.properties import is_local
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_sink, parse_source, with_secret
-from nsqtools.stores.places import is_pattern, local
+from nsqtools.stores import stored
+from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,14 +52,15 @@ def check_free(path: str) -> None:
 
 
 def check_inputs(inputs: Iterable[str]) -> None:
-    """Raise ConfigError for a local input that does not exist."""
-    for place in inputs:
-        path = local(place)
-        if path is not None and not is_pattern(place):
+    """Raise ConfigError for an input that does not exist or cannot be listed."""
+    for given in inputs:
+        for place in expanded([given]):
+            store, path = stored(place)
             try:
-                path.stat()
+                if local(place) is not None or not store.list(path):
+                    store.stat(path)
             except OSError as error:
-                raise ConfigError(f"--input {place}: {error.strerror}") from error
+                raise ConfigError(f"--input {given}: {error.strerror}") from error
 
 
 async def waiting(options: Mapping[str, str], master: str) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nsqtools.cli.commands.pipeline.preflight import check_sink, check_staging, locked, waiting
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
-from nsqtools.cli.commands.pipeline.views import StreamView, conclude
+from nsqtools.cli.commands.pipeline.views import StreamView, conclude, warn_of_corrupt
 from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, PeerError
 from nsqtools.spark.executors import packages_of
@@ -24,6 +24,7 @@ from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.streams import Stream
 from nsqtools.spark.lake.folders import check_output
+from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
@@ -212,6 +213,7 @@ class StreamJob:
             if not count and not self.stream.continuous and settled:
                 log.info("no messages wait")
                 return
+        require_spark()
         guard.stops(run.stop)
         if run.stop.is_set():
             return
@@ -232,12 +234,7 @@ class StreamJob:
                 watching.cancel()
         guard.check()
         conclude(view.summary)
-        if view.totals.corrupt:
-            log.warning(
-                "%s of %s have bodies that do not fit the columns: _corrupt has their text",
-                f"{view.totals.corrupt:,}",
-                counted(view.totals.received, "message"),
-            )
+        warn_of_corrupt(view.totals.corrupt)
 
 
 @contextlib.contextmanager
