@@ -198,7 +198,7 @@ class BodyOptions(Options):
     )
     infer: str = path(
         "Sample of JSON bodies, to infer their columns from: an archive, or a file with one body "
-        "per line, as tail prints.",
+        "per line, as tail prints. -v logs the columns; nsqtools-pipeline(7) lists the types.",
         metavar="SAMPLE",
     )
 

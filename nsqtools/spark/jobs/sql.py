@@ -238,7 +238,8 @@ def _timed(frame: DataFrame, query: Query) -> DataFrame:
     if found != "timestamp":
         raise ConfigError(
             f"--timestamp {query.timestamp}: "
-            + (f"is {found}: expected TIMESTAMP" if found else "no such column: give it a --schema")
+            + (f"is {found}, not TIMESTAMP" if found else "no such column")
+            + f": declare it with --schema '{query.timestamp} TIMESTAMP' and the other columns"
         )
     if not query.watermark:
         return frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from nsqtools.spark.lake.inputs import Input
 
 __all__ = ["FILE", "STRICT", "body_schema", "dated", "frame", "is_keyed", "united", "view"]
+
+log = logging.getLogger(__name__)
 
 FILE = "_nsqtools_file"
 """The column of a frame with the path of the file that a row was read from."""
@@ -112,6 +115,9 @@ def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | N
     fields = [field for field in found.schema if field.name != CORRUPT]
     if not fields:
         raise ConfigError(f"--infer {sample}: no body is a JSON object with fields")
+    log.info(
+        "--infer %s: %s", sample, ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in fields)
+    )
     return read_schema(StructType(fields).json())
 
 

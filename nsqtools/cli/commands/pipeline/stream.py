@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nsqtools.cli.commands.pipeline.preflight import check_sink, check_staging, locked, waiting
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
-from nsqtools.cli.commands.pipeline.views import StreamView, conclude, warn_of_corrupt
+from nsqtools.cli.commands.pipeline.views import StreamView, conclude
 from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, PeerError
 from nsqtools.spark.executors import packages_of
@@ -234,7 +234,12 @@ class StreamJob:
                 watching.cancel()
         guard.check()
         conclude(view.summary)
-        warn_of_corrupt(view.totals.corrupt)
+        if view.totals.corrupt:
+            log.warning(
+                "%s of %s have bodies that do not fit the columns: _corrupt has their text",
+                f"{view.totals.corrupt:,}",
+                counted(view.totals.received, "message"),
+            )
 
 
 @contextlib.contextmanager

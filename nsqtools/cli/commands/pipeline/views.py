@@ -190,13 +190,6 @@ def is_watched() -> bool:
     return sys.stderr.isatty() and not as_json and _STATUS.isEnabledFor(logging.WARNING)
 
 
-def warn_of_corrupt(count: int) -> None:
-    """Log how many bodies do not fit the columns, if any."""
-    if count:
-        told = counted(count, "message")
-        log.warning("%s with bodies that do not fit the columns: _corrupt has their text", told)
-
-
 def conclude(summary: str) -> None:
     """Print the summary of a run on a terminal, or with -v."""
     if is_watched():
