@@ -65,24 +65,6 @@ async def test_a_place_for_dead_letters_that_cannot_be_is_known_at_the_start(
     await sink.close()
 
 
-async def test_no_secret_is_in_an_error(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("whsec_hidden!\n")
-    headers = tmp_path / "headers"
-    headers.write_text("hidden value\n")
-    for options in (
-        {"post": ("http://me:hidden@a:port/",)},
-        {"header": ("Authorization: hidden\n",)},
-        {"header_file": (str(headers),)},
-        {"sign_secret_file": str(secret)},
-        {"proxy": "http://me:hidden@a:port"},
-        {"proxy": "ftp://me:hidden@a"},
-    ):
-        with pytest.raises(ConfigError) as caught:
-            make(**options)
-        assert "hidden" not in str(caught.value), options
-
-
 @pytest.mark.parametrize(
     ("cert", "key", "flag"),
     [

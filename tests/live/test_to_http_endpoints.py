@@ -17,7 +17,7 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.nginx import Nginx
 from tests.support.servers import free_port
-from tests.support.webserver import HANG, Answer, WebServer
+from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_who_cannot_be_reached_costs_a_message_nothing_if_there_is_another_one(
             bad = f"https://127.0.0.1:{deaf.getsockname()[1]}/"
         options = ["--post", bad, *(("--post", web.url()) if beside else ())]
         if kind == "deaf":
-            options += ["--http-client-connect-timeout", "2s"]
+            options += ["--http-client-connect-timeout", "2s" if beside else "200ms"]
         poster = posting.start(*options, *posting.dead_after(2))
         poster.finish()
         counts = sorted(web.accepted().values())
@@ -84,47 +84,6 @@ def test_connections_closed_between_requests_cost_nothing(posting: Posting) -> N
         assert set(web.deliveries.values()) == {1}
     assert poster.said == ""
     assert posting.channel()["requeue_count"] == 0
-
-
-def test_an_endpoint_of_two_that_does_not_answer_costs_under_2_percent(posting: Posting) -> None:
-    """Counted in requests and in messages that came again, not in time."""
-    count = 3000
-    posting.numbers(count)
-    with WebServer(HANG) as dead, WebServer() as web:
-        options = "-n", "30", "--http-client-request-timeout", "3s"
-        posting.start("--post", dead.url(), "--post", web.url(), *options).finish()
-        assert len(web.deliveries) == web.deliveries.total() == count
-        assert len(dead.requests) < 0.02 * count
-    assert posting.channel()["requeue_count"] < 0.02 * count
-
-
-def test_all_endpoints_dead_and_then_back(posting: Posting) -> None:
-    """Once the breakers are open messages are held, however long it takes."""
-    posting.numbers(50)
-    with WebServer() as one, WebServer() as other:
-        for web in (one, other):
-            web.refuse()
-        poster = posting.start("--post", one.url(), "--post", other.url(), "-n", "1")
-        poster.says(one.url())
-        poster.says(other.url())
-        eventually(lambda: posting.channel()["requeue_count"] >= 5)
-        eventually(lambda: posting.channel()["in_flight_count"])
-        for web in (one, other):
-            web.listen()
-        poster.finish()
-        both = one.deliveries + other.deliveries
-        assert len(both) == both.total() == 50
-    assert posting.channel()["requeue_count"] < 20
-    assert poster.said.count("connection refused") == 2
-
-
-def test_when_all_endpoints_are_gone_it_ends_and_finishes_nothing(posting: Posting) -> None:
-    posting.numbers(100)
-    with WebServer(Answer(status=410)) as gone, WebServer(Answer(status=410)) as other:
-        poster = posting.start("--post", gone.url(), "--post", other.url(), "-n", "1")
-        assert poster.process.wait(100) == 1
-        assert len(gone.requests) == len(other.requests) == 1
-    assert posting.held == 100
 
 
 class HttpProxy(socketserver.ThreadingTCPServer):
@@ -175,17 +134,13 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
         pass
 
 
-@pytest.mark.parametrize("how", ["flag", "environment"])
 def test_requests_over_tls_go_through_the_tunnel_of_a_proxy(
-    posting: Posting, certificates: Certificates, how: str
+    posting: Posting, certificates: Certificates
 ) -> None:
     posting.numbers(20)
     with HttpProxy() as proxy, WebServer(tls=certificates.other_host) as web:
         options = "--post", web.url("/in", "elsewhere.test"), *trust(certificates), "-vv"
-        if how == "flag":
-            poster = posting.start(*options, "--proxy", proxy.url)
-        else:
-            poster = posting.start(*options, env={"https_proxy": proxy.url})
+        poster = posting.start(*options, "--proxy", proxy.url)
         poster.finish()
         assert list(web.deliveries.values()) == [1] * 20
         assert proxy.heads

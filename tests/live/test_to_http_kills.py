@@ -108,21 +108,3 @@ def test_what_nsqd_has_on_disk_outlives_its_end(
     lost = set(range(messages)) - found.keys()
     assert len(lost) <= losable
     assert found.total() - len(found) <= rounds * window
-
-
-def test_sigterm_loses_nothing_and_doubles_nothing(
-    make_posting: Make, rng: random.Random, full: bool
-) -> None:
-    messages, rounds = (20_000, 5) if full else (3000, 2)
-    posting = make_posting(messages)
-    with WebServer() as web:
-        for moment in moments(rng, messages, rounds):
-            if (goal := max(moment, len(web.requests) + 1)) > messages:
-                break
-            poster = posting.start("--post", web.url())
-            reached(web, goal)
-            assert poster.end() == 0, poster.said
-            assert posting.channel()["in_flight_count"] == 0
-        posting.start("--post", web.url()).finish()
-        found = Counter(int(request.body) for request in web.requests)
-    assert found == dict.fromkeys(range(messages), 1)

@@ -100,11 +100,13 @@ class TestGiven:
         [
             *("ftp://a.test", "http://", "http://a.test:port"),
             *("socks5://a.test:1080", "http://a b", "://"),
+            *("http://me:secret@a.test:port", "ftp://me:secret@a.test"),
         ],
     )
     def test_what_cannot_be_one_is_an_error_naming_the_flag(self, given: str) -> None:
-        with pytest.raises(ConfigError, match=r"^--proxy: "):
+        with pytest.raises(ConfigError, match=r"^--proxy: ") as caught:
             with_proxies(Scripted(), given, CONTEXT, ["http://a.test/"])
+        assert "secret" not in str(caught.value)
 
 
 class TestEnvironment:
