@@ -184,26 +184,28 @@ def test_without_a_terminal_nothing_is_lost_unless_it_was_confirmed(cluster: Clu
     assert cluster.channels() == [{"c"}] * 4
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"), [("yes", 0), ("NAME", 0), ("y", 1), ("", 1), ("SIGINT", 130)]
-)
-def test_on_a_terminal_the_loss_is_shown_and_confirmed(
-    cluster: Cluster, answer: str, code: int
-) -> None:
+def test_on_a_terminal_the_loss_is_shown_and_confirmed(cluster: Cluster) -> None:
     for nsqd in cluster.having:
         fill(nsqd, cluster.topic, count=2)
-    words = ("topic", "delete", cluster.topic, *lookup(cluster.lookupds))
-    with Terminal(cluster.cli, *words) as terminal:
-        shown = terminal.until(f"Type yes or {cluster.topic} to ")
-        assert "4 messages on 2 nsqds" in shown
-        assert cluster.channels() == [{"c"}] * 4
-        if answer == "SIGINT":
-            terminal.interrupt()
-        else:
-            terminal.type(answer.replace("NAME", cluster.topic))
-        assert terminal.end() == code
-    kept = {cluster.topic} if code else set()
-    assert cluster.topics()[2:4] == [kept, kept]
+
+    def answer(typed: str, kind: str, *names: str) -> int:
+        words = (kind, "delete", *names, *lookup(cluster.lookupds))
+        with Terminal(cluster.cli, *words) as terminal:
+            shown = terminal.until(f"Type yes or {names[-1]} to ")
+            assert "4 messages on 2 nsqds" in shown or not cluster.channels()[0]
+            if typed == "SIGINT":
+                terminal.interrupt()
+            else:
+                terminal.type(typed)
+            return terminal.end()
+
+    topic = cluster.topic
+    assert [answer(typed, "topic", topic) for typed in ("y", "", "SIGINT")] == [1, 1, 130]
+    assert cluster.channels() == [{"c"}] * 4
+    assert answer("yes", "channel", topic, "c") == 0
+    assert cluster.channels() == [set()] * 4
+    assert answer(topic, "topic", topic) == 0
+    assert cluster.topics()[2:4] == [set()] * 2
 
 
 def test_a_tombstone_hides_one_nsqd_from_one_topic_and_can_delete_it_there(

@@ -8,7 +8,7 @@ import pytest
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import AuthError, PublishError
+from nsqtools.errors import AuthError
 from tests.support.eventually import eventually_async
 from tests.support.scripted import Recorder, consume, running, undisturbed
 from tests.support.servers import at, drained
@@ -56,28 +56,6 @@ async def test_a_wrong_or_missing_secret_ends_the_start(
             await consume(Recorder(), guarded.tcp, topic=topic, auth_secret=secret).run()
         with pytest.raises(AuthError, match=f"^{guarded.tcp}: .*{words}"):
             await Producer([guarded.tcp], ProducerConfig(auth_secret=secret)).connect()
-
-
-async def test_a_secret_permits_no_more_than_it_was_granted(
-    guarded: Nsqd, authd: Authd, topic: str
-) -> None:
-    authd.grant("reader", permissions=["subscribe"])
-    authd.grant("writer", permissions=["publish"])
-    reader = ProducerConfig(auth_secret="reader")
-    async with undisturbed():
-        with pytest.raises(AuthError, match="E_UNAUTHORIZED"):
-            await consume(Recorder(), guarded.tcp, topic=topic, auth_secret="writer").run()
-        async with Producer([guarded.tcp], reader) as producer:
-            with pytest.raises(PublishError, match="E_UNAUTHORIZED") as caught:
-                await producer.publish(topic, [b"1", b"2"])
-    assert (caught.value.refused, caught.value.permanent) == ([0, 1], True)
-
-
-async def test_a_secret_is_no_harm_where_none_is_wanted(nsqd: Nsqd, topic: str) -> None:
-    nsqd.publish(topic, [b"x"])
-    recorder = Recorder()
-    async with running(consume(recorder, nsqd.tcp, topic=topic, auth_secret="open sesame")):
-        await eventually_async(lambda: recorder.seen)
 
 
 def test_where_tls_is_required_too_it_is_named_before_the_secret(

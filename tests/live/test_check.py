@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.eventually import eventually
 from tests.support.nagios import read
 from tests.support.raw import Raw
 from tests.support.reporting import fill, http, lookup, registered
@@ -81,13 +80,6 @@ def test_depths_and_clients_are_those_of_all_nsqds_together(watched: Watched) ->
     assert [line.partition(":")[0] for line in critical.more] == ["CRITICAL", "CRITICAL"]
 
 
-def test_all_topics_are_checked_where_none_is_named(watched: Watched) -> None:
-    fill(watched.nsqds[0], "other", "d", count=4)
-    output = watched.check("--depth-crit", "3", topic="")
-    assert (output.state, output.text.partition(":")[0]) == ("CRITICAL", "other/d")
-    assert (output.data["depth"].value, output.data["highest_depth"].value) == (4, 4)
-
-
 def test_a_killed_nsqd_is_a_warning_and_the_others_decide_the_rest(watched: Watched) -> None:
     fill(watched.nsqds[1], watched.topic, count=2)
     watched.nsqds[0].kill()
@@ -111,17 +103,6 @@ def test_a_killed_nsqd_is_a_warning_and_the_others_decide_the_rest(watched: Watc
     assert watched.check("--nsqds-min", "1").state == "WARNING"
 
 
-def test_a_silent_nsqlookupd_is_a_warning_and_both_are_unknown(watched: Watched) -> None:
-    watched.lookupds[0].kill()
-    output = watched.check(where=watched.listed)
-    assert output.state == "WARNING"
-    assert str(watched.lookupds[0].http) in output.text
-    assert output.data["nsqds"].value == 3
-    watched.lookupds[1].kill()
-    assert watched.check(where=watched.listed).state == "UNKNOWN"
-    assert watched.check(where=[*watched.given, *watched.listed]).state == "WARNING"
-
-
 def test_servers_that_hang_cost_their_part_of_the_time(watched: Watched) -> None:
     """The others answer all the same, and it ends; a run that waits for them fails the test."""
     hanging = (watched.nsqds[0], watched.lookupds[0])
@@ -138,28 +119,3 @@ def test_servers_that_hang_cost_their_part_of_the_time(watched: Watched) -> None
     finally:
         for server in hanging:
             os.kill(server.pid, signal.SIGCONT)
-
-
-def test_what_is_named_and_missing_is_critical(watched: Watched) -> None:
-    for where in (watched.given, watched.listed):
-        assert watched.check("--channel", "c", where=where).state == "OK"
-        missing = watched.check("--channel", "d", where=where)
-        assert (missing.state, missing.data["nsqds"].value) == ("CRITICAL", 3)
-    for nsqd in watched.nsqds:
-        nsqd.delete(watched.topic)
-    for where in (watched.given, watched.listed):
-        assert watched.check(where=where).state == "CRITICAL"
-
-
-def test_timeouts_are_counted_per_second(watched: Watched, make_nsqd: MakeNsqd, topic: str) -> None:
-    nsqd = make_nsqd("-msg-timeout=100ms")
-    nsqd.create(topic, "c")
-    nsqd.restart()  # a channel that is new it looks after only from its next five seconds on
-    fill(nsqd, topic, count=1)
-    with Raw(nsqd.tcp) as client:
-        client.subscribe(topic, ready=5)
-        eventually(lambda: nsqd.channel(topic, "c")["timeout_count"])
-        rates = ("--timeout-rate-warn", "0.1", "--timeout-rate-crit", "1000", "--interval", "1s")
-        output = watched.check(*rates, where=http([nsqd]))
-    assert output.state == "WARNING"
-    assert output.data[f"{topic}/c:timeout_rate"].state == "WARNING"

@@ -208,21 +208,6 @@ def test_a_consumer_that_is_in_the_way(doctor: Doctor, filled: Nsqd) -> None:
     assert f"consumer {other.address} (greedy.test, raw/1) holds all 3 messages" in text
 
 
-def test_a_consumer_that_lets_messages_time_out(doctor: Doctor, make_nsqd: MakeNsqd) -> None:
-    nsqd = make_nsqd("-msg-timeout=200ms")
-    nsqd.create(doctor.topic, "c")
-    nsqd.restart()  # a channel that is new it looks after only from its next five seconds on
-    fill(nsqd, doctor.topic)
-    with consumer(nsqd, doctor.topic, 2) as other:
-        eventually(lambda: nsqd.channel(doctor.topic, "c")["timeout_count"] > 0)
-        # At either of doctor's looks a message may be between its timeout and its next delivery.
-        text, _ = eventually(
-            lambda: doctor.only("failure", "consumers", "--channel", "c", *http(nsqd))
-        )
-    assert str(other.address) in text
-    assert "timed out" in text
-
-
 def consumer(nsqd: Nsqd, topic: str, ready: int) -> Raw:
     raw = Raw(nsqd.tcp)
     raw.identify(client_id="greedy", hostname="greedy.test", user_agent="raw/1")

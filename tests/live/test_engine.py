@@ -6,10 +6,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import ConsumerConfig, ProducerConfig
+from nsqtools.config import ConsumerConfig
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.membership import Subscription
-from nsqtools.engine.producer import Producer
 from tests.support.consuming import make_known
 from tests.support.eventually import eventually_async
 from tests.support.scripted import Recorder, consume, running, undisturbed
@@ -37,19 +36,6 @@ class Bodies(Recorder):
 
 def numbered(count: int, size: int = 10) -> list[bytes]:
     return [b"%0*d" % (size, n) for n in range(count)]
-
-
-async def test_a_full_channel_is_handled_once_each_and_left_empty(nsqd: Nsqd, topic: str) -> None:
-    bodies = numbered(5000, 200)
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, bodies)
-    handler = Bodies()
-    async with running(consume(handler, nsqd.tcp, topic=topic, max_in_flight=2500)):
-        await eventually_async(lambda: drained(nsqd, topic, "c"))
-    assert handler.counts == dict.fromkeys(bodies, 1)
-    stats = nsqd.channel(topic, "c")
-    assert (stats["requeue_count"], stats["timeout_count"], stats["clients"]) == (0, 0, [])
-    assert "reset by peer" not in nsqd.log.read_text()
 
 
 async def test_three_nsqds_are_found_through_one_of_two_nsqlookupds_and_a_fourth_when_it_appears(
@@ -81,19 +67,6 @@ async def test_three_nsqds_are_found_through_one_of_two_nsqlookupds_and_a_fourth
         await eventually_async(lambda: consumer.stats().connections == 4)
         nsqds[0].publish(topic, [b"again"])
         await eventually_async(lambda: handler.counts.get(b"again"))
-
-
-async def test_a_batch_that_is_too_big_for_nsqd_is_published_in_parts(
-    make_nsqd: MakeNsqd, topic: str
-) -> None:
-    nsqd = make_nsqd("-max-body-size=100000")
-    nsqd.create(topic, "c")
-    bodies = numbered(400, 10_000)
-    config = ProducerConfig(reconnect_delay=0.01)
-    async with undisturbed(), Producer([nsqd.tcp], config) as producer:
-        await producer.publish(topic, bodies)
-    stats = nsqd.topic(topic)
-    assert stats["message_count"] == 400
 
 
 async def test_a_handler_that_stalls_over_many_heartbeats_keeps_its_connection_and_messages(

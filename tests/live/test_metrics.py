@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 TAKEN = ("messages_received_total", "received_bytes_total", "messages_finished_total")
 NOW = ("messages_in_flight", "connections", "connections_opened_total")
-ARCHIVED = ("archive_files_total", "archive_records_total", "archive_bytes_total")
 
 
 MONITORING = Path(__file__).parents[2] / ".github" / "monitoring"
@@ -62,19 +60,6 @@ def test_counters_of_tail_are_those_of_its_topics_and_outlive_nsqd(
     nsqd.publish(topic, [b"1"] * 5)
     eventually(lambda: values(tail, TAKEN, "c", topic) == [15, 55, 15])
     assert tail.end() == 0
-
-
-def test_to_file_counts_what_it_publishes(
-    measure: Measure, nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    archiver = measure("to-file", "--output-dir", str(tmp_path), "--sync-interval", "100ms")
-    nsqd.publish(topic, [b"123"] * 5)
-    eventually(lambda: values(archiver, TAKEN, "c", topic) == [5, 15, 5])
-    assert values(archiver, ARCHIVED, topic) == [0, 0, 0]
-    archiver.process.send_signal(signal.SIGHUP)
-    eventually(lambda: values(archiver, ARCHIVED, topic) == [1, 5, 20])
-    assert values(archiver, ("archive_write_failures_total",), topic) == [0]
-    assert archiver.end() == 0
 
 
 def test_metrics_are_there_until_the_last_message_is_safe(

@@ -64,28 +64,6 @@ def test_a_destination_killed_again_and_again_loses_nothing(
     assert drained(source, topic, CHANNEL)
 
 
-def test_a_destination_that_stays_dead_loses_nothing(
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    topic: str,
-    sizes: tuple[int, int],
-    on_disk: tuple[str, ...],
-) -> None:
-    messages, _ = sizes
-    source, dead, alive = make_nsqd(), make_nsqd(*on_disk), make_nsqd()
-    published(source, topic, numbered(messages))
-    dead.create(topic)
-    alive.create(topic, "c")
-    relay = nsqtools_cli.start("relay", "--topic", topic, *to(dead, alive), *empty(source), *PACE)
-    reached(source, topic, messages // 2)
-    dead.kill()
-    assert relay.wait(120) == 0
-    dead.start()
-    found = held(nsqtools_cli, alive, topic) + held(nsqtools_cli, dead, topic)
-    assert set(found) == set(numbered(messages))
-    assert found.total() - messages <= WINDOW
-
-
 def test_relay_itself_killed_again_and_again_loses_nothing(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, rng: random.Random, sizes: tuple[int, int]
 ) -> None:

@@ -150,28 +150,6 @@ def test_a_file_that_cannot_be_read_is_found_before_anything_is_published(
         nsqd.topic(topic)
 
 
-def test_a_pace_needs_a_timestamp_in_each_record(
-    pub: Callable[..., Result], tmp_path: Path
-) -> None:
-    file = tmp_path / "a.log"
-    file.write_bytes(envelopes([b"a"], [DAY]) + envelopes([b"b"]))
-    ended = pub("--json", "--pace", "1x", file)
-    assert ended.code == 1
-    assert f"{file}: line 2: expected a timestamp" in ended.stderr
-    assert ended.stderr.endswith("; 1 published before it\n")
-
-
-@pytest.mark.parametrize("pace", ["max", "100000000x"])
-def test_a_fast_replay_waits_for_nothing(
-    pub: Callable[..., Result], nsqd: Nsqd, topic: str, tmp_path: Path, pace: str
-) -> None:
-    file = tmp_path / "a.log"
-    file.write_bytes(envelopes([b"a", b"b", b"c"], [DAY, 3 * DAY, 2 * DAY]))
-    done = pub("--json", "--pace", pace, file)
-    assert (done.code, done.stderr) == (0, "")
-    assert nsqd.topic(topic)["message_count"] == 3
-
-
 @pytest.mark.parametrize("option", ["--from-archive", "--file"])
 def test_a_replay_at_its_own_pace_waits_for_the_next_day_and_two_signals_end_it(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, option: str

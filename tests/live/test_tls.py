@@ -10,7 +10,7 @@ import pytest
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import PublishError, RefusedError
+from nsqtools.errors import RefusedError
 from tests.support.eventually import eventually_async
 from tests.support.scripted import Recorder, consume, running, undisturbed
 from tests.support.servers import drained
@@ -83,8 +83,9 @@ def identity(certificate: Certificate) -> dict[str, str]:
     return {"tls_cert": str(certificate.cert), "tls_key": str(certificate.key)}
 
 
-@pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("tls", "compression"), [(False, ""), (False, "snappy"), (True, "deflate"), (True, "")]
+)
 async def test_bodies_of_1_byte_to_1_mib_pass_unchanged_both_ways(
     tls: bool, compression: str, secure: Nsqd, trusting: dict[str, Any], topic: str
 ) -> None:
@@ -126,17 +127,3 @@ async def test_a_client_certificate_opens_an_nsqd_that_wants_one(
     assert client["tls"]
     for given in (trusting, trusting | identity(certificates.other_client)):
         assert "certificate" in await refused(nsqd, **given)
-
-
-async def test_an_nsqd_that_requires_tls_says_so_to_a_client_without(
-    make_nsqd: MakeNsqd, certificates: Certificates, trusting: dict[str, Any], topic: str
-) -> None:
-    nsqd = make_nsqd(*certificates.server.nsqd_args(), "-tls-required=tcp-https")
-    text = await refused(nsqd)
-    assert "TLS required" in text
-    async with undisturbed(), Producer([nsqd.tcp], ProducerConfig()) as producer:
-        with pytest.raises(PublishError, match="TLS required") as caught:
-            await producer.publish(topic, [b"x"])
-    assert caught.value.permanent
-    client = await carry(nsqd, topic, [b"x"], **trusting)
-    assert client["tls"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -20,14 +19,14 @@ from tests.support import archives
 from tests.support.eventually import eventually, eventually_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.support.archives import Archiver
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
 
-@pytest.mark.parametrize("options", [(), ("--gzip", "--work-dir", "work"), ("--skip-empty-files",)])
+@pytest.mark.parametrize("options", [(), ("--gzip", "--work-dir", "work")])
 def test_a_storm_of_hups(archiver: Archiver, options: Sequence[str], full: bool) -> None:
     running = archiver.start(*options)
     running.connect()
@@ -89,43 +88,6 @@ def test_a_storm_of_rotations(
     assert len(archiver.files) > messages / fewest
     assert archiver.found == Counter(range(messages))
     archiver.check(messages, archiver.folder / "manifest")
-
-
-def delete(folder: Path) -> None:
-    (part,) = folder.glob("*.part")
-    part.unlink()
-
-
-def replace(folder: Path) -> None:
-    (part,) = folder.glob("*.part")
-    part.rename(folder.parent / "moved")
-    part.write_bytes(b"an editor's")
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize(
-    ("damage", "method"), [(delete, "none"), (replace, "gzip"), (remove, "none"), (remove, "gzip")]
-)
-def test_a_file_taken_away_is_written_anew(
-    archiver: Archiver, damage: Callable[[Path], None], method: str
-) -> None:
-    """Also what was finished before is there in the end, and the names are still its own."""
-    running = archiver.start("--compress", method)
-    archiver.numbers(100)
-    running.drain()
-    damage(archiver.output)
-    archiver.numbers(100, 200)
-    running.drain()
-    eventually(lambda: archives.leftovers(archiver.output))
-    assert archiver.take(0, "--compress", method, "--max-duration", "1ms").code == 75
-    assert running.end() == 0, running.said
-    assert archiver.found == Counter(range(200))
-    archives.checked_by_programs(archiver.files)
-    left = [path.read_bytes() for path in archives.leftovers(archiver.output)]
-    assert left == ([b"an editor's"] if damage is replace else [])
 
 
 async def test_many_topics_at_once_of_which_2_vanish_and_3_appear(
