@@ -246,11 +246,6 @@ def test_without_a_command_the_help_goes_to_stderr(nsqtools_cli: Cli) -> None:
     assert done.stderr == nsqtools_cli("-h").stdout.decode()
 
 
-def test_a_misspelt_command_gets_a_suggestion(nsqtools_cli: Cli) -> None:
-    done = nsqtools_cli("tial")
-    assert (done.code, done.stdout, "'tail'" in done.stderr) == (2, b"", True)
-
-
 async def in_a_group() -> None:
     async def fail() -> None:
         raise ConfigError("bad")

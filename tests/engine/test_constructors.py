@@ -98,6 +98,13 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("timeouts", lambda: runner(timeouts=5.0)),
         ("timeouts", lambda: runner(timeouts=("2", "5"))),
         ("max_files", lambda: runner(max_files="100")),
+        ("open files", lambda: runner(max_files=16)),
+        ("topic", lambda: runner(["no topic"])),
+        ("channel", lambda: runner(channel="no channel")),
+        ("max-in-flight", lambda: runner(config=ConsumerConfig(max_in_flight=0))),
+        ("nsqd", lambda: runner(nsqds=())),
+        ("nsqd", lambda: runner(lookupds=["127.0.0.1"])),
+        ("nsqlookupd", lambda: runner(re.compile("t"))),
     ],
 )
 def test_a_wrong_type_is_refused_at_once_by_name(argument: str, made: Callable[[], object]) -> None:
@@ -111,6 +118,8 @@ def test_a_wrong_type_is_refused_at_once_by_name(argument: str, made: Callable[[
     [
         ("topic", {"topic": None}),
         ("bodies", {"bodies": b"one"}),
+        ("bodies", {"bodies": "one"}),
+        ("'no spaces'", {"topic": "no spaces"}),
         ("bodies", {"bodies": ["one"]}),
         ("bodies", {"bodies": None}),
         ("defer", {"defer": "5"}),

@@ -1,21 +1,17 @@
 """How a run of many topics starts, stops and ends, over scripted nsqds in virtual time."""
 
 import asyncio
-import re
 from functools import partial
 from unittest.mock import AsyncMock
 
 import pytest
 
-from nsqtools import Address, Batch, ConsumerConfig, Handler, Runner
+from nsqtools import Batch, Handler, Runner
 from nsqtools.engine.lookup import Backlog
-from nsqtools.errors import ConfigError, LockedError, OutputError, UnreachableError
+from nsqtools.errors import LockedError, OutputError, UnreachableError
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, make_runner, start, time
-from tests.support.scripted import Network, Recorder, running, undisturbed
-
-HERE = Address("127.0.0.1", 4150)
-STILL = ConsumerConfig(max_in_flight=0)
+from tests.support.scripted import Network, running, undisturbed
 
 
 @virtual
@@ -271,27 +267,3 @@ async def test_a_handler_that_fails_ends_the_run_with_its_error() -> None:
     with pytest.raises(OutputError, match="no space"):
         await run
     assert sorted(sink.said) == ["close", "drain a", "drain b", "open"]
-
-
-@pytest.mark.parametrize(
-    ("fault", "arguments", "options"),
-    [
-        ("topics", ([], "c", Recorder()), {"nsqds": [HERE]}),
-        ("topics", ("events", "c", Recorder()), {"nsqds": [HERE]}),
-        ("topic", (["no topic"], "c", Recorder()), {"nsqds": [HERE]}),
-        ("channel", (["t"], "no channel", Recorder()), {"nsqds": [HERE]}),
-        ("handle", (["t"], "c", print), {"nsqds": [HERE]}),
-        ("config", (["t"], "c", Recorder(), 5), {"nsqds": [HERE]}),
-        ("max-in-flight", (["t"], "c", Recorder(), STILL), {"nsqds": [HERE]}),
-        ("stop", (["t"], "c", Recorder()), {"nsqds": [HERE], "stop": 5}),
-        ("nsqd", (["t"], "c", Recorder()), {}),
-        ("nsqd", (["t"], "c", Recorder()), {"nsqds": [HERE], "lookupds": ["127.0.0.1"]}),
-        ("nsqlookupd", (re.compile("t"), "c", Recorder()), {"nsqds": [HERE]}),
-        ("open files", (["t"], "c", Recorder()), {"nsqds": [HERE], "max_files": 16}),
-    ],
-)
-def test_what_cannot_be_run_is_refused_at_once(
-    fault: str, arguments: tuple[object, ...], options: dict[str, object]
-) -> None:
-    with pytest.raises(ConfigError, match=fault):
-        Runner(*arguments, **options)  # type: ignore[arg-type]

@@ -394,26 +394,6 @@ async def test_the_last_commands_are_read_before_the_connection_ends(
     assert connection.is_lost
 
 
-async def test_a_close_that_is_cancelled_leaves_no_connection_behind() -> None:
-    stopped = asyncio.Event()
-
-    async def never_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"}")
-        writer.write(wire.negotiated())
-        await stopped.wait()
-        writer.close()
-
-    async with serving(never_hang_up) as address:
-        connection = await Connection.open(address, ProducerConfig(), Owner())
-        closing = asyncio.create_task(connection.close(drain=3600))
-        await asyncio.sleep(0)
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        await eventually_async(lambda: connection.is_lost)
-        stopped.set()
-
-
 async def test_a_server_that_stops_reading_is_dropped(certificates: Certificates) -> None:
     stopped = asyncio.Event()
 
@@ -499,27 +479,6 @@ async def test_a_connection_may_start_from_a_chosen_local_address() -> None:
         with pytest.raises(UnreachableError):
             await Connection.open(address, ConsumerConfig(local_addr="127.0.0.2"), Owner())
     assert peers == ["127.0.0.2"]
-
-
-async def test_cancelling_open_leaves_nothing_behind() -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        begun.set()
-        with contextlib.suppress(ConnectionResetError):
-            await say_nothing(reader, writer)
-        writer.transport.abort()
-        ended.set()
-
-    async with serving(wait) as address:
-        task = asyncio.create_task(Connection.open(address, ConsumerConfig(), Owner()))
-        async with asyncio.timeout(60):
-            await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        async with asyncio.timeout(60):
-            await ended.wait()
 
 
 @virtual

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nsqtools.sinks.deadletters import ToDirectory
-from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.sinks.files.locks import Lock
-from tests.support.archiving import batch, published
+from tests.support.archiving import batch
 from tests.support.forkserver import ROOT, Forked
 
 if TYPE_CHECKING:
@@ -60,13 +59,6 @@ def letters(folder: str, name: str, count: str) -> None:
         await letters.close()
 
     asyncio.run(write())
-
-
-def manifest(path: str, name: str, count: str) -> None:
-    """So many lines of the manifest, longer than a page."""
-    for number in range(int(count)):
-        file = os.path.join(os.path.dirname(path), f"{name}-{number}")
-        Manifest(path).append(published(file, topic="t" * 5000))
 
 
 if __name__ == "__main__":

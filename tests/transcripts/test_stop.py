@@ -168,26 +168,6 @@ async def test_nothing_reconnects_after_stop_nor_while_draining(network: Network
     assert first.clients == second.clients == []
 
 
-@pytest.mark.parametrize("draining", [False, True])
-async def test_cancelling_the_run_drops_the_connections_at_once(
-    nsqd: ScriptedNsqd, draining: bool
-) -> None:
-    consumer = consume(Recorder(partial(sleep, 10**9)), nsqd, drain_timeout=100)
-    task = asyncio.create_task(consumer.run())
-    await elapse(1)
-    nsqd.publish(b"x")
-    await elapse(1)
-    if draining:
-        consumer.stop()
-        await elapse(1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await elapse(0.01)
-    assert nsqd.commands == ["RDY 1", *["CLS"] * draining, "abort"]
-    assert loop_time() < 4
-
-
 async def test_a_handler_that_cannot_be_cancelled_keeps_nobody(nsqd: ScriptedNsqd) -> None:
     async def stubborn(batch: Batch) -> None:
         for _ in range(100):

@@ -75,16 +75,6 @@ async def test_a_body_that_is_too_big_is_told_by_its_length_alone() -> None:
     assert b"Connection: close" in said
 
 
-async def test_a_body_that_waits_for_leave_to_be_sent_gets_it() -> None:
-    async with serving(echo) as server:
-        reader, writer = await asyncio.open_connection(*server.address)
-        writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
-        assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 100 Continue\r\n"
-        writer.write(b"ab")
-        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"/x 2 ab"), 60)
-        writer.transport.abort()
-
-
 async def test_a_request_may_come_byte_by_byte_and_delays_nobody() -> None:
     async with serving(echo) as server:
         reader, writer = await asyncio.open_connection(*server.address)

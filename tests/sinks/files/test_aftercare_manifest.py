@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
-import os
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +12,6 @@ import pytest
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.files.aftercare import Manifest
 from tests.support.archiving import published
-from tests.support.faults import broken
-from tests.support.neighbour import neighbour
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,42 +93,6 @@ class TestFaults:
         manifest.path.write_text(whole + torn)
         manifest.append("c")
         assert manifest.names() == (["a", "c"] if whole else ["c"])
-
-    def test_a_full_disk_leaves_the_manifest_as_it_was(
-        self, manifest: Lines, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        manifest.append("a")
-        before = manifest.path.read_bytes()
-        write = os.write
-        written: list[bytes] = []
-
-        def fills_up(fd: int, data: bytes) -> int:
-            if written:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            written.append(data)
-            return write(fd, data[:10])
-
-        monkeypatch.setattr(os, "write", fills_up)
-        with pytest.raises(OSError, match="No space") as caught:
-            manifest.append("b")
-        assert caught.value.filename == str(manifest.path)
-        assert manifest.path.read_bytes() == before
-
-    def test_a_line_that_did_not_reach_the_disk_is_taken_back(self, manifest: Lines) -> None:
-        for names in ([], ["a"]):
-            with broken("fsync"), pytest.raises(OSError, match="Input/output"):
-                manifest.append("b")
-            assert manifest.names() == names
-            manifest.append("a")
-        assert manifest.names() == ["a", "a"]
-
-    def test_several_processes_share_a_manifest(self, manifest: Lines) -> None:
-        with ExitStack() as stack:
-            others = [neighbour("manifest", manifest.path, number, 50) for number in range(4)]
-            running = [stack.enter_context(other) for other in others]
-            assert [each.wait() for each in running] == [0] * 4
-        assert len(manifest.names()) == 200
-        assert set(manifest.names()) == {f"{n}-{line}" for n in range(4) for line in range(50)}
 
     def test_one_that_was_moved_away_while_it_was_locked_gets_no_line(
         self, manifest: Lines, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from tests.support.archiving import (
     batch,
     message,
 )
-from tests.support.faults import broken, file_limit, other_disk, small_disk
+from tests.support.faults import broken, file_limit, small_disk
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
@@ -96,17 +96,6 @@ class TestAFullDisk:
             archived += bodies(archiving)
         assert failures > 0
         assert archived == sent == archiving.safe
-
-    def test_a_file_that_cannot_be_published_is_when_there_is_space(self, tmp_path: Path) -> None:
-        with other_disk(tmp_path) as other:
-            archiving = Archiving(tmp_path, output_dir=str(other / "published"))
-            archiving.write(b"x" * 8000)
-            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-                archiving.close()
-            assert archiving.safe == [b"x" * 8000]
-            archiving.step()
-            assert archiving.published() == {NAME: b"x" * 8000 + b"\n"}
-        assert archiving.work() == []
 
     def test_a_file_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(
         self, tmp_path: Path

@@ -10,8 +10,8 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import publication
-from tests.support.archiving import COMPRESSIONS, Archiving, below, make_rules, plain
-from tests.support.faults import file_limit, other_disk
+from tests.support.archiving import Archiving, make_rules
+from tests.support.faults import file_limit
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
@@ -77,24 +77,6 @@ class TestTakenNames:
         (out / NEXT).unlink()
         other = NAME.replace("000000", "000003")
         assert archiving.published() == {NAME: b"one\n", other: b"two\n"}
-
-    @pytest.mark.parametrize("compression", COMPRESSIONS)
-    def test_files_are_published_to_another_file_system(
-        self, compression: str, tmp_path: Path
-    ) -> None:
-        with other_disk(tmp_path) as other:
-            archiving = Archiving(
-                tmp_path, output_dir=str(other), rotate_size=7, compression=compression
-            )
-            archiving.write(b"one", b"two", b"three")
-            (work,) = archiving.work()
-            (other / work.removesuffix(".part")).write_bytes(b"theirs")
-            archiving.close()
-            first, second, third = archiving.names()
-            assert [told.name for told in archiving.notes.recorded] == [first, third]
-            assert (other / second).read_bytes() == b"theirs"
-            assert plain(other / first) + plain(other / third) == b"one\ntwo\nthree\n"
-            assert below(str(tmp_path)) == []
 
     def test_a_directory_that_could_not_be_synced_is_before_anything_is_told(
         self, archiving: Archiving, monkeypatch: pytest.MonkeyPatch
