@@ -22,7 +22,7 @@ from nsqtools.records.compression import (
 )
 from tests.support.binaries import needs
 
-LEVELS = {"gzip": range(1, 10), "zstd": range(1, 20)}
+LEVELS = {"gzip": (1, 6, 9), "zstd": (1, 3, 19)}
 COMPRESSED = list(LEVELS)
 EVERY = [(name, level) for name in COMPRESSED for level in LEVELS[name]]
 RECORDS = b"".join(b'{"n":%d,"path":"/items/%d"}\n' % (n, n * 7919 % 1000) for n in range(500))
@@ -49,13 +49,12 @@ def shown(name: str, data: bytes) -> bytes:
 
 class TestWriting:
     @pytest.mark.parametrize(("name", "level"), EVERY)
-    def test_every_level_is_read_back_by_others(self, name: str, level: int) -> None:
+    def test_a_level_is_read_back_by_others(self, name: str, level: int) -> None:
         data = encoded(make_encoder(name, level), RECORDS, RECORDS[:100])
         assert decoded(name, data) == RECORDS + RECORDS[:100]
         assert len(data) < len(RECORDS) / 3
-        if level in (3, LEVELS[name][-1]):
-            empty = make_encoder(name).empty()
-            assert shown(name, data + empty) == RECORDS + RECORDS[:100]
+        empty = make_encoder(name).empty()
+        assert shown(name, data + empty) == RECORDS + RECORDS[:100]
 
     @pytest.mark.parametrize("name", METHODS)
     @given(members=st.lists(st.lists(st.binary(max_size=50), max_size=5), max_size=5))

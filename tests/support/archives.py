@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nsqtools.records.compression import load_zstd
 from nsqtools.sinks.files.journal import FOLDER
 from tests.support.binaries import needs
 from tests.support.consuming import QUICK, Consuming
@@ -108,19 +108,9 @@ def plain(path: Path) -> bytes:
         case ".gz":
             return gzip.decompress(data)
         case ".zst":
-            return unpack_zstd(data)
+            text: bytes = load_zstd().decompress(data)
+            return text
     return data
-
-
-def unpack_zstd(data: bytes) -> bytes:
-    """By the standard library, or the backport of it."""
-    zstd: Any
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    text: bytes = zstd.decompress(data)
-    return text
 
 
 def lines(paths: Iterable[Path]) -> Iterator[bytes]:

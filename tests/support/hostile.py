@@ -36,14 +36,12 @@ def endless(start: bytes, size: int) -> Iterator[bytes]:
 class Hostile:
     """A context manager; every connection gets ``attack()``, compressed if it ``compresses``.
 
-    The attack comes when the client has said ``cue``. ``sent`` is how many bytes of it, before
-    compression, the clients took in all.
+    The attack comes when the client has said ``cue``.
     """
 
     def __init__(
         self, attack: Callable[[], Iterable[bytes]], *, cue: str, compresses: str = ""
     ) -> None:
-        self.sent = 0
         self._attack = attack
         self._cue = cue
         self._compresses = compresses
@@ -90,7 +88,6 @@ class Hostile:
                     if name == self._cue:
                         for piece in self._attack():
                             client.sendall(encode(piece))
-                            self.sent += len(piece)
 
 
 def _codec(name: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:

@@ -1,4 +1,4 @@
-"""A TCP proxy between client and server that cuts and splits."""
+"""A TCP proxy between client and server that cuts and delays."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
-    from collections.abc import Iterable, Iterator
-    from random import Random
+    from collections.abc import Iterable
 
 Cut = Literal["rst", "fin"]
 
@@ -25,15 +24,13 @@ Cut = Literal["rst", "fin"]
 class Faults:
     """What happens to one connection; "up" is from the client to the server.
 
-    After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut. Each chunk is forwarded
-    in pieces of random sizes if ``splits`` is given. What comes down is late by ``delay_down``
-    seconds.
+    After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut. What comes down is late
+    by ``delay_down`` seconds.
     """
 
     cut_up_after: int | None = None
     cut_down_after: int | None = None
     cut: Cut = "rst"
-    splits: Random | None = None
     delay_down: float = 0.0
 
 
@@ -112,13 +109,12 @@ class _Pair:
             if budget is not None:
                 chunk = chunk[:budget]
                 budget -= len(chunk)
-            for piece in _pieces(chunk, faults.splits):
-                if delay:
-                    later(delay, writer.write, piece)
-                elif not self.discards:
-                    writer.write(piece)
-                    await writer.drain()
-                await asyncio.sleep(0)
+            if delay:
+                later(delay, writer.write, chunk)
+            elif not self.discards:
+                writer.write(chunk)
+                await writer.drain()
+            await asyncio.sleep(0)
         await asyncio.sleep(delay)
         if budget == 0:
             self.cut(faults.cut)
@@ -145,11 +141,3 @@ class _Pair:
                         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                     )
                 writer.transport.abort()
-
-
-def _pieces(chunk: bytes, splits: Random | None) -> Iterator[bytes]:
-    start = 0
-    while start < len(chunk):
-        end = splits.randint(start + 1, len(chunk)) if splits else len(chunk)
-        yield chunk[start:end]
-        start = end
