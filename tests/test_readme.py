@@ -137,11 +137,6 @@ def test_every_link_leads_somewhere() -> None:
             assert (ROOT / link.partition("#")[0]).exists(), link
 
 
-@pytest.mark.parametrize("block", blocks("python"))
-def test_python_compiles(block: str) -> None:
-    compile(block, "README.md", "exec")
-
-
 def test_the_configuration_file_passes_its_check(nsqtools_cli: Cli, tmp_path: Path) -> None:
     files = blocks("toml")
     assert files

@@ -62,18 +62,6 @@ class TestScrapes:
         assert (cluster.looks, cluster.most) == (2, 1)
 
     @virtual
-    async def test_polls_never_overlap_however_scrapes_come(self) -> None:
-        cluster = Cluster()
-        exporter = Exporter(cluster.look)
-        scrapes = []
-        for _ in range(50):
-            scrapes.append(asyncio.ensure_future(exporter.collect()))
-            await elapse(0.3)
-        await asyncio.gather(*scrapes)
-        assert cluster.most == 1
-        assert 10 < cluster.looks < 20
-
-    @virtual
     async def test_a_scrape_that_is_given_up_takes_nothing_from_the_others(self) -> None:
         cluster = Cluster()
         exporter = Exporter(cluster.look)

@@ -98,17 +98,6 @@ async def test_a_run_that_is_stopped_before_it_began_opens_and_closes() -> None:
 
 
 @virtual
-async def test_stopping_ends_an_opening_that_takes_long_and_nothing_is_consumed() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    sink.opening = asyncio.Event().wait
-    async with running(make_runner(sink, nsqd)):
-        await elapse(100)
-    assert sink.said == ["open", "close"]
-    assert nsqd.dials == []
-    assert time() < 101
-
-
-@virtual
 async def test_what_fails_to_open_is_closed_and_its_error_raised() -> None:
     async def refuse() -> None:
         raise LockedError("x.lock is locked")

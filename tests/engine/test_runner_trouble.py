@@ -103,14 +103,6 @@ async def test_a_topic_that_the_handler_cannot_take_stops_no_other_and_is_tried_
 
 
 @virtual
-async def test_a_topic_that_the_handler_never_took_was_unreached() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    sink.unready = {"bad": TROUBLE[0]}
-    outcome = await start(sink, nsqd, topics=["good", "bad"], max_duration=200.0)
-    assert outcome.unreached == ["bad"]
-
-
-@virtual
 async def test_if_the_handler_takes_no_topic_the_first_error_ends_the_run() -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     sink.unready = {"a": TROUBLE[0], "b": TROUBLE[1]}

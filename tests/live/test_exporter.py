@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.metrics import Serving, scrape
+from tests.support.metrics import Serving
 from tests.support.raw import Raw
 from tests.support.reporting import http, lookup, registered
 
@@ -19,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.metrics import Values
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
@@ -106,37 +101,6 @@ def test_who_is_dead_is_down_until_it_is_back_and_the_rest_is_told(
     assert eventually(lambda: up(exporter) == everybody)
     assert exporter.end() == 0
     assert "Traceback" not in exporter.log.read_text()
-
-
-def test_one_that_hangs_is_down_in_time_and_scrapes_meanwhile_share_the_poll(
-    export: Export, nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str
-) -> None:
-    limits = ("--timeout", "3s", "--http-client-request-timeout", "1m")
-    exporter = export(*http(nsqds), *lookup(lookupds), *limits)
-    assert set(up(exporter).values()) == {1.0}
-    hanging = (nsqds[0], lookupds[0])
-    for server in hanging:
-        os.kill(server.pid, signal.SIGSTOP)
-    try:
-        start = threading.Barrier(8)
-
-        def scraped(_: int) -> Values:
-            start.wait()
-            return scrape(exporter.url)
-
-        with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(scraped, range(8)))
-    finally:
-        for server in hanging:
-            os.kill(server.pid, signal.SIGCONT)
-    for each in found:
-        assert each["nsq_nsqlookupd_up", str(lookupds[0].http)] == 0
-        assert each["nsq_up", str(nsqds[0].http)] == 0
-        assert each["nsq_up", str(nsqds[1].http)] == 1
-        assert each["nsq_channel_depth", "c", str(nsqds[1].http), topic] == 0
-    took = {each["nsqtools_poll_duration_seconds",] for each in found}
-    assert len(took) == 1, "each scrape had a poll of its own"
-    assert exporter.end() == 0
 
 
 def test_a_topic_and_a_channel_narrow_it_down(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,19 +46,6 @@ def is_harmless(text: str) -> bool:
     return all(line.isprintable() for line in text.replace("\t", " ").splitlines())
 
 
-@pytest.mark.parametrize("words", [("topics",), ("channels", "good")])
-def test_only_names_that_can_be_are_listed(
-    nsqtools_cli: Cli, server: Address, words: tuple[str, ...]
-) -> None:
-    where = ("--lookupd-http-address", str(server))
-    ended = nsqtools_cli("lookup", *words, *where)
-    assert (ended.code, ended.stdout) == (0, b"good\n"), ended.stderr
-    assert is_harmless(ended.stderr)
-    assert json.loads(nsqtools_cli("lookup", *words, "--json", *where).stdout) == {
-        words[0]: ["good"]
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -78,24 +64,3 @@ def test_who_a_server_says_that_it_is_is_shown_without_its_escapes(
     assert is_harmless(text + ended.stderr)
     assert "127.0.0.1:1" in text
     assert not any(line.startswith("lines") for line in text.splitlines())
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        ("--once",),
-        ("--once", "--json"),
-        ("--once", "--csv"),
-        ("--check",),
-    ],
-    ids="".join,
-)
-def test_numbers_and_names_that_cannot_be_cost_themselves(
-    nsqtools_cli: Cli, server: Address, form: tuple[str, ...]
-) -> None:
-    ended = nsqtools_cli("stats", *form, "--nsqd-http-address", str(server))
-    text = ended.stdout.decode()
-    assert ended.code == 0, ended.stderr
-    assert is_harmless(text + ended.stderr)
-    assert "deep" not in text
-    assert "lines" not in text

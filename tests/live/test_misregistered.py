@@ -68,26 +68,6 @@ def test_they_cost_no_message_of_the_others(
     assert (filed.code, (tmp_path / "f").read_bytes()) == (0, b"again\n"), filed.stderr
 
 
-def test_commands_that_ask_the_cluster_show_and_change_the_others(
-    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str
-) -> None:
-    def run(*words: str) -> str:
-        ended = nsqtools_cli(*words, *lookup([nsqlookupd]))
-        assert ended.code == 0, ended.stderr
-        assert names_all(ended.stderr)
-        return ended.stdout.decode()
-
-    told = json.loads(run("stats", "--once", "--json"))
-    assert [each["nsqd"] for each in told["nsqds"]] == [str(good.http)]
-    assert f"{good.tcp}\t" in run("lookup", "producers", topic)
-    assert f"{good.tcp}\t" in run("lookup", "nodes")
-    assert run("lookup", "channels", topic) == "c\n"
-    run("topic", "pause", topic)
-    assert good.topic(topic)["paused"]
-    run("channel", "pause", topic, "c")
-    assert good.channel(topic, "c")["paused"]
-
-
 def test_the_doctor_says_what_is_wrong_with_each(
     nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str
 ) -> None:

@@ -256,21 +256,6 @@ def test_a_signal_loses_nothing_of_what_was_read_and_waits_for_its_time(
     assert count(nsqd, topic) == 30
 
 
-def test_a_second_signal_says_how_many_were_read_and_not_published(
-    start: Start, nsqd: Nsqd, topic: str
-) -> None:
-    pub = start("--rate", "0.1")
-    write(pub, b"line\n" * 30)
-    eventually(lambda: count(nsqd, topic) == 1)
-    pub.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        pub.wait(0.5)
-    pub.send_signal(signal.SIGTERM)
-    assert pub.wait(100) == 1
-    assert pub.stderr
-    assert b"1 published, 29 read and not published" in pub.stderr.read()
-
-
 def test_a_signal_does_not_fail_what_ends_all_the_same(
     start: Start, nsqd: Nsqd, topic: str
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.support.consuming import run_beside
-from tests.support.eventually import eventually
 from tests.support.posting import DIRECT
 from tests.support.webserver import Answer, WebServer, per_message, redirect
 
@@ -155,21 +154,6 @@ def test_redirects_are_followed_but_credentials_do_not_go_to_another_server(
         given = {"authorization", "cookie", "x-own"} & request.headers.keys()
         assert len(given) == (0 if request.target == "/there" else 3)
     assert requests[2].headers["host"] == f"127.0.0.1:{other.address.port}"
-
-
-def test_concurrency_is_limited_in_all(posting: Posting) -> None:
-    posting.numbers(100)
-    with WebServer() as one, WebServer() as other:
-        for web in (one, other):
-            web.hold()
-        posts = "--post", one.url(), "--post", other.url(), "-n", "9"
-        poster = posting.start(*posts)
-        eventually(lambda: len(one.requests) + len(other.requests) == 9)
-        for web in (one, other):
-            web.release()
-        poster.finish()
-        both = one.deliveries + other.deliveries
-        assert len(both) == both.total() == 100
 
 
 def test_a_sample_is_delivered_at_a_limited_rate_and_the_rest_finished(posting: Posting) -> None:

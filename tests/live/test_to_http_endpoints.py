@@ -72,20 +72,6 @@ def test_who_cannot_be_reached_costs_a_message_nothing_if_there_is_another_one(
     assert posting.channel()["requeue_count"] == (0 if beside else 4)
 
 
-def test_connections_closed_between_requests_cost_nothing(posting: Posting) -> None:
-    posting.numbers(500)
-    with WebServer(requests_per_connection=3) as web:
-        poster = posting.start("--post", web.url(), "-n", "20", "--max-attempts", "1")
-        poster.drain()
-        web.cut()  # those that are idle
-        posting.publish(b"%d" % number for number in range(500, 600))
-        poster.finish()
-        assert len(web.deliveries) == 600
-        assert set(web.deliveries.values()) == {1}
-    assert poster.said == ""
-    assert posting.channel()["requeue_count"] == 0
-
-
 class HttpProxy(socketserver.ThreadingTCPServer):
     """An HTTP proxy that tunnels to ports of this host, whatever host was asked for."""
 

@@ -166,22 +166,6 @@ def test_nsq_tail_prints_every_message(
     assert stop(tail) == b""
 
 
-def test_nsq_to_nsq_copies_every_message(
-    start: Start, nsqd: Nsqd, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    other = make_nsqd()
-    nsqd.create(topic, "nsq_to_nsq")
-    nsqd.publish(topic, BODIES)
-    relay = start(
-        *("nsq_to_nsq", f"-topic={topic}", f"-nsqd-tcp-address={nsqd.tcp}"),
-        f"-destination-nsqd-tcp-address={other.tcp}",
-    )
-    eventually(lambda: other.topic(topic)["message_count"] == COUNT)
-    eventually(lambda: drained(nsqd, topic, "nsq_to_nsq"))
-    assert other.topic(topic)["message_bytes"] == sum(map(len, BODIES))
-    stop(relay)
-
-
 def test_to_nsq_publishes_every_line(start: Start, nsqd: Nsqd, topic: str) -> None:
     process = start("to_nsq", f"-topic={topic}", f"-nsqd-tcp-address={nsqd.tcp}")
     process.communicate(b"".join(body + b"\n" for body in BODIES[1:]), timeout=30)

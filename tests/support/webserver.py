@@ -111,8 +111,7 @@ def _as_function(script: Script) -> Function:
 class WebServer:
     """``with WebServer(script) as server``, then send requests to ``server.url()``.
 
-    Connections are closed, unannounced, after ``requests_per_connection``. With ``tls`` it is
-    https.
+    With ``tls`` it is https.
 
     ``connections`` counts those made (with TLS: whose handshake succeeded). What was no HTTP and
     exceptions of the script are raised at the end.
@@ -123,11 +122,9 @@ class WebServer:
         script: Script = OK,
         *,
         tls: Certificate | None = None,
-        requests_per_connection: int = 0,
     ) -> None:
         self.address = Address("127.0.0.1", 0)
         self.connections = 0
-        self.requests_per_connection = requests_per_connection
         self.script = script
         self.requests: list[Request] = []
         self.failures: list[BaseException] = []
@@ -252,7 +249,6 @@ class _Connection(BaseHTTPRequestHandler):
         super().setup()
         web.connections += 1
         web.open.add(self)
-        self._left = web.requests_per_connection
 
     def finish(self) -> None:
         self.server.web.open.discard(self)
@@ -277,8 +273,7 @@ class _Connection(BaseHTTPRequestHandler):
         body = self.rfile.read(int(headers.get("content-length", 0)))
         request = Request(self.command, self.path, headers, body, time.monotonic())
         answer = self.server.web.take(request)
-        self._left -= 1
-        if answer.close or answer.cut or self._left == 0 or self.server.web.ended.is_set():
+        if answer.close or answer.cut or self.server.web.ended.is_set():
             self.close_connection = True
         if not self.server.web.ended.is_set():
             self._send(answer, request)
