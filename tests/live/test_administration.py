@@ -170,20 +170,6 @@ def test_who_is_dead_is_named_and_the_others_do_what_was_asked(cluster: Cluster)
     assert nobody.stderr.count("\n") == 1
 
 
-def test_without_a_terminal_nothing_is_lost_unless_it_was_confirmed(cluster: Cluster) -> None:
-    for words in (
-        ("topic", "delete", cluster.topic),
-        ("topic", "empty", cluster.topic),
-        ("channel", "delete", cluster.topic, "c"),
-        ("channel", "empty", cluster.topic, "c"),
-        ("node", "tombstone", cluster.topic, str(cluster.nsqds[0].http), "--delete"),
-    ):
-        ended = cluster.run(*words, code=2)
-        assert ended.stdout == b""
-        assert "--yes" in ended.stderr
-    assert cluster.channels() == [{"c"}] * 4
-
-
 def test_on_a_terminal_the_loss_is_shown_and_confirmed(cluster: Cluster) -> None:
     for nsqd in cluster.having:
         fill(nsqd, cluster.topic, count=2)

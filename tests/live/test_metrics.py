@@ -91,21 +91,6 @@ def test_metrics_are_there_until_the_last_message_is_safe(
         tail.all()
 
 
-def test_a_scraper_that_stays_connected_does_not_keep_a_command_from_ending(
-    measure: Measure,
-) -> None:
-    tail = measure("tail")
-    port = int(tail.url.split(":")[2].partition("/")[0])
-    with (
-        socket.create_connection(("127.0.0.1", port)) as idle,
-        socket.create_connection(("127.0.0.1", port)) as slow,
-    ):
-        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
-        tail.all()
-        assert tail.end() == 0
-        assert idle.recv(1) == b""
-
-
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_served(
     measure: Measure, nsqtools_cli: Cli, nsqd: Nsqd, nsqlookupd: Nsqlookupd, tmp_path: Path
 ) -> None:

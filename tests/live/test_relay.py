@@ -111,19 +111,6 @@ def test_what_is_not_json_is_a_dead_letter(relay: Relay, tmp_path: Path) -> None
     assert {json.loads(each)["body"] for each in lines} == {"not json", "[1]"}
 
 
-def test_a_message_too_big_for_the_destination_is_a_dead_letter_alone(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    relay = Relay(nsqtools_cli, make_nsqd(), make_nsqd("-max-msg-size=1000"), topic)
-    bodies = numbered(200)
-    bodies[77] = b"x" * 2000
-    relay.publish(*bodies)
-    said = relay.good("--dead-letter-topic", f"dead.{topic}", "--count", "200")
-    assert "E_BAD_MESSAGE" in said
-    assert set(relay.arrived()) == {body for body in bodies if len(body) < 1000}
-    assert arrived(nsqtools_cli, relay.source, f"dead.{topic}") == Counter([bodies[77]])
-
-
 def test_sigterm_drains_and_leaves_the_rest(relay: Relay) -> None:
     relay.publish(*numbered(5000))
     process = relay.start("--rate", "500")
@@ -147,16 +134,6 @@ def test_sigterm_gives_everything_back_while_the_destination_is_down(relay: Rela
     assert process.wait(100) == 0
     eventually(lambda: relay.waiting()["depth"] == 1000)
     assert relay.waiting()["in_flight_count"] == 0
-
-
-def test_a_destination_that_cannot_be_reached_is_status_3_and_costs_no_attempt(
-    relay: Relay,
-) -> None:
-    relay.publish(*numbered(10))
-    relay.goal.stop()
-    ended = relay.run("--count", "10")
-    assert (ended.code, str(relay.goal.tcp) in ended.stderr) == (3, True)
-    assert (relay.waiting()["depth"], relay.waiting()["requeue_count"]) == (10, 0)
 
 
 # To relay to where it comes from, however that is called, is refused.

@@ -178,29 +178,12 @@ def test_percentiles_of_the_latency_are_shown_where_nsqd_keeps_them(
     assert f" | {topic} c p99=" in text
 
 
-def test_a_cluster_without_any_nsqd_is_no_empty_report(
-    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd
-) -> None:
-    done = nsqtools_cli("stats", "--once", *lookup([nsqlookupd]))
-    assert (done.code, done.stdout, done.stderr.count("\n")) == (3, b"", 1)
-
-
 def test_a_signal_ends_it(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
     nsqd.create(topic, "c")
     reports = Reports(nsqtools_cli, tmp_path, *http([nsqd]))
     reports.until(lambda said: bool(said["topics"]))
     reports.process.send_signal(signal.SIGHUP)
     assert reports.process.wait(100) == 0
-
-
-def test_a_reader_that_goes_away_ends_it_as_by_sigpipe(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
-    nsqd.create("t")
-    where = ("stats", "--interval", "50ms", *http([nsqd]))
-    process = nsqtools_cli.start(*where, stdout=subprocess.PIPE)
-    assert process.stdout
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(100) == -signal.SIGPIPE
 
 
 def test_it_is_nsq_stat_beside_the_same_messages(

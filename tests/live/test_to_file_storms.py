@@ -48,25 +48,6 @@ def test_a_storm_of_hups(archiver: Archiver, options: Sequence[str], full: bool)
     assert running.said == ""
 
 
-@pytest.mark.parametrize("stuck", ["imports", "configuration"])
-def test_a_hup_while_it_is_being_loaded_changes_nothing(archiver: Archiver, stuck: str) -> None:
-    folder = archiver.folder
-    archiver.numbers(10)
-    gate = folder / "gate"
-    os.mkfifo(gate)
-    code = f"import sys\nopen({str(gate)!r}).read()\nsys.path.remove({str(folder)!r})\n"
-    (folder / "click.py").write_text(f"{code}del sys.modules['click']\nimport click\n")
-    running = archiver.start(
-        *(("--config", str(gate)) if stuck == "configuration" else ()),
-        env={"PYTHONPATH": str(folder)} if stuck == "imports" else {},
-        cwd="/",
-    )
-    with gate.open("w"):  # returns when it is opened to be read
-        running.process.send_signal(signal.SIGHUP)
-    running.finish()
-    assert archiver.found == Counter(range(10))
-
-
 @pytest.mark.parametrize(
     ("options", "fewest"),
     [

@@ -6,10 +6,9 @@ import contextlib
 import socket
 import struct
 import threading
-import zlib
 from typing import TYPE_CHECKING, Self
 
-import snappy
+from snappy import StreamCompressor, StreamDecompressor
 
 from nsqtools.names import Address
 from tests.support import wire
@@ -34,17 +33,17 @@ def endless(start: bytes, size: int) -> Iterator[bytes]:
 
 
 class Hostile:
-    """A context manager; every connection gets ``attack()``, compressed if it ``compresses``.
+    """A context manager; every connection gets ``attack()``, compressed with ``snappy``.
 
     The attack comes when the client has said ``cue``.
     """
 
     def __init__(
-        self, attack: Callable[[], Iterable[bytes]], *, cue: str, compresses: str = ""
+        self, attack: Callable[[], Iterable[bytes]], *, cue: str, snappy: bool = False
     ) -> None:
         self._attack = attack
         self._cue = cue
-        self._compresses = compresses
+        self._snappy = snappy
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address(*self._listener.getsockname())
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -78,21 +77,13 @@ class Hostile:
                 for command in found:
                     name = command.partition(" ")[0]
                     if name == "IDENTIFY":
-                        agreed = {self._compresses: True} if self._compresses else {}
-                        client.sendall(wire.negotiated(**agreed))
-                        if self._compresses:
-                            encode, decode = _codec(self._compresses)
+                        client.sendall(wire.negotiated(snappy=self._snappy))
+                        if self._snappy:
+                            encode = StreamCompressor().add_chunk
+                            decode = StreamDecompressor().decompress
                             client.sendall(encode(wire.OK))
                     elif name == "SUB":
                         client.sendall(encode(wire.OK))
                     if name == self._cue:
                         for piece in self._attack():
                             client.sendall(encode(piece))
-
-
-def _codec(name: str) -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]:
-    if name == "snappy":
-        return snappy.StreamCompressor().add_chunk, snappy.StreamDecompressor().decompress
-    packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
-    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-    return lambda data: packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH), unpacker.decompress
