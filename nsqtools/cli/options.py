@@ -1,14 +1,15 @@
 """Command-line options out of the option classes of ``nsqtools.config``.
 
     @click.command("tail", cls=Command, examples=[("Print one", "nsqtools tail -n 1 --topic x")])
-    @options(source=SourceOptions, consumer=(ConsumerConfig, {"max_in_flight": 2500}))
-    def tail(*, source: SourceOptions, consumer: ConsumerConfig) -> int: ...
+    @options(config=CONSUMING)
+    def tail(*, source: SourceOptions, config: ConsumerConfig) -> int: ...
 
 ``nsqtools.cli.settings`` says where the values come from; click knows of flags and variables alone.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,14 +23,8 @@ from nsqtools.cli.frame import Group, brief_help, write_examples
 from nsqtools.cli.settings import Chosen, Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options
-from nsqtools.config import (
-    ClientConfig,
-    ConsumerConfig,
-    FileOptions,
-    LogOptions,
-    ProducerConfig,
-)
-from nsqtools.config.option import flag_name
+from nsqtools.config import ClientConfig, ConsumerConfig, FileOptions, LogOptions, ProducerConfig
+from nsqtools.config.option import Options, flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -38,9 +33,12 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from nsqtools.cli.tree import CommandOption, Groups
-    from nsqtools.config.option import Option, Options
+    from nsqtools.config.option import Option
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+CONSUMING: dict[str, Any] = {"max_in_flight": 2500, "max_attempts": 0}
+"""The defaults of ConsumerConfig for commands: they take large batches, and discard nothing."""
 
 R = TypeVar("R")
 
@@ -283,6 +281,8 @@ def shared_flags() -> SharedFlags:
 class CommandGroup(Group):
     """A group whose help ends with an example of each of its commands."""
 
+    command_class = Command
+
     def __init__(self, *args: Any, **attrs: Any) -> None:
         super().__init__(*args, **attrs)
         _version(self)
@@ -319,27 +319,25 @@ def argument(name: str, declared: Option, **attrs: Any) -> Decorator:
 
 
 def options(
-    **groups: type[Options] | tuple[type[Options], Mapping[str, Any]],
+    **groups: type[Options] | dict[str, Any],
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command one instance of each class, by keyword, made of its settings.
+    """Give a command one instance, made of its settings, of each class that annotates a parameter.
 
-    ``(Class, {"field": value})`` replaces defaults for this command. Where two classes declare an
-    option of the same name it is one flag that serves both. A contradiction between options is a
-    usage error. Every command also gets the flags of LogOptions and FileOptions, which are dealt
-    with here; one that has FileOptions among its classes deals with the file itself.
+    ``keyword={"field": value}`` replaces defaults for this command. ``keyword=Class`` is for a
+    parameter that has not this annotation. Where two classes declare an option of the same name it
+    is one flag that serves both. A contradiction between options is a usage error. Every command
+    also gets the flags of LogOptions and FileOptions, which are dealt with here; one that has
+    FileOptions among its classes deals with the file itself.
     """
-    bound: Groups = {
-        keyword: group if isinstance(group, tuple) else (group, {})
-        for keyword, group in (*groups.items(), (_LOG, LogOptions))
-    }
-
-    reads_file = FileOptions not in (cls for cls, _ in bound.values())
-    flags: dict[str, CommandOption] = {}
-    for each in command_options({**bound, "": (FileOptions, {})}):
-        if each.declared.flag:
-            flags.setdefault(each.name, each)
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        bound = _bound(function, groups)
+        reads_file = FileOptions not in (cls for cls, _ in bound.values())
+        flags: dict[str, CommandOption] = {}
+        for each in command_options({**bound, "": (FileOptions, {})}):
+            if each.declared.flag:
+                flags.setdefault(each.name, each)
+
         @wraps(function)
         def command(**params: Any) -> R:
             ctx = click.get_current_context()
@@ -367,6 +365,19 @@ def options(
         return command
 
     return decorate
+
+
+def _bound(
+    function: Callable[..., Any], groups: Mapping[str, type[Options] | dict[str, Any]]
+) -> Groups:
+    """The classes of a command's parameters, with its defaults; logging comes last."""
+    kinds = inspect.get_annotations(function, eval_str=True)
+    kinds |= {keyword: group for keyword, group in groups.items() if isinstance(group, type)}
+    return {
+        keyword: (cls, preset if isinstance(preset := groups.get(keyword), dict) else {})
+        for keyword, cls in {**kinds, _LOG: LogOptions}.items()
+        if isinstance(cls, type) and issubclass(cls, Options)
+    }
 
 
 def _unknown_variables(ctx: click.Context) -> Sequence[str]:

@@ -73,6 +73,7 @@ class Client(ClientConfig):
 def run(
     *args: str,
     env: Mapping[str, str] | None = None,
+    presets: Mapping[str, Any] | None = None,
     **groups: Any,
 ) -> tuple[Result, dict[str, Any]]:
     """Run ``nsqtools tail ARGS``; what it said, and what it was called with."""
@@ -82,15 +83,13 @@ def run(
     def nsqtools() -> None:
         pass
 
-    @nsqtools.command(
-        "tail",
-        cls=Command,
-    )
-    @options(**(groups or {"where": Where, "what": What}))
-    @click.argument("rest", nargs=-1)
     def tail(*, rest: tuple[str, ...], **made: Any) -> None:
         """Print messages."""
         got.update(made, rest=rest)
+
+    tail.__annotations__ |= groups or {"where": Where, "what": What}
+    tail = click.argument("rest", nargs=-1)(tail)
+    nsqtools.command("tail", cls=Command)(options(**(presets or {}))(tail))
 
     result = CliRunner().invoke(
         nsqtools, ["tail", *args], env={"NSQTOOLS_CONFIG": "none", **(env or {})}
@@ -215,9 +214,9 @@ def test_a_wrong_variable_is_named() -> None:
 
 
 def test_a_commands_own_defaults_replace_those_of_the_class() -> None:
-    groups: dict[str, Any] = {"what": (What, {"count": 7, "mode": "slow"})}
-    assert run(**groups)[1]["what"] == What(count=7, mode="slow")
-    assert run("--mode", "fast", **groups)[1]["what"] == What(count=7)
+    presets = {"what": {"count": 7, "mode": "slow"}}
+    assert run(presets=presets)[1]["what"] == What(count=7, mode="slow")
+    assert run("--mode", "fast", presets=presets)[1]["what"] == What(count=7)
 
 
 def test_an_option_without_a_flag_is_set_by_go_nsqs_name() -> None:

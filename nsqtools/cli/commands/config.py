@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from nsqtools.cli.configfile import Source, load
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.options import Command, CommandGroup, ConfigOption, argument, options
+from nsqtools.cli.options import CommandGroup, ConfigOption, argument, options
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.settings import (
     Chosen,
@@ -56,7 +56,6 @@ class OptionRow(NamedTuple):
 
 @config.command(
     "show",
-    cls=Command,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     examples=(
         ("Where each value of tail comes from", "nsqtools config show tail"),
@@ -72,7 +71,7 @@ class OptionRow(NamedTuple):
     type=click.UNPROCESSED,
     help="A command, with options to try; by default all commands. --changed may follow it.",
 )
-@options(form=ShowOptions, file=FileOptions)
+@options()
 @click.pass_context
 def show(
     ctx: click.Context, *, form: ShowOptions, file: FileOptions, command_line: tuple[str, ...]
@@ -185,7 +184,6 @@ def _text(value: Any) -> str:
 
 @config.command(
     "check",
-    cls=Command,
     examples=(
         ("Check the file that commands read", "nsqtools config check"),
         ("Check another file", "nsqtools config check nsqtools.toml"),
@@ -196,7 +194,7 @@ def _text(value: Any) -> str:
     Option("path", "A configuration file; by default the one that commands read."),
     required=False,
 )
-@options(where=FileOptions)
+@options()
 @click.pass_context
 def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> None:
     """Check every table and profile of a configuration file.
@@ -254,7 +252,6 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
 
 @config.command(
     "init",
-    cls=Command,
     examples=(
         ("Begin a file, to be named with --config", "nsqtools config init > nsqtools.toml"),
         ("Look for an option", "nsqtools config init | grep -B 1 requeue"),

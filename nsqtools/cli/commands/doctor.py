@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli.exits import Ended, Exit, one_line
-from nsqtools.cli.options import Command, options
+from nsqtools.cli.options import CONSUMING, Command, options
 from nsqtools.config import ConsumerConfig, DoctorOptions
 from nsqtools.names import NSQD_TCP_PORT
 
@@ -28,7 +28,7 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
     essential="topic channel nsqd_tcp_address lookupd_http_address nsqd_http_address json timeout "
     "tls_v1 auth_secret_file verbose",
 )
-@options(where=DoctorOptions, config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}))
+@options(config=CONSUMING)
 def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
     """Find out why a consumer sees nothing.
 

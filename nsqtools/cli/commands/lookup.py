@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nsqtools.cli.options import Command, CommandGroup, argument, options
+from nsqtools.cli.options import CommandGroup, argument, options
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import client_limits
 from nsqtools.config import LookupOptions
@@ -39,14 +39,13 @@ def lookup() -> None:
 
 @lookup.command(
     "topics",
-    cls=Command,
     examples=(
         ("All topics, one per line", "nsqtools lookup topics"),
         ("Those of another nsqlookupd", f"nsqtools lookup topics {_ELSEWHERE}"),
     ),
     essential=_ESSENTIAL,
 )
-@options(where=LookupOptions)
+@options()
 def topics(*, where: LookupOptions) -> None:
     """List all topics."""
     names = _ask(where, lambda client: client.topics())
@@ -55,7 +54,6 @@ def topics(*, where: LookupOptions) -> None:
 
 @lookup.command(
     "channels",
-    cls=Command,
     examples=(
         ("The channels of a topic", "nsqtools lookup channels events"),
         ("Those of another nsqlookupd", f"nsqtools lookup channels events {_ELSEWHERE}"),
@@ -63,7 +61,7 @@ def topics(*, where: LookupOptions) -> None:
     essential=_ESSENTIAL,
 )
 @_topic
-@options(where=LookupOptions)
+@options()
 def channels(*, topic: str, where: LookupOptions) -> None:
     """List the channels of a topic."""
     found = _look_up(where, topic)
@@ -72,7 +70,6 @@ def channels(*, topic: str, where: LookupOptions) -> None:
 
 @lookup.command(
     "producers",
-    cls=Command,
     examples=(
         ("The nsqds that have a topic", "nsqtools lookup producers events"),
         ("Those of another nsqlookupd", f"nsqtools lookup producers events {_ELSEWHERE}"),
@@ -80,7 +77,7 @@ def channels(*, topic: str, where: LookupOptions) -> None:
     essential=_ESSENTIAL,
 )
 @_topic
-@options(where=LookupOptions)
+@options()
 def producers(*, topic: str, where: LookupOptions) -> None:
     """List the nsqds that have a topic."""
     from nsqtools.net.http.daemons import union_producers
@@ -91,14 +88,13 @@ def producers(*, topic: str, where: LookupOptions) -> None:
 
 @lookup.command(
     "nodes",
-    cls=Command,
     examples=(
         ("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),
         ("Those of another nsqlookupd", f"nsqtools lookup nodes {_ELSEWHERE}"),
     ),
     essential=_ESSENTIAL,
 )
-@options(where=LookupOptions)
+@options()
 def nodes(*, where: LookupOptions) -> None:
     """List all nsqds, their topics and which of those are tombstoned."""
     from nsqtools.net.http.daemons import union_producers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.options import Command, CommandGroup, argument, options
+from nsqtools.cli.options import CommandGroup, argument, options
 from nsqtools.config import (
     ChannelQueueOptions,
     QueueCatOptions,
@@ -42,9 +42,9 @@ def queue() -> None:
     """
 
 
-@queue.command("ls", cls=Command, guide="queue-ls", essential="json")
+@queue.command("ls", guide="queue-ls", essential="json")
 @_data_path
-@options(how=QueueListOptions)
+@options()
 def ls(*, data_path: str, how: QueueListOptions) -> None:
     """List disk queues.
 
@@ -78,12 +78,11 @@ def ls(*, data_path: str, how: QueueListOptions) -> None:
 
 @queue.command(
     "cat",
-    cls=Command,
     guide="queue-cat",
     essential="topic channel count since until damaged json timestamps format",
 )
 @_data_path
-@options(which=QueueOptions, form=QueueCatOptions)
+@options()
 def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
     """Print the messages of a disk queue, and leave them there.
 
@@ -116,12 +115,11 @@ def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
 
 @queue.command(
     "push",
-    cls=Command,
     guide="queue-push",
     essential="topic channel file delimiter json dry_run",
 )
 @_data_path
-@options(which=ChannelQueueOptions, form=QueuePushOptions)
+@options()
 def push(*, data_path: str, which: ChannelQueueOptions, form: QueuePushOptions) -> None:
     """Append messages to the disk queue of one channel, while nsqd is stopped.
 

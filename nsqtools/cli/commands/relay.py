@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.options import Command, options
+from nsqtools.cli.options import CONSUMING, Command, options
 from nsqtools.config import (
     ConsumerConfig,
     DeadLetterOptions,
@@ -34,15 +34,7 @@ _AHEAD = 10.0
     essential="topic channel nsqd_tcp_address lookupd_http_address destination_nsqd_tcp_address "
     "destination_topic where dead_letter_dir until_empty",
 )
-@options(
-    source=(SourceOptions, {"channel": "nsq_to_nsq"}),
-    relaying=RelayOptions,
-    dead=DeadLetterOptions,
-    stop=StopOptions,
-    metrics=MetricsOptions,
-    target=(ProducerConfig, {"mode": "hostpool"}),
-    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
-)
+@options(source={"channel": "nsq_to_nsq"}, target={"mode": "hostpool"}, config=CONSUMING)
 def relay(
     *,
     source: SourceOptions,
@@ -50,8 +42,8 @@ def relay(
     dead: DeadLetterOptions,
     stop: StopOptions,
     metrics: MetricsOptions,
-    config: ConsumerConfig,
     target: ProducerConfig,
+    config: ConsumerConfig,
 ) -> None:
     """Relay topics to topics of another nsqd.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     essential="host port seed_topic rate msg_timeout max_msg_size tls_cert tls_key "
     "auth_secret_file",
 )
-@options(where=SandboxOptions, nsqd=NsqdOptions)
+@options()
 def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:
     """Run an embedded nsqd and nsqlookupd, in memory.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from nsqtools.cli.options import Command, options
+from nsqtools.cli.options import CONSUMING, Command, options
 from nsqtools.config import (
     ConsumerConfig,
     MetricsOptions,
@@ -23,13 +23,7 @@ _PEEK_IDLE = 2.0
     essential="topic channel nsqd_tcp_address lookupd_http_address count until_empty json "
     "timestamps print_topic format",
 )
-@options(
-    source=TailSourceOptions,
-    form=TailOptions,
-    stop=StopOptions,
-    metrics=MetricsOptions,
-    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
-)
+@options(config=CONSUMING)
 def tail(
     *,
     source: TailSourceOptions,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.options import Command, options
+from nsqtools.cli.options import CONSUMING, Command, options
 from nsqtools.config import (
     ArchiveOptions,
     ArchiveSourceOptions,
@@ -28,13 +28,7 @@ if TYPE_CHECKING:
     essential="topic channel nsqd_tcp_address lookupd_http_address output_dir filename_format "
     "compress rotate_size rotate_interval until_empty",
 )
-@options(
-    source=(ArchiveSourceOptions, {"channel": "nsq_to_file"}),
-    files=ArchiveOptions,
-    stop=StopOptions,
-    metrics=MetricsOptions,
-    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
-)
+@options(source={"channel": "nsq_to_file"}, config=CONSUMING)
 def to_file(
     *,
     source: ArchiveSourceOptions,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     required=True,
     metavar="FILE...",
 )
-@options(how=VerifyOptions, say=LogOptions)
+@options()
 def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> None:
     """Check archives and manifests.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from nsqtools.cli.options import Command, CommandGroup, argument, options
+from nsqtools.cli.options import CONSUMING, Command, CommandGroup, argument, options
 from nsqtools.config import (
     ChangeOptions,
     ConsumerConfig,
@@ -191,13 +191,12 @@ channel = _group(
 
 @channel.command(
     "trim",
-    cls=Command,
     guide="trim",
     essential=f"older_than archive {_ESSENTIAL} yes",
 )
 @_topic
 @_channel
-@options(where=TrimOptions, config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}))
+@options(config=CONSUMING)
 def trim(*, topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) -> None:
     """Finish the messages of a channel that are too old.
 
@@ -217,7 +216,6 @@ def node() -> None:
 
 @node.command(
     "tombstone",
-    cls=Command,
     guide="loss",
     essential=f"{_ESSENTIAL} yes delete",
     examples=_examples(
@@ -227,7 +225,7 @@ def node() -> None:
 )
 @_topic
 @_node
-@options(where=TombstoneOptions)
+@options()
 def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
     """Hide an nsqd from consumers that look up a topic.
 
@@ -242,12 +240,11 @@ def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
 
 @node.command(
     "drain",
-    cls=Command,
     guide="drain",
     essential="evict lookupd_http_address timeout json",
 )
 @argument("nsqd", Option("url", "HTTP address of the nsqd.", values="node"))
-@options(where=DrainOptions)
+@options()
 def drain(*, nsqd: str, where: DrainOptions) -> None:
     """Wait until an nsqd has drained.
 

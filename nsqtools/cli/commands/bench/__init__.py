@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.options import Command, CommandGroup, options
+from nsqtools.cli.options import CONSUMING, CommandGroup, options
 from nsqtools.config import (
     BenchServerOptions,
     ConsumerConfig,
@@ -34,7 +34,6 @@ def bench() -> None:
 
 @bench.command(
     "pub",
-    cls=Command,
     guide="bench",
     essential=f"{_ESSENTIAL} rate batch producers json",
     examples=(
@@ -45,7 +44,7 @@ def bench() -> None:
         ),
     ),
 )
-@options(where=BenchServerOptions, load=PubBenchOptions, config=ProducerConfig)
+@options()
 def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerConfig) -> None:
     """Measure publishing: messages per second, and the time until nsqd answers OK.
 
@@ -56,7 +55,6 @@ def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerCon
 
 @bench.command(
     "sub",
-    cls=Command,
     guide="bench",
     essential=f"{_ESSENTIAL} consumers max_in_flight json",
     examples=(
@@ -67,7 +65,7 @@ def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerCon
         ),
     ),
 )
-@options(where=BenchServerOptions, load=SubBenchOptions, target=ProducerConfig, config=_CONSUMER)
+@options(config=CONSUMING)
 def sub(
     *,
     where: BenchServerOptions,
@@ -85,7 +83,6 @@ def sub(
 
 @bench.command(
     "e2e",
-    cls=Command,
     guide="bench",
     essential=f"{_ESSENTIAL} rate batch producers consumers json",
     examples=(
@@ -96,12 +93,7 @@ def sub(
         ),
     ),
 )
-@options(
-    where=BenchServerOptions,
-    load=(EndToEndOptions, {"rate": 1000.0, "batch": 1}),
-    target=ProducerConfig,
-    config=_CONSUMER,
-)
+@options(load={"rate": 1000.0, "batch": 1}, config=CONSUMING)
 def e2e(
     *,
     where: BenchServerOptions,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from nsqtools.cli.options import Command, CommandGroup, options
+from nsqtools.cli.options import CommandGroup, options
 from nsqtools.config import (
     BodyOptions,
     CompactOptions,
@@ -40,7 +40,6 @@ def pipeline() -> None:
 
 @pipeline.command(
     "archive",
-    cls=Command,
     guide="pipeline-archive",
     essential="topic channel nsqd_tcp_address lookupd_http_address output schema where continuous "
     "lock",
@@ -65,7 +64,6 @@ def archive(**groups: Any) -> None:
 
 @pipeline.command(
     "compact",
-    cls=Command,
     guide="pipeline-compact",
     essential="input output older_than file_size delete_inputs dry_run input_format master",
 )
@@ -86,7 +84,6 @@ def compact(**groups: Any) -> None:
 
 @pipeline.command(
     "replay",
-    cls=Command,
     guide="pipeline-replay",
     essential="topic nsqd_tcp_address input where order_by rate input_format lock master",
 )
@@ -109,7 +106,6 @@ def replay(**groups: Any) -> None:
 
 @pipeline.command(
     "sql",
-    cls=Command,
     guide="pipeline-sql",
     essential="query input topic channel nsqd_tcp_address lookupd_http_address output continuous",
 )

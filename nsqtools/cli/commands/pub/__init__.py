@@ -23,7 +23,7 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
     metavar="[MESSAGE]...",
     help="Messages, or files with --from-archive. Without any, standard input is read.",
 )
-@options(target=TargetOptions, form=PubOptions, config=ProducerConfig)
+@options()
 def pub(
     *, messages: tuple[str, ...], target: TargetOptions, form: PubOptions, config: ProducerConfig
 ) -> None:

@@ -16,7 +16,7 @@ from nsqtools.config import ClusterOptions, StatsOptions
     essential="lookupd_http_address nsqd_http_address topic channel interval once watch json "
     "check serve",
 )
-@options(where=ClusterOptions, asked=StatsOptions)
+@options()
 def stats(*, where: ClusterOptions, asked: StatsOptions) -> None:
     """Report depths, rates and consumers of topics and channels.
 
