@@ -132,10 +132,9 @@ class ConfigOption(click.Option):
 
     def _described(self, **facts: str) -> str:
         """The help and, in brackets, whether it is required, its default and these facts."""
-        required = self.known.declared.required and not self.known.declared.instead
-        default = {} if required else {"default": self.known.default_text}
-        notes = [f"{name}: {text}" for name, text in {**default, **facts}.items() if text]
-        if required:
+        facts = {"default": self.known.default_text, **facts}
+        notes = [f"{name}: {text}" for name, text in facts.items() if text]
+        if self.known.declared.required and not self.known.declared.instead:
             notes.insert(0, "required")
         return f"{self.help}  [{'; '.join(notes)}]" if notes else self.help or ""
 

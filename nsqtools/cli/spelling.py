@@ -64,22 +64,22 @@ def _takes_value(param: click.Option) -> bool:
 def _bundle_waits(ctx: click.Context, given: str, known: Mapping[str, click.Option]) -> bool:
     """Whether this is a bundle of short options whose last one takes the next argument.
 
-    Raises NoSuchOption for ``-verison``; click would take it for a bundle and complain about
-    ``-e``.
+    Raises NoSuchOption for ``-verison``, as click would take it for a bundle and complain about
+    ``-e``, and for ``-nsqd-tcp-addres``, which would be ``-n`` with a value.
     """
     if not given.startswith("-") or given.startswith("--"):
         return False
     for position, letter in enumerate(given[1:], 1):
         param = known.get(f"-{letter}")
-        if param is None:
-            if len(given) > 2 and not ctx.resilient_parsing:
-                from difflib import get_close_matches
+        if param and not _takes_value(param):
+            continue
+        if len(given) > 2 and not ctx.resilient_parsing:
+            from difflib import get_close_matches
 
-                near = get_close_matches(f"-{given}", known)
+            near = get_close_matches(f"-{given}", known, cutoff=0.8 if param else 0.6)
+            if not param or any(name.startswith(f"--{letter}") for name in near):
                 raise click.NoSuchOption(given, possibilities=near, ctx=ctx)
-            return False
-        if _takes_value(param):
-            return position == len(given) - 1
+        return param is not None and position == len(given) - 1
     return False
 
 

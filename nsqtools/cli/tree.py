@@ -66,6 +66,8 @@ class CommandOption(NamedTuple):
     @property
     def default_text(self) -> str:
         """The default as help and documents show it, or nothing worth to be shown."""
+        if self.declared.required and not self.declared.instead:
+            return ""
         if self.declared.default_note:
             return self.declared.default_note
         if self.declared.kind == "count" or self.default is False or self.default in ("", ()):

@@ -101,6 +101,7 @@ class TrimOptions(LossOptions):
     older_than: float = duration(
         "Finish messages that were published longer ago than this.",
         0.0,
+        minimum=0.001,
         own=True,
         required=True,
         in_file=False,

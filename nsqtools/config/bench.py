@@ -74,7 +74,9 @@ class PubBenchOptions(BenchOptions):
 class SubBenchOptions(BenchOptions):
     """Options of ``bench sub``."""
 
-    count: int = like(BenchOptions.count, default_note="300000, or no limit with --existing")
+    count: int = like(
+        BenchOptions.count, minimum=1, default_note="300000, or no limit with --existing"
+    )
     duration: float = like(BenchOptions.duration, default_note="no limit")
     consumers: int = integer(
         "Connections to each nsqd that consume.", 1, minimum=1, maximum=_MOST_CONNECTIONS

@@ -60,6 +60,7 @@ MASK = "********"
 
 URL_SECRETS = r"(?<=//)[^/@]+(?=@)|(?<=\?)[^#]+"
 """The secret parts of a URL: user and password, and the query."""
+_NUMBERS = ("integer", "number", "duration", "size")
 _ANY_PORT = 1  # any port will do: only the syntax is checked
 
 
@@ -147,10 +148,12 @@ class Option:
         if self.kind == "choice" and value.lower() in self.choices:
             value = value.lower()
         self.check(value)
+        if self.kind in _NUMBERS:
+            self._check_range(value)
         return value
 
     def check(self, value: Any) -> None:
-        """Raise ConfigError if the value is not allowed."""
+        """Raise ConfigError if the value is not allowed; the default is, even if out of range."""
         types, expected = KINDS[self.kind].types, KINDS[self.kind].expected
         if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
             raise ConfigError(f"expected {expected}, found {type(value).__name__}")
@@ -162,17 +165,16 @@ class Option:
         if self.kind in ("address", "url") and value:
             _, _, place = value.rpartition("://") if self.kind == "url" else ("", "", value)
             Address.parse(re.split("[/?]", place)[0] if self.kind == "url" else place, _ANY_PORT)
-        if self.kind in ("integer", "number", "duration", "size"):
+        if self.kind in _NUMBERS and value != self.default:
             self._check_range(value)
         if self.rule and value != self.default:
             self.rule(value)
 
     def _check_range(self, value: float) -> None:
         low, high = self.minimum, self.maximum
-        within = (low is None or value >= low) and (high is None or value <= high)
         if not abs(value) < float("inf"):  # also for NaN
             raise ConfigError(f"{value} is out of range: expected a finite number")
-        if not within:
+        if (low is not None and value < low) or (high is not None and value > high):
             raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
 
     def show(self, value: Any) -> str:
@@ -367,9 +369,8 @@ class Options:
         """Raise ConfigError if an option is missing that a run needs, but a file need not set."""
         for name, declared in self.declared().items():
             instead = declared.instead
-            if declared.required and not (
-                getattr(self, name) or (instead and getattr(self, instead))
-            ):
+            given = getattr(self, name) or (instead and getattr(self, instead))
+            if declared.required and not given:
                 more = f"or --{flag_name(instead)}" if instead else declared.placeholder
                 raise ConfigError(f"--{flag_name(name)} {more}".rstrip() + " is required")
             if declared.needs and self._is_given(name) and not getattr(self, declared.needs):

@@ -20,7 +20,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.flow import Flow, Link
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.membership import Membership, Silence, Subscription
-from nsqtools.errors import NSQError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
 from nsqtools.policy.rdy import is_starved
@@ -195,7 +195,14 @@ class Consumer:
         self._stop.set()
 
     def set_max_in_flight(self, n: int) -> None:
-        """Change ``max_in_flight`` now; 0 pauses. The new RDY is sent before any later FIN."""
+        """Change ``max_in_flight`` now; 0 pauses. The new RDY is sent before any later FIN.
+
+        Raises ConfigError for anything but a whole number that is at least 0.
+        """
+        try:
+            self._config.declared()["max_in_flight"].check(n)
+        except ConfigError as error:
+            raise ConfigError(f"max_in_flight: {error}") from None
         self._flow.set_max_in_flight(n)
 
     def is_starved(self) -> bool:

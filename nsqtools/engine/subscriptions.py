@@ -200,7 +200,8 @@ class Subscriptions:
         locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
         if (self.all_fail or locked) and len(errors) == len(self._topics):
             raise errors[0]
-        log.log(logging.INFO if known else logging.ERROR, "topic %s: %s", name, error)
+        text = str(error) if f"topic {name}" in str(error) else f"topic {name}: {error}"
+        log.log(logging.INFO if known else logging.ERROR, "%s", text)
         log.info("topic %s: next retry in %s", name, format_duration(self._retry))
 
 

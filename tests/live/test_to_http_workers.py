@@ -60,7 +60,6 @@ def start(posting: Posting, web: WebServer, *options: str) -> Running:
     return posting.start("--post", web.url(), *limits, *options)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it looks for the workers in /proc")
 def test_a_killed_worker_is_replaced_and_a_killed_parent_leaves_nobody(
     posting: Posting, web: WebServer
 ) -> None:

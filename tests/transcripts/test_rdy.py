@@ -2,7 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from nsqtools.engine.handler import Batch
+from nsqtools.errors import ConfigError
 from tests.support.clock import elapse
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
@@ -41,6 +44,10 @@ async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: Scripte
         consumer.set_max_in_flight(3)
         await elapse(0.01)
         assert nsqd.commands[4:] == ["RDY 3", "FIN 2"]
+        for wrong in (-3, "x"):
+            with pytest.raises(ConfigError, match="max_in_flight"):
+                consumer.set_max_in_flight(wrong)  # type: ignore[arg-type]
+        assert nsqd.commands[6:] == []
 
 
 async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_nothing() -> None:
