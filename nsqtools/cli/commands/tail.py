@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from nsqtools.cli.options import CONSUMING, Command, options
@@ -12,6 +14,9 @@ from nsqtools.config import (
     TailOptions,
     TailSourceOptions,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PEEK_IDLE = 2.0
 
@@ -42,51 +47,45 @@ def tail(
     import asyncio
     import random
 
-    from nsqtools.cli.output import STDOUT, stream_writer
-    from nsqtools.cli.service import consume
-    from nsqtools.sinks.stdout import StreamSink
-
-    if source.peek:
-        asyncio.run(_peek(source, form, stop, metrics, config))
-        return
-    channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-    sink = StreamSink(STDOUT, stream_writer(form))
-    asyncio.run(consume(source, channel, config, stop, sink, metrics=metrics))
-
-
-async def _peek(
-    source: TailSourceOptions,
-    form: TailOptions,
-    stop: StopOptions,
-    metrics: MetricsOptions,
-    config: ConsumerConfig,
-) -> None:
-    """Print messages of an existing channel, and give them back."""
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.output import STDOUT, stream_writer
-    from nsqtools.cli.remotes import addresses, with_secret
+    from nsqtools.cli.remotes import with_secret
     from nsqtools.cli.service import consume
+    from nsqtools.sinks.peek import PeekSink
+    from nsqtools.sinks.stdout import StreamSink
+
+    writer, count = stream_writer(form), stop.count
+    channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
+    if source.peek:
+        _check_peek(source, stop, config)
+        config = with_secret(config).with_values(max_in_flight=count, max_attempts=0)
+        stop = stop.with_values(count=0, idle_timeout=stop.idle_timeout or _PEEK_IDLE)
+
+    async def run() -> None:
+        sink = StreamSink(STDOUT, writer)
+        if source.peek:
+            await _require_channel(source, config, stop.nsqd_http_address)
+            show_status()
+            sink = PeekSink(STDOUT, writer, count)
+        await consume(source, channel, config, stop, sink, metrics=metrics)
+
+    asyncio.run(run())
+
+
+async def _require_channel(
+    source: TailSourceOptions, config: ConsumerConfig, nsqds_http: Sequence[str]
+) -> None:
+    """Raise NSQError if no nsqd has the channel: consuming it would create it."""
+    from nsqtools.cli.remotes import addresses
     from nsqtools.engine.lookup import Backlog
     from nsqtools.engine.membership import Subscription
     from nsqtools.errors import NSQError
-    from nsqtools.sinks.peek import PeekSink
 
-    _check_peek(source, stop, config)
-    (topic,), count = source.topic, stop.count
-    lookupds = source.lookupd_http_address
-    subscription = Subscription(
-        topic=topic,
-        channel=source.channel,
-        nsqds=() if lookupds else addresses(source.nsqd_tcp_address),
-        lookupds=lookupds,
-    )
-    config = with_secret(config).with_values(max_in_flight=count, max_attempts=0)
-    if not await Backlog(subscription, config, stop.nsqd_http_address).has_channel():
+    topic, lookupds = source.topic[0], source.lookupd_http_address
+    nsqds = () if lookupds else addresses(source.nsqd_tcp_address)
+    subscription = Subscription(topic=topic, channel=source.channel, nsqds=nsqds, lookupds=lookupds)
+    if not await Backlog(subscription, config, nsqds_http).has_channel():
         raise NSQError(f"no nsqd has channel {source.channel} of topic {topic}: check the names")
-    show_status()
-    sink = PeekSink(STDOUT, stream_writer(form), count)
-    stop = stop.with_values(count=0, idle_timeout=stop.idle_timeout or _PEEK_IDLE)
-    await consume(source, source.channel, config, stop, sink, metrics=metrics)
 
 
 def _check_peek(source: TailSourceOptions, stop: StopOptions, config: ConsumerConfig) -> None:

@@ -19,7 +19,6 @@ from nsqtools.config import (
 if TYPE_CHECKING:
     from nsqtools.config import BenchOptions
 
-_CONSUMER = (ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0})
 _ESSENTIAL = "nsqd_tcp_address lookupd_http_address topic existing count duration size"
 
 
@@ -50,7 +49,7 @@ def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerCon
 
     Nobody consumes the messages: nsqd writes those to disk that do not fit in its memory queue.
     """
-    _run(where, load, config, rate=load.rate, producers=load.producers)
+    _run(where, load, config)
 
 
 @bench.command(
@@ -78,7 +77,7 @@ def sub(
     The topic is filled first, which is not measured. With --existing it is not filled: what others
     publish to it meanwhile is consumed, through a channel of this run's own.
     """
-    _run(where, load, target, config, producers=0, consumers=load.consumers)
+    _run(where, load, target, config)
 
 
 @bench.command(
@@ -106,15 +105,7 @@ def e2e(
     Producers and consumers run at the same time. With --rate 0 messages are published as fast as
     nsqd takes them; if consumers are slower, the latency is mostly time in nsqd's queue.
     """
-    _run(
-        where,
-        load,
-        target,
-        config,
-        rate=load.rate,
-        producers=load.producers,
-        consumers=load.consumers,
-    )
+    _run(where, load, target, config)
 
 
 def _run(
@@ -122,15 +113,11 @@ def _run(
     load: BenchOptions,
     target: ProducerConfig,
     config: ConsumerConfig | None = None,
-    *,
-    rate: float = 0.0,
-    producers: int,
-    consumers: int = 0,
 ) -> None:
     """Measure and print. Raises ConfigError for a message that nsqd would refuse."""
     import asyncio
 
-    from nsqtools.cli.commands.bench.run import BenchRun, LoadShape
+    from nsqtools.cli.commands.bench.run import BenchRun
     from nsqtools.cli.remotes import beside_producer, with_secret
     from nsqtools.config.units import format_size
 
@@ -142,5 +129,4 @@ def _run(
         config = beside_producer(config).with_values(
             auth_secret=target.auth_secret, auth_secret_file=""
         )
-    shape = LoadShape(rate, producers, consumers)
-    asyncio.run(BenchRun(where, load, shape, target, config).run())
+    asyncio.run(BenchRun(where, load, target, config).run())

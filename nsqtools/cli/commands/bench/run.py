@@ -43,9 +43,9 @@ class LoadShape(NamedTuple):
     Without producers, the topic is filled before it is consumed, unless it exists.
     """
 
-    rate: float
-    producers: int
-    consumers: int
+    rate: float = 0.0
+    producers: int = 0
+    consumers: int = 0
 
 
 class BenchRun:
@@ -55,13 +55,13 @@ class BenchRun:
         self,
         where: BenchServerOptions,
         load: BenchOptions,
-        shape: LoadShape,
         target: ProducerConfig,
         config: ConsumerConfig | None,
     ) -> None:
         self._where = where
         self._load = load
-        self._shape = shape
+        given = {each: vars(load)[each] for each in LoadShape._fields if each in vars(load)}
+        self._shape = LoadShape(**given)
         self._target = target
         self._config = config
         self._measured: dict[str, Traffic] = {}
