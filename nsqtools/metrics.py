@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkab
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Measured", "Metric", "MetricType", "Sample"]
-
 MetricType = Literal["counter", "gauge", "summary"]
 """A counter only grows while the process lives, and its name ends in ``_total``.
 

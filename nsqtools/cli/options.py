@@ -143,7 +143,8 @@ class Command(click.Command):
     """A command of ``options``: sections in help, examples as data, Go's spelling of flags.
 
     ``examples`` are pairs of a sentence without its full stop and a command line. They, and more
-    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.txt``.
+    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.txt``; by default
+    ``guide`` is the name of the command.
 
     ``essential`` are the names of the options that ``-h`` shows, with spaces between; a command
     whose whole help fits on one screen needs none. Raises TypeError for a name that is no option.
@@ -158,7 +159,7 @@ class Command(click.Command):
         **attrs: Any,
     ) -> None:
         super().__init__(*args, **attrs)
-        self._guide = guide
+        self._guide = guide or self.name or ""
         self._examples = tuple(examples)
         self.essential = tuple(essential.split())
         if unknown := {*self.essential} - {param.name for param in self.params}:
@@ -169,18 +170,16 @@ class Command(click.Command):
     @property
     def examples(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a sentence and a command line."""
-        if self._examples or not self._guide:
-            return self._examples
         from nsqtools.cli.docs import examples
 
-        return examples(self._guide)
+        return self._examples or examples(self._guide)
 
     @property
     def notes(self) -> Mapping[str, str]:
         """More sections of the manual page, by title."""
         from nsqtools.cli.docs import EXAMPLES, sections
 
-        found = sections(self._guide) if self._guide else {}
+        found = sections(self._guide)
         return {title: text for title, text in found.items() if title != EXAMPLES}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

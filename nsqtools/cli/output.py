@@ -101,10 +101,7 @@ def layout_of(form: RecordOptions) -> Layout:
     from nsqtools.records.layout import Layout
 
     return Layout.choose(
-        json=form.json,
-        length_prefix=form.length_prefix,
-        delimiter=form.delimiter,
-        null=form.null,
+        json=form.json, length_prefix=form.length_prefix, delimiter=form.delimiter, null=form.null
     )
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ClusterOptions,
         DrainOptions,
         LookupOptions,
+        ServerOptions,
         TargetOptions,
     )
     from nsqtools.engine.cluster import Cluster
@@ -26,6 +27,11 @@ C = TypeVar("C", bound="ClientConfig")
 def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
     """nsqd addresses of ``--nsqd-tcp-address``."""
     return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
+
+
+def fixed_nsqds(where: ServerOptions) -> tuple[Address, ...]:
+    """The nsqds to connect to; none if nsqlookupd lists them."""
+    return () if where.lookupd_http_address else addresses(where.nsqd_tcp_address)
 
 
 async def targets(target: TargetOptions, config: ClientConfig) -> Sequence[Address]:

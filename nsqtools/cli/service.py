@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.prometheus import of_consumers, served
-from nsqtools.cli.remotes import addresses, with_secret
+from nsqtools.cli.remotes import fixed_nsqds, with_secret
 from nsqtools.config.units import counted
 from nsqtools.errors import NSQError
 from nsqtools.metrics import Measured
@@ -242,7 +242,7 @@ async def consume(
         channel,
         handler,
         with_secret(config),
-        nsqds=() if source.lookupd_http_address else addresses(source.nsqd_tcp_address),
+        nsqds=fixed_nsqds(source),
         lookupds=source.lookupd_http_address,
         stop=stop,
         max_files=_allow_many_files(),

@@ -11,13 +11,7 @@ from nsqtools.cli.configfile import Source, load
 from nsqtools.cli.settings import Chosen, Setting, Settings, set_variable
 from nsqtools.cli.tree import groups_of
 from nsqtools.config import FileOptions, LookupOptions
-from nsqtools.names import (
-    LOOKUPD_HTTP_PORT,
-    NSQD_HTTP_PORT,
-    NSQD_TCP_PORT,
-    Address,
-    is_valid_name,
-)
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address, is_valid_name
 from nsqtools.net.http.suggestions import SuggestionQuery, ask
 
 if TYPE_CHECKING:

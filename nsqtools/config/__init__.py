@@ -30,6 +30,7 @@ from nsqtools.config.connection import read_secret as read_secret
 from nsqtools.config.consuming import DeadLetterOptions as DeadLetterOptions
 from nsqtools.config.consuming import DeliveryStopOptions as DeliveryStopOptions
 from nsqtools.config.consuming import MetricsOptions as MetricsOptions
+from nsqtools.config.consuming import ServerOptions as ServerOptions
 from nsqtools.config.consuming import SourceOptions as SourceOptions
 from nsqtools.config.consuming import StopOptions as StopOptions
 from nsqtools.config.consuming import TailOptions as TailOptions

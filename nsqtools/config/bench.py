@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from nsqtools.config.consuming import ServerOptions
-from nsqtools.config.option import (
-    Options,
-    duration,
-    flag,
-    integer,
-    like,
-    size,
-    topic_name,
-    urls,
-)
+from nsqtools.config.option import Options, duration, flag, integer, like, size, topic_name, urls
 from nsqtools.config.program import JSON
 from nsqtools.config.publishing import RATE
 

@@ -83,10 +83,7 @@ class StopOptions(Options):
     title = "When to stop"
 
     count: int = integer(
-        "Stop after this many messages, over all topics.",
-        0,
-        short="n",
-        default_note="no limit",
+        "Stop after this many messages, over all topics.", 0, short="n", default_note="no limit"
     )
     max_duration: float = duration("Stop after this time.", 0.0, default_note="no limit")
     idle_timeout: float = duration(
@@ -140,8 +137,7 @@ class DeadLetterOptions(Options):
     title = "Dead letters"
 
     dead_letter_topic: str = topic_name(
-        "Topic for messages that are given up.",
-        excludes=("dead_letter_dir",),
+        "Topic for messages that are given up.", excludes=("dead_letter_dir",)
     )
     dead_letter_dir: str = path(
         "Directory for messages that are given up: TOPIC.dead.jsonl, which pub --json reads.",

@@ -97,9 +97,7 @@ class ArchiveOptions(ArchiveRecordOptions):
     zstd_level: int = integer("Compression level of zstd.", 3, minimum=1, maximum=19)
     skip_empty_files: bool = flag("Make no file for an interval without messages.")
     rotate_size: int = size(
-        "Begin a new file after this many bytes, before compression.",
-        0,
-        default_note="no limit",
+        "Begin a new file after this many bytes, before compression.", 0, default_note="no limit"
     )
     rotate_interval: float = duration(
         "Begin a new file this long after the last one began.", 0.0, default_note="no limit"

@@ -167,10 +167,7 @@ class StreamOptions(Options):
     trigger: float = duration("Time between batches, with --continuous.", 5.0, maximum=86400.0)
     max_per_trigger: int = integer("Maximum messages per batch; 0 for no limit.", 500_000)
     connections: int = integer(
-        "Number of tasks that receive from each nsqd at the same time.",
-        2,
-        minimum=1,
-        maximum=256,
+        "Number of tasks that receive from each nsqd at the same time.", 2, minimum=1, maximum=256
     )
     checkpoint: str = path(
         "Directory or URL for the state: a run continues where the last one ended.",

@@ -25,13 +25,7 @@ from typing import (
     dataclass_transform,
 )
 
-from nsqtools.config.units import (
-    format_duration,
-    format_size,
-    nearest,
-    parse_duration,
-    parse_size,
-)
+from nsqtools.config.units import format_duration, format_size, nearest, parse_duration, parse_size
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address, check_list, check_name
 

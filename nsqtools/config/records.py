@@ -38,8 +38,7 @@ class RecordOptions(Options):
         excludes=("delimiter", "null"),
     )
     json: bool = flag(
-        "JSON objects with metadata, one per line.",
-        excludes=("delimiter", "null", "length_prefix"),
+        "JSON objects with metadata, one per line.", excludes=("delimiter", "null", "length_prefix")
     )
 
 

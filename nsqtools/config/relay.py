@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.config.option import (
-    Options,
-    addresses,
-    integer,
-    like,
-    text,
-    texts,
-    topic_name,
-    urls,
-)
+from nsqtools.config.option import Options, addresses, integer, like, text, texts, topic_name, urls
 from nsqtools.config.publishing import DEFER, RATE
 
 DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=True)
@@ -46,8 +37,7 @@ class RelayOptions(Options):
         needs="require_json_field",
     )
     whitelist_json_field: tuple[str, ...] = texts(
-        "Keep only this field of JSON objects; may be repeated.",
-        metavar="FIELD",
+        "Keep only this field of JSON objects; may be repeated.", metavar="FIELD"
     )
     where: str = text(
         "Relay only JSON for which this jq expression is neither false nor null.", metavar="JQ"

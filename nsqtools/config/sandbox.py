@@ -47,8 +47,7 @@ class NsqdOptions(Options):
         *("", "require", "require-verify"),
     )
     tls_required: str = choice(
-        "Refuse TCP clients without TLS. HTTP stays open.",
-        *("false", "tcp-https"),
+        "Refuse TCP clients without TLS. HTTP stays open.", *("false", "tcp-https")
     )
     auth_secret_file: str = path("File with the AUTH secret to accept.")
 

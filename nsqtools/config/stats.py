@@ -63,9 +63,7 @@ class CheckOptions(Options):
         default_note="not checked",
     )
     nsqds_min: int = integer(
-        "CRITICAL if fewer nsqds than this answer.",
-        0,
-        default_note="not checked",
+        "CRITICAL if fewer nsqds than this answer.", 0, default_note="not checked"
     )
     paused: bool = flag("CRITICAL if a topic or channel is paused.")
     serve: str = like(
@@ -96,11 +94,7 @@ class StatsOptions(CheckOptions):
     channel: str = channel_name("Only this channel.", default_note="all")
     interval: float = duration("Time between reports.", 2.0, minimum=0.01, excludes=("serve",))
     count: int = integer(
-        "Stop after this many reports.",
-        0,
-        short="n",
-        default_note="no limit",
-        excludes=_MONITORING,
+        "Stop after this many reports.", 0, short="n", default_note="no limit", excludes=_MONITORING
     )
     once: bool = flag("Report once, without rates.", excludes=("count", "watch", *_MONITORING))
     clients: bool = flag("Report each consumer in a row.", excludes=_MONITORING)

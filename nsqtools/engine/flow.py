@@ -36,15 +36,7 @@ _USUAL_MSG_TIMEOUT = 60.0
 class Link(Listener):
     """One connection: it settles its batches and keeps the facts for planning its RDY."""
 
-    __slots__ = (
-        "_flow",
-        "_fresh",
-        "_last_message",
-        "_rdy_since",
-        "_served",
-        "connection",
-        "stale",
-    )
+    __slots__ = ("_flow", "_fresh", "_last_message", "_rdy_since", "_served", "connection", "stale")
 
     connection: Connection
 
@@ -297,11 +289,7 @@ class Flow:
         now = self._loop.time()
         mode = Mode.STOPPED if self._behind else self._backoff.mode
         plan = self._planner.plan(
-            self.peers(),
-            max_in_flight=self._limit,
-            mode=mode,
-            now=now,
-            rng=self._rng,
+            self.peers(), max_in_flight=self._limit, mode=mode, now=now, rng=self._rng
         )
         for address, count in plan.items():
             self.links[address].set_ready(count, now)

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Protocol, overload
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError
 from nsqtools.names import check_seconds, check_type
-from nsqtools.proto.messages import Message
+from nsqtools.proto.messages import Message as Message
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Iterator
 
     from nsqtools.names import Address
-
-__all__ = ["Batch", "Handler", "Message", "Settle", "check_handler", "loss_of"]
 
 log = logging.getLogger(__name__)
 

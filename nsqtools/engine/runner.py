@@ -18,14 +18,7 @@ from nsqtools.engine.handler import Handler, check_handler
 from nsqtools.engine.membership import Silence, Subscription, check_lookupds
 from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.names import (
-    Address,
-    check_list,
-    check_name,
-    check_seconds,
-    check_type,
-    is_ephemeral,
-)
+from nsqtools.names import Address, check_list, check_name, check_seconds, check_type, is_ephemeral
 from nsqtools.net.connection import Connection
 from nsqtools.tasks import Tasks, interruptible
 

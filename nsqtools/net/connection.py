@@ -410,10 +410,7 @@ class Connection(asyncio.BufferedProtocol):
         self._session.tls_established()
         self._flushing = True
         transport = await self._loop.start_tls(
-            self._transport,
-            self,
-            client_context(self._config),
-            server_hostname=self.address.host,
+            self._transport, self, client_context(self._config), server_hostname=self.address.host
         )
         if transport is None:
             text = "closed by the server during the TLS handshake"

@@ -34,7 +34,6 @@ from nsqtools.stores.mounted import sync_directory, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 _WORK, _NEW, _OLD = ".push", ".new", ".old"
 _FILE_MODE = 0o600  # as nsqd's
@@ -79,12 +78,7 @@ class QueueAppender:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if self._fd >= 0:
                 os.close(self._fd)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from nsqtools.config import DeadLetterOptions
     from nsqtools.engine.handler import Batch, Message
 
-__all__ = ["DeadLetters", "Nowhere", "ToDirectory", "ToTopic", "make_dead_letters"]
-
 log = logging.getLogger(__name__)
 
 SUFFIX = ".dead.jsonl"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch, Message
 
-__all__ = ["Held", "HoldingHandler"]
-
 _SHARE = 0.55
 """Part of msg_timeout after which a batch is touched; batches settled by half of it never are."""
 

@@ -12,8 +12,6 @@ from nsqtools.errors import OutputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Threads", "as_output_error"]
-
 
 class Threads:
     """Runs blocking functions."""

@@ -12,12 +12,7 @@ from nsqtools.cli.configfile import Source, load
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.options import CommandGroup, ConfigOption, argument, options
 from nsqtools.cli.output import print_json, print_rows
-from nsqtools.cli.settings import (
-    Chosen,
-    Settings,
-    allowed,
-    command_names,
-)
+from nsqtools.cli.settings import Chosen, Settings, allowed, command_names
 from nsqtools.cli.tree import contexts, groups_of, words
 from nsqtools.config import FileOptions, ShowOptions
 from nsqtools.config.option import CLASSES, Option, flag_name

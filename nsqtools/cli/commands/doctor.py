@@ -24,7 +24,6 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
 @click.command(
     "doctor",
     cls=Command,
-    guide="doctor",
     essential="topic channel nsqd_tcp_address lookupd_http_address nsqd_http_address json timeout "
     "tls_v1 auth_secret_file verbose",
 )
@@ -55,7 +54,7 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
 
 
 def _question(where: DoctorOptions) -> Question:
-    from nsqtools.cli.remotes import addresses
+    from nsqtools.cli.remotes import fixed_nsqds
     from nsqtools.engine.doctor.examine import Question
 
     # If only an HTTP address is given, /info of this nsqd has its TCP address.
@@ -63,7 +62,7 @@ def _question(where: DoctorOptions) -> Question:
     return Question(
         topic=where.topic,
         channel=where.channel,
-        nsqds=() if where.lookupd_http_address or alone else addresses(where.nsqd_tcp_address),
+        nsqds=() if alone else fixed_nsqds(where),
         lookupds=where.lookupd_http_address,
         urls=where.nsqd_http_address,
         timeout=where.timeout,

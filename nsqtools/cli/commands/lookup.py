@@ -24,7 +24,6 @@ R = TypeVar("R")
 _topic = argument("topic", Option("text", "A topic.", values="topic"))
 
 _ELSEWHERE = "--lookupd-http-address 10.0.0.1:4161"
-_ESSENTIAL = "lookupd_http_address json timeout tls_root_ca_file profile verbose"
 
 
 @click.group("lookup", cls=CommandGroup)
@@ -37,14 +36,17 @@ def lookup() -> None:
     """
 
 
-@lookup.command(
-    "topics",
-    examples=(
-        ("All topics, one per line", "nsqtools lookup topics"),
-        ("Those of another nsqlookupd", f"nsqtools lookup topics {_ELSEWHERE}"),
-    ),
-    essential=_ESSENTIAL,
-)
+def _command(name: str, example: str, words: str = "") -> Callable[[Any], click.Command]:
+    """Add a command with an example, and the same for another nsqlookupd."""
+    line = f"nsqtools lookup {name} {words}".rstrip()
+    return lookup.command(
+        name,
+        essential="lookupd_http_address json timeout tls_root_ca_file profile verbose",
+        examples=((example, line), ("Those of another nsqlookupd", f"{line} {_ELSEWHERE}")),
+    )
+
+
+@_command("topics", "All topics, one per line")
 @options()
 def topics(*, where: LookupOptions) -> None:
     """List all topics."""
@@ -52,14 +54,7 @@ def topics(*, where: LookupOptions) -> None:
     _print_names("topics", _united(names), where)
 
 
-@lookup.command(
-    "channels",
-    examples=(
-        ("The channels of a topic", "nsqtools lookup channels events"),
-        ("Those of another nsqlookupd", f"nsqtools lookup channels events {_ELSEWHERE}"),
-    ),
-    essential=_ESSENTIAL,
-)
+@_command("channels", "The channels of a topic", "events")
 @_topic
 @options()
 def channels(*, topic: str, where: LookupOptions) -> None:
@@ -68,14 +63,7 @@ def channels(*, topic: str, where: LookupOptions) -> None:
     _print_names("channels", _united(reply.channels for reply in found), where)
 
 
-@lookup.command(
-    "producers",
-    examples=(
-        ("The nsqds that have a topic", "nsqtools lookup producers events"),
-        ("Those of another nsqlookupd", f"nsqtools lookup producers events {_ELSEWHERE}"),
-    ),
-    essential=_ESSENTIAL,
-)
+@_command("producers", "The nsqds that have a topic", "events")
 @_topic
 @options()
 def producers(*, topic: str, where: LookupOptions) -> None:
@@ -86,14 +74,7 @@ def producers(*, topic: str, where: LookupOptions) -> None:
     _print_producers(union_producers(reply.producers for reply in found).values(), where)
 
 
-@lookup.command(
-    "nodes",
-    examples=(
-        ("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),
-        ("Those of another nsqlookupd", f"nsqtools lookup nodes {_ELSEWHERE}"),
-    ),
-    essential=_ESSENTIAL,
-)
+@_command("nodes", "All nsqds with their topics, as JSON", "--json")
 @options()
 def nodes(*, where: LookupOptions) -> None:
     """List all nsqds, their topics and which of those are tombstoned."""
@@ -146,14 +127,8 @@ def _print_producers(
         return
     header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
     rows = [
-        [
-            str(producer.tcp),
-            str(producer.http),
-            producer.hostname,
-            producer.version,
-            *([_topics(producer)] if topics else []),
-        ]
-        for producer in ordered
+        [str(each.tcp), str(each.http), each.hostname, each.version, _topics(each)][: len(header)]
+        for each in ordered
     ]
     print_rows(header, rows)
 

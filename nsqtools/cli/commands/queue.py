@@ -42,7 +42,7 @@ def queue() -> None:
     """
 
 
-@queue.command("ls", guide="queue-ls", essential="json")
+@queue.command("ls", essential="json")
 @_data_path
 @options()
 def ls(*, data_path: str, how: QueueListOptions) -> None:
@@ -76,11 +76,7 @@ def ls(*, data_path: str, how: QueueListOptions) -> None:
     print_rows(header, rows)
 
 
-@queue.command(
-    "cat",
-    guide="queue-cat",
-    essential="topic channel count since until damaged json timestamps format",
-)
+@queue.command("cat", essential="topic channel count since until damaged json timestamps format")
 @_data_path
 @options()
 def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
@@ -113,11 +109,7 @@ def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
         raise Ended(Exit.PARTIAL)
 
 
-@queue.command(
-    "push",
-    guide="queue-push",
-    essential="topic channel file delimiter json dry_run",
-)
+@queue.command("push", essential="topic channel file delimiter json dry_run")
 @_data_path
 @options()
 def push(*, data_path: str, which: ChannelQueueOptions, form: QueuePushOptions) -> None:

@@ -18,19 +18,15 @@ from nsqtools.config import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nsqtools.engine.loops import LoopGuard
     from nsqtools.sinks.relay.relaysink import RelaySink
 
 _AHEAD = 10.0
-"""With a rate, seconds that messages may wait here to be published."""
+"""With --rate, seconds that messages may wait here to be published."""
 
 
 @click.command(
     "relay",
     cls=Command,
-    guide="relay",
     essential="topic channel nsqd_tcp_address lookupd_http_address destination_nsqd_tcp_address "
     "destination_topic where dead_letter_dir until_empty",
 )
@@ -51,6 +47,7 @@ def relay(
     of the same name; options rename topics, filter messages and edit them.
     """
     import asyncio
+    from math import ceil
 
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.remotes import beside_producer, with_secret
@@ -61,9 +58,13 @@ def relay(
     if relaying.status_every or stop.until_empty:
         show_status()
 
+    consuming = config
+    if relaying.rate:
+        most = max(1, ceil(relaying.rate * _AHEAD))
+        consuming = config.with_values(max_in_flight=min(config.max_in_flight, most))
+
     async def work() -> None:
         sink = _sink(source, relaying, dead, stop, config, target)
-        consuming = _slowed(config, relaying)
         await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
 
     asyncio.run(work())
@@ -79,66 +80,31 @@ def _sink(
 ) -> RelaySink:
     """The sink that relays these topics, not connected yet. Raises ConfigError."""
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
-    from nsqtools.cli.remotes import addresses
+    from nsqtools.cli.remotes import addresses, fixed_nsqds
+    from nsqtools.engine.loops import LoopGuard, Side
     from nsqtools.engine.producer import Producer
     from nsqtools.policy.pace import Pace
     from nsqtools.sinks.deadletters import make_dead_letters
-    from nsqtools.sinks.relay.filter import destinations, make_filter
+    from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter
     from nsqtools.sinks.relay.relaysink import RelaySink
 
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     check_dead_letter_topic(source, dead)
+    nsqds = addresses(options.destination_nsqd_tcp_address)
+    guard = None
+    if loops := find_loops(goals):  # topics that would come back if both sides had a common nsqd
+        lookupds = source.lookupd_http_address
+        here = Side(config, fixed_nsqds(source), lookupds, stop.nsqd_http_address)
+        guard = LoopGuard(
+            loops, here, Side(target, nsqds, http=options.destination_nsqd_http_address)
+        )
     return RelaySink(
-        Producer(addresses(options.destination_nsqd_tcp_address), target),
+        Producer(nsqds, target),
         goals,
         make_filter(options),
         make_dead_letters(dead, Postbox(source, config)),
-        guard=_guard(goals, source, options, stop, config, target),
+        guard=guard,
         defer=options.defer or None,
         pace=Pace(options.rate),
         status_every=options.status_every,
-    )
-
-
-def _slowed(config: ConsumerConfig, options: RelayOptions) -> ConsumerConfig:
-    """With --rate, limit messages in flight to those that can be published in ten seconds."""
-    from math import ceil
-
-    if not options.rate:
-        return config
-    most = max(1, ceil(options.rate * _AHEAD))
-    return config.with_values(max_in_flight=min(config.max_in_flight, most))
-
-
-def _guard(
-    goals: Mapping[str, str],
-    source: SourceOptions,
-    options: RelayOptions,
-    stop: StopOptions,
-    config: ConsumerConfig,
-    target: ProducerConfig,
-) -> LoopGuard | None:
-    """A guard against loops, if a topic would come back if both sides had a common nsqd."""
-    from nsqtools.cli.remotes import addresses
-    from nsqtools.sinks.relay.filter import find_loops
-
-    loops = find_loops(goals)
-    if not loops:
-        return None
-    from nsqtools.engine.loops import LoopGuard, Side
-
-    lookupds = source.lookupd_http_address
-    return LoopGuard(
-        loops,
-        Side(
-            config,
-            () if lookupds else addresses(source.nsqd_tcp_address),
-            lookupds,
-            stop.nsqd_http_address,
-        ),
-        Side(
-            target,
-            addresses(options.destination_nsqd_tcp_address),
-            http=options.destination_nsqd_http_address,
-        ),
     )

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 @click.command(
     "sandbox",
     cls=Command,
-    guide="sandbox",
     essential="host port seed_topic rate msg_timeout max_msg_size tls_cert tls_key "
     "auth_secret_file",
 )

@@ -24,7 +24,6 @@ _PEEK_IDLE = 2.0
 @click.command(
     "tail",
     cls=Command,
-    guide="tail",
     essential="topic channel nsqd_tcp_address lookupd_http_address count until_empty json "
     "timestamps print_topic format",
 )
@@ -76,14 +75,15 @@ async def _require_channel(
     source: TailSourceOptions, config: ConsumerConfig, nsqds_http: Sequence[str]
 ) -> None:
     """Raise NSQError if no nsqd has the channel: consuming it would create it."""
-    from nsqtools.cli.remotes import addresses
+    from nsqtools.cli.remotes import fixed_nsqds
     from nsqtools.engine.lookup import Backlog
     from nsqtools.engine.membership import Subscription
     from nsqtools.errors import NSQError
 
     topic, lookupds = source.topic[0], source.lookupd_http_address
-    nsqds = () if lookupds else addresses(source.nsqd_tcp_address)
-    subscription = Subscription(topic=topic, channel=source.channel, nsqds=nsqds, lookupds=lookupds)
+    subscription = Subscription(
+        topic=topic, channel=source.channel, nsqds=fixed_nsqds(source), lookupds=lookupds
+    )
     if not await Backlog(subscription, config, nsqds_http).has_channel():
         raise NSQError(f"no nsqd has channel {source.channel} of topic {topic}: check the names")
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 @click.command(
     "to-file",
     cls=Command,
-    guide="to-file",
     essential="topic channel nsqd_tcp_address lookupd_http_address output_dir filename_format "
     "compress rotate_size rotate_interval until_empty",
 )

@@ -26,7 +26,6 @@ _TLS_FLAGS = "--http-tls"
 @click.command(
     "to-http",
     cls=Command,
-    guide="to-http",
     essential="topic channel nsqd_tcp_address lookupd_http_address post get mode concurrency "
     "max_attempts dead_letter_dir dead_letter_topic",
 )

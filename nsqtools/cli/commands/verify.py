@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from nsqtools.records.verification import Verification
 
 
-@click.command(
-    "verify",
-    cls=Command,
-    guide="verify",
-    essential="format delimiter max_msg_size json quiet",
-)
+@click.command("verify", cls=Command, essential="format delimiter max_msg_size json quiet")
 @argument(
     "files",
     Option("path", "An archive, or a manifest."),
@@ -51,11 +46,7 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> No
     bad = unreadable = False
     for file in files:
         reports = check(
-            file,
-            layout,
-            max_msg_size=how.max_msg_size,
-            waiting_near=owing_near,
-            uploaded=uploaded,
+            file, layout, max_msg_size=how.max_msg_size, waiting_near=owing_near, uploaded=uploaded
         )
         for report in reports:
             if report.unreadable:

@@ -36,14 +36,17 @@ EXAMPLES = "EXAMPLES"
 
 @cache
 def sections(name: str, folder: str = "commands") -> Mapping[str, str]:
-    """The text of each section of a file, by title."""
+    """The text of each section of a file, by title; none if there is no such file."""
+    if not os.path.exists(os.path.join(_HERE, folder, f"{name}.txt")):
+        return {}
     _, *parts = _TITLE.split(_read(f"{folder}/{name}"))
     return {title: text.strip("\n") for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def examples(name: str) -> tuple[tuple[str, str], ...]:
     """The examples of a command's file, as pairs of a sentence and a command line."""
-    pairs = (block.split("\n") for block in sections(name)[EXAMPLES].split("\n\n"))
+    blocks = filter(None, sections(name).get(EXAMPLES, "").split("\n\n"))
+    pairs = (block.split("\n") for block in blocks)
     return tuple((sentence, line.strip()) for sentence, line in pairs)
 
 

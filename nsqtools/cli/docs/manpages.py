@@ -11,15 +11,7 @@ import click
 
 from nsqtools import __date__, __version__
 from nsqtools.cli.docs import sections
-from nsqtools.cli.docs.roff import (
-    argument,
-    listed,
-    macro,
-    paragraphs,
-    prose,
-    verbatim,
-    xr,
-)
+from nsqtools.cli.docs.roff import argument, listed, macro, paragraphs, prose, verbatim, xr
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import ConfigOption, by_section
 from nsqtools.cli.settings import variables

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ServerError
 from nsqtools.names import is_valid_name
-from nsqtools.sandbox.http_api import (
-    Refused,
-    argument,
-    arguments,
-    names_of,
-    ok_reply,
-    ping,
-    router,
-)
+from nsqtools.sandbox.http_api import Refused, argument, arguments, names_of, ok_reply, ping, router
 from nsqtools.sandbox.nsqd.nsqd_stats import take_stats
 from nsqtools.sandbox.nsqd.parser import split_bodies, to_number
 

@@ -74,13 +74,7 @@ class FileSink(HoldingHandler):
     files = 3
     """Open files per topic: a lock, the file being written, and sometimes a second file."""
 
-    def __init__(
-        self,
-        archives: Archives,
-        *,
-        window: int,
-        threads: Threads | None = None,
-    ) -> None:
+    def __init__(self, archives: Archives, *, window: int, threads: Threads | None = None) -> None:
         self.archives = archives
         self.window = window
         self._options = archives.rules.options

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from nsqtools.records.manifest import Published
 
-__all__ = ["RETRIES", "Errands", "Hook"]
-
 log = logging.getLogger(__name__)
 
 RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0, 600.0)

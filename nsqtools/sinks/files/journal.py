@@ -33,8 +33,6 @@ from nsqtools.stores.mounted import sync_directory, write_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["DELETE", "FOLDER", "Entry", "Journal", "owing", "owing_near"]
-
 log = logging.getLogger(__name__)
 
 FOLDER = ".nsqtools"

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from nsqtools.errors import LockedError
 from nsqtools.sinks.files.disk import is_at, open_locked
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = ["Lock"]
 
 _PID_SIZE = 32
 
@@ -90,12 +85,7 @@ class Lock:
             raise self.refusal()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -80,14 +80,7 @@ class Archive:
         self._may_tear = rules.layout.format == "raw"
         """Whether to warn of the next body that contains the delimiter."""
 
-    def step(
-        self,
-        arrivals: Sequence[Arrival],
-        *,
-        now: float,
-        wall: int,
-        fate: Fate = "",
-    ) -> bool:
+    def step(self, arrivals: Sequence[Arrival], *, now: float, wall: int, fate: Fate = "") -> bool:
         """Write batches, sync, and rotate files that are due; return whether anything was written.
 
         After OSError, OutputError or ConfigError, messages that were not synced have been removed

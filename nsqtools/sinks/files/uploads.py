@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsqtools.records.manifest import Published
     from nsqtools.sinks.files.hooks import Job
 
-__all__ = ["Uploads"]
-
 log = logging.getLogger(__name__)
 
 _RETRIES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsqtools.net.http.wire import Header
     from nsqtools.sinks.http.signing import Signer
 
-__all__ = ["make_endpoints", "parse_url", "read_headers"]
-
 _HEADER = re.compile(r"[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*[:=](.*)", re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")  # a value may contain tabs
 _HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-fA-F:.]+(%25[A-Za-z0-9._~-]+)?")

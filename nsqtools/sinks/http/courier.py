@@ -177,8 +177,7 @@ class EachOf(Courier):
         while len(self._said) > _REMEMBERED:
             self._said.popitem(last=False)
         results = await asyncio.gather(
-            *[self._put(name, parcel, said, patient) for name in self._ways],
-            return_exceptions=True,
+            *[self._put(name, parcel, said, patient) for name in self._ways], return_exceptions=True
         )
         outcomes = []
         for result in results:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = ["TimeLimit"]
+from typing import Any
 
 
 class TimeLimit:
@@ -32,12 +27,7 @@ class TimeLimit:
         if self._timer is None:
             self._timer = self._loop.call_later(self.seconds, self._look)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """Raise TimeoutError instead of the cancellation."""
         task = asyncio.current_task()
         assert task

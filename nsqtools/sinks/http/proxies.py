@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from nsqtools.net.http.client import Origin
 
-__all__ = ["with_proxies"]
-
 _HOST = re.compile(r"[^\s%]+")
 
 

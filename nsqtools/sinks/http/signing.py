@@ -12,8 +12,6 @@ from nsqtools.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["HEADERS", "Signer", "read_lines"]
-
 HEADERS = (b"webhook-id", b"webhook-timestamp", b"webhook-signature")
 
 _FLAG = "--sign-secret-file"

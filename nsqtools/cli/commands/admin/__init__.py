@@ -189,11 +189,7 @@ channel = _group(
 )
 
 
-@channel.command(
-    "trim",
-    guide="trim",
-    essential=f"older_than archive {_ESSENTIAL} yes",
-)
+@channel.command("trim", essential=f"older_than archive {_ESSENTIAL} yes")
 @_topic
 @_channel
 @options(config=CONSUMING)
@@ -238,11 +234,7 @@ def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
     hide(topic, node, where)
 
 
-@node.command(
-    "drain",
-    guide="drain",
-    essential="evict lookupd_http_address timeout json",
-)
+@node.command("drain", essential="evict lookupd_http_address timeout json")
 @argument("nsqd", Option("url", "HTTP address of the nsqd.", values="node"))
 @options()
 def drain(*, nsqd: str, where: DrainOptions) -> None:

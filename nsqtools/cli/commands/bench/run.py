@@ -142,11 +142,7 @@ class BenchRun:
             await self._arrival(receiver, self._copies(place, sender))
 
     async def _consume(
-        self,
-        place: BenchTopic,
-        sender: Sender,
-        receiver: Receiver,
-        consumers: Sequence[Consumer],
+        self, place: BenchTopic, sender: Sender, receiver: Receiver, consumers: Sequence[Consumer]
     ) -> None:
         """Fill the topic, unless it exists, and measure consuming."""
         load, config = self._load, self._config

@@ -40,7 +40,6 @@ def pipeline() -> None:
 
 @pipeline.command(
     "archive",
-    guide="pipeline-archive",
     essential="topic channel nsqd_tcp_address lookupd_http_address output schema where continuous "
     "lock",
 )
@@ -64,15 +63,9 @@ def archive(**groups: Any) -> None:
 
 @pipeline.command(
     "compact",
-    guide="pipeline-compact",
     essential="input output older_than file_size delete_inputs dry_run input_format master",
 )
-@options(
-    inputs=InputOptions,
-    compaction=CompactOptions,
-    spark=SparkOptions,
-    metrics=MetricsOptions,
-)
+@options(inputs=InputOptions, compaction=CompactOptions, spark=SparkOptions, metrics=MetricsOptions)
 def compact(**groups: Any) -> None:
     """Merge archives into few files, sorted, each message once.
 
@@ -83,9 +76,7 @@ def compact(**groups: Any) -> None:
 
 
 @pipeline.command(
-    "replay",
-    guide="pipeline-replay",
-    essential="topic nsqd_tcp_address input where order_by rate input_format lock master",
+    "replay", essential="topic nsqd_tcp_address input where order_by rate input_format lock master"
 )
 @options(
     target=TargetOptions,
@@ -106,7 +97,6 @@ def replay(**groups: Any) -> None:
 
 @pipeline.command(
     "sql",
-    guide="pipeline-sql",
     essential="query input topic channel nsqd_tcp_address lookupd_http_address output continuous",
 )
 @options(

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.commands.pipeline.preflight import (
-    check_free,
-    check_inputs,
-    check_sink,
-    locked,
-)
+from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, check_sink, locked
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import connection_options, layout
 from nsqtools.cli.commands.pipeline.views import StepView, conclude

@@ -13,7 +13,6 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
 @click.command(
     "pub",
     cls=Command,
-    guide="pub",
     essential="topic nsqd_tcp_address lookupd_http_address file delimiter json rate defer "
     "from_archive",
 )

@@ -12,7 +12,6 @@ from nsqtools.config import ClusterOptions, StatsOptions
 @click.command(
     "stats",
     cls=PluginCommand,
-    guide="stats",
     essential="lookupd_http_address nsqd_http_address topic channel interval once watch json "
     "check serve",
 )
