@@ -166,25 +166,10 @@ class _Collector:
 
     def collect(self) -> Iterator[Family]:
         """Called once for each scrape."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import Metric as Family
 
-        families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
-        for metric in self._metrics:
-            if metric.kind == "summary":
-                yield _summary(metric)
-                continue
-            names = list(metric.samples[0].labels) if metric.samples else []
-            family = families[metric.kind](metric.name, metric.help, labels=names)
-            for labels, value in metric.samples:
-                family.add_metric([labels[name] for name in names], value)
+        for name, kind, text, samples in self._metrics:
+            family = Family(name.removesuffix("_total"), text, kind)
+            for labels, value in samples:
+                family.add_sample(name, dict(labels), value)
             yield family
-
-
-def _summary(metric: Metric) -> Family:
-    """prometheus_client has a method for a summary's count and sum, but none for quantiles."""
-    from prometheus_client.core import SummaryMetricFamily
-
-    family = SummaryMetricFamily(metric.name, metric.help)
-    for labels, value in metric.samples:
-        family.add_sample(metric.name, dict(labels), value)
-    return family

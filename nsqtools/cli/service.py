@@ -328,7 +328,7 @@ def tune_memory() -> None:
 
 def _allow_many_files() -> int:
     """Raise the soft limit of open files to the hard one, as Go's runtime does; returns it."""
-    with suppress(OSError, ValueError):  # macOS reports no limit but does not accept that
+    with suppress(OSError, ValueError):  # the hard limit may be above fs.nr_open
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -90,15 +90,11 @@ def command_options(groups: Groups) -> Iterator[CommandOption]:
     for cls, defaults in groups.values():
         for name, declared in cls.declared().items():
             default = defaults.get(name, declared.default)
-            section = _declaring(cls, name).title or cls.title
+            declaring: type[Options] = next(each for each in cls.__mro__ if name in vars(each))
+            section = declaring.title or cls.title
             yield CommandOption(name, declared, default, section, cls.shares(declared))
         if cls.opt_flag:
             yield CommandOption(pairs_key(cls), PAIRS, (), cls.title, cls.shared)
-
-
-def _declaring(cls: type[Options], name: str) -> type[Options]:
-    """The class that declares an option, the derived one if it declares it anew."""
-    return next(each for each in cls.__mro__ if name in vars(each))
 
 
 def file_options(groups: Groups) -> dict[str, CommandOption]:

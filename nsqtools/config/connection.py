@@ -52,10 +52,6 @@ def checked_secret(text: str, where: str) -> str:
     return secret
 
 
-def _local_address(value: str) -> None:
-    Address.parse(value, 0)
-
-
 def _buffer_timeout(value: float) -> None:
     if 0 < value < 0.025:
         raise ConfigError("nsqd accepts 0 or at least 25ms")
@@ -90,7 +86,10 @@ class ClientConfig(Options):
         flag=False,
     )
     local_addr: str = text(
-        "Local address to connect from.", metavar="HOST:PORT", flag=False, rule=_local_address
+        "Local address to connect from.",
+        metavar="HOST:PORT",
+        flag=False,
+        rule=lambda value: Address.parse(value, 0),
     )
     client_id: str = text(
         "Name of this client in nsqd's statistics; the short host name by default."

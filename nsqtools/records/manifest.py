@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -53,21 +53,9 @@ class Published:
         """Return the line for a manifest; ``name`` is relative to the manifest, the time of
         publishing is now.
         """
-        line = {
-            "name": name,
-            "topic": self.topic,
-            "records": self.records,
-            "bytes": self.size,
-            "sha256": self.sha256,
-            "first_timestamp": self.first_timestamp,
-            "last_timestamp": self.last_timestamp,
-            "first_id": self.first_id,
-            "last_id": self.last_id,
-            "format": self.format,
-            "delimiter": self.delimiter,
-            "compression": self.compression,
-            "published": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        }
+        line = {"bytes" if key == "size" else key: value for key, value in asdict(self).items()}
+        del line["path"]
+        line |= {"name": name, "published": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"}
         return json.dumps(line).encode() + b"\n"
 
     @classmethod

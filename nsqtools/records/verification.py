@@ -183,11 +183,8 @@ class _ManifestCheck:
             number += 1
             if not line.endswith(b"\n"):
                 is_torn = len(line) < LINE
-                yield (
-                    number,
-                    offset,
-                    "it is incomplete" if is_torn else "too long for a line of a manifest",
-                )
+                fault = "it is incomplete" if is_torn else "too long for a line of a manifest"
+                yield number, offset, fault
                 return
             try:
                 yield number, offset, Published.parse(line, self.folder)

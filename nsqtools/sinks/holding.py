@@ -73,6 +73,11 @@ class Held:
             batch.requeue(messages, delay=delay, backoff=backoff)
             self._release(batch)
 
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches that are held now, in order of arrival."""
+        return list(self._due)
+
     def give_back(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
         """Requeue these messages, or all that are not settled, for immediate delivery."""
         self.requeue(batch, messages, delay=0, backoff=False)

@@ -28,7 +28,6 @@ class PeekSink(StreamSink):
         super().__init__(fd, writer)
         self._left = count
         self._held = Held()
-        self._batches: list[Batch] = []
 
     async def handle(self, batch: Batch) -> None:
         """Write the batch, and hold it."""
@@ -44,7 +43,6 @@ class PeekSink(StreamSink):
     def written(self, batch: Batch) -> None:
         """Hold a batch that was written."""
         self._held.add(batch)
-        self._batches.append(batch)
         self._left -= len(batch)
         if not self._left:
             self.flush()
@@ -56,10 +54,10 @@ class PeekSink(StreamSink):
 
     async def drain(self, topic: str) -> None:
         """Give back all messages, for delivery at once."""
-        attempts = [message.attempts for batch in self._batches for message in batch]
-        for batch in self._batches:
+        attempts = []
+        for batch in self._held.batches:
+            attempts += [message.attempts for message in batch]
             self._held.give_back(batch)
-        self._batches.clear()
         if not attempts:
             log.info("topic %s: no message came; nsqtools doctor says why", topic)
             return

@@ -9,7 +9,6 @@ import fcntl
 import os
 import select
 import stat
-import sys
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputClosedError, OutputError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
 """Bytes that a blocking descriptor accepts without blocking when it is ready."""
-_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+_DESCRIPTORS = "/proc/self/fd"
 
 
 class Output:
@@ -140,7 +139,6 @@ def _open_again(fd: int, mode: int) -> int:
 
 def _enlarge(fd: int) -> None:
     """Enlarge a pipe to hold a whole batch, so that writer and reader switch less often."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # not a pipe, or above the user's limit
-            if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
-                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+    with contextlib.suppress(OSError):  # not a pipe, or above the user's limit
+        if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)

@@ -35,7 +35,6 @@ class TrimSink(HoldingHandler):
         self._archive = archive
         self._room = room
         self._held = Held()
-        self._batches: list[Batch] = []
         self._holding: Counter[Address] = Counter()
         self._unsettled = 0
         self._busy = False  # whether messages came lately, and more may follow
@@ -93,9 +92,8 @@ class TrimSink(HoldingHandler):
             if self._archive:
                 await self._archive.drain(topic)
         finally:
-            for batch in self._batches:
+            for batch in self._held.batches:
                 self._held.give_back(batch)
-            self._batches.clear()
             self._holding.clear()
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -115,7 +113,6 @@ class TrimSink(HoldingHandler):
         for message in batch:
             message.body = b""
         self._held.add(batch)
-        self._batches.append(batch)
         self._holding[batch.source] += len(batch)
 
     def _settled(self, source: Address, finished: int, returned: int) -> None:

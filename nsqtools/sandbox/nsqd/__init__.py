@@ -158,23 +158,21 @@ class Nsqd:
     async def _listen(self, host: str, tcp_port: int, http_port: int | None) -> None:
         """Listen for TCP and HTTP, by default on consecutive ports."""
         loop = asyncio.get_running_loop()
+        handler = NsqdApi(self).handler()
+        largest = max(self.options.max_body_size, self.options.max_msg_size)
         for tries in reversed(range(_TRIES)):
             with naming(Address(host, tcp_port)):
                 self._server = await loop.create_server(lambda: Client(self).link, host, tcp_port)
             self.tcp = bound(self._server)
             port = self.tcp.port + 1 if http_port is None else http_port
             try:
-                self._http_server = await self._serve_http(host, port)
+                self._http_server = await serve(handler, host, port, max_body=largest)
                 self.http = self._http_server.address
                 return
             except (OSError, OverflowError):
                 if tcp_port or http_port is not None or not tries:
                     raise
                 await close(self._server)
-
-    async def _serve_http(self, host: str, port: int) -> StreamServer:
-        largest = max(self.options.max_body_size, self.options.max_msg_size)
-        return await serve(NsqdApi(self).handler(), host, port, max_body=largest)
 
     def _created(self, topic: str, channel: str) -> None:
         """Inform nsqlookupds. A new topic holds its messages while its channels are looked up."""
