@@ -43,10 +43,7 @@ def test_the_distributions_are_complete_and_the_wheel_works_alone(tmp_path: Path
         environment(UPLOADS, tmp_path / "builder", "build") / "pyproject-build", "-o", dist, ROOT
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    assert {path.name for path in dist.iterdir()} == {
-        f"{NAME}.tar.gz",
-        f"{NAME}-py3-none-any.whl",
-    }
+    assert {path.name for path in dist.iterdir()} == {f"{NAME}.tar.gz", f"{NAME}-py3-none-any.whl"}
 
     with tarfile.open(dist / f"{NAME}.tar.gz") as sdist:
         members = sdist.getmembers()

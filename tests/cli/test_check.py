@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 
 from nsqtools.cli.commands.stats.check import limits_of, nagios
 from nsqtools.config import CheckOptions
-from nsqtools.policy.checks import (
-    CheckResult,
-    Datum,
-    Limit,
-    Limits,
-    Peers,
-    Status,
-    Trouble,
-    judge,
-)
+from nsqtools.policy.checks import CheckResult, Datum, Limit, Limits, Peers, Status, Trouble, judge
 from nsqtools.policy.rates import Counters, Row
 from tests.support.nagios import STATES, read
 

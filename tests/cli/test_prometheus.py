@@ -58,8 +58,7 @@ class TestOption:
         assert given(text) == address
 
     @pytest.mark.parametrize(
-        "text",
-        ["9090", "localhost", ":", ":65536", "::1:9", "http://x:1", "x:1,y:2"],
+        "text", ["9090", "localhost", ":", ":65536", "::1:9", "http://x:1", "x:1,y:2"]
     )
     def test_what_is_no_address_is_an_error_that_names_the_option(self, text: str) -> None:
         with pytest.raises(ConfigError, match=r"^metrics_address: address '"):

@@ -66,10 +66,7 @@ OF_EVENTS = "/stats?topic=events&format=json&include_clients=false&include_mem=f
         (
             "channel",
             "lookup channels events",
-            [
-                "http://127.0.0.1:4161/channels?topic=events",
-                f"http://127.0.0.1:4151{OF_EVENTS}",
-            ],
+            ["http://127.0.0.1:4161/channels?topic=events", f"http://127.0.0.1:4151{OF_EVENTS}"],
         ),
         (
             "channel",

@@ -187,9 +187,7 @@ async def test_a_count_is_reached_though_the_handler_holds_what_nsqd_waits_for()
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
 @virtual
-async def test_a_count_is_of_messages_that_were_finished_though_a_sync_fails(
-    failures: int,
-) -> None:
+async def test_a_count_is_of_messages_that_were_finished_though_a_sync_fails(failures: int) -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     sink.is_eager = True
     sink.failing_flushes = failures

@@ -25,10 +25,7 @@ FULL = pytest.mark.full("each command meets each kind of dead cluster")
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param({"refusing": 10_000}, marks=FULL),
-        {"refusing": 9_500, "hanging": 500},
-    ],
+    params=[pytest.param({"refusing": 10_000}, marks=FULL), {"refusing": 9_500, "hanging": 500}],
     ids=str,
 )
 def lookupd(request: pytest.FixtureRequest) -> Iterator[Address]:

@@ -22,9 +22,7 @@ TOPICS = [f"t{number:02}" for number in range(40)]
 
 def limited(limit: int) -> dict[str, Any]:
     """Options of a process that may have so many files open."""
-    return {
-        "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
-    }
+    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))}
 
 
 def filled(nsqd: Nsqd) -> None:

@@ -79,11 +79,7 @@ async def test_a_handler_that_stalls_over_many_heartbeats_keeps_its_connection_a
         nsqd.create(name, "c")
         nsqd.publish(name, bodies)
         handler = Bodies(pause=4.5)
-        options: dict[str, Any] = {
-            "max_in_flight": 300,
-            "heartbeat_interval": 1,
-            "read_timeout": 4,
-        }
+        options: dict[str, Any] = {"max_in_flight": 300, "heartbeat_interval": 1, "read_timeout": 4}
         consumer = consume(handler, nsqd.tcp, topic=name, **options)
         task = asyncio.create_task(consumer.run())
         await eventually_async(lambda: nsqd.channel(name, "c")["clients"])

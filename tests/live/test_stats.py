@@ -14,16 +14,7 @@ import pytest
 from tests.support.dead import answering
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.reporting import (
-    Reports,
-    ask,
-    channel_of,
-    counted,
-    fill,
-    http,
-    listed,
-    lookup,
-)
+from tests.support.reporting import Reports, ask, channel_of, counted, fill, http, listed, lookup
 from tests.support.servers import at
 
 if TYPE_CHECKING:

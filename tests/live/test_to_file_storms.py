@@ -50,10 +50,7 @@ def test_a_storm_of_hups(archiver: Archiver, options: Sequence[str], full: bool)
 
 @pytest.mark.parametrize(
     ("options", "fewest"),
-    [
-        (("--rotate-size", "500"), 8),
-        (("--rotate-interval", "1ms", "--gzip"), 200),
-    ],
+    [(("--rotate-size", "500"), 8), (("--rotate-interval", "1ms", "--gzip"), 200)],
     ids=["size", "interval"],
 )
 def test_a_storm_of_rotations(

@@ -19,12 +19,7 @@ from nsqtools.engine import consumer as consumer_module
 from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import (
-    ConnectionLostError,
-    PeerError,
-    ServerError,
-    UnreachableError,
-)
+from nsqtools.errors import ConnectionLostError, PeerError, ServerError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net import connection as connection_module
 from nsqtools.net.connection import Connection, Listener
@@ -177,12 +172,7 @@ def cut_after(direction: str, offset: int, cut: Cut) -> Faults:
 
 
 async def cut_everywhere(
-    address: Address,
-    server: Server,
-    config: ConsumerConfig,
-    *,
-    cut: Cut,
-    step: int,
+    address: Address, server: Server, config: ConsumerConfig, *, cut: Cut, step: int
 ) -> tuple[int, int]:
     """How many cuts ended the start with an error, and how many were lived through."""
     plan = Plan()

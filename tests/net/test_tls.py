@@ -30,9 +30,7 @@ VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 
 
 def tls_server(
-    certificate: Certificate,
-    *versions: ssl.TLSVersion,
-    client_ca: Path | None = None,
+    certificate: Certificate, *versions: ssl.TLSVersion, client_ca: Path | None = None
 ) -> Serve:
     """Shake hands, read a byte, answer OK."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -91,10 +89,7 @@ def listening(serve: Serve) -> Iterator[int]:
 def talk(serve: Serve, config: ClientConfig, host: str = "localhost") -> str:
     """What the server answered, or the explanation of why it did not."""
     context = client_context(config)
-    with (
-        listening(serve) as port,
-        socket.create_connection(("127.0.0.1", port), PATIENCE) as raw,
-    ):
+    with listening(serve) as port, socket.create_connection(("127.0.0.1", port), PATIENCE) as raw:
         try:
             with context.wrap_socket(raw, server_hostname=host) as connection:
                 connection.sendall(b"?")

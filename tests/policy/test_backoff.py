@@ -8,13 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.policy.backoff import (
-    Backoff,
-    BackoffChange,
-    exponential,
-    full_jitter,
-    requeue_delay,
-)
+from nsqtools.policy.backoff import Backoff, BackoffChange, exponential, full_jitter, requeue_delay
 from nsqtools.policy.rdy import Mode
 
 RNG = Random(1)

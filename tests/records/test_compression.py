@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.records.compression import (
-    METHODS,
-    Encoder,
-    load_zstd,
-    make_encoder,
-    plain_chunks,
-)
+from nsqtools.records.compression import METHODS, Encoder, load_zstd, make_encoder, plain_chunks
 from tests.support.binaries import needs
 
 LEVELS = {"gzip": (1, 6, 9), "zstd": (1, 3, 19)}

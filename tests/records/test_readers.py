@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import RecordError
 from nsqtools.records.envelope import timestamp_of
-from nsqtools.records.readers import (
-    Delimited,
-    JsonLines,
-    LengthPrefixed,
-    Reader,
-    Whole,
-)
+from nsqtools.records.readers import Delimited, JsonLines, LengthPrefixed, Reader, Whole
 from tests.support.raw import prefixed
 
 if TYPE_CHECKING:

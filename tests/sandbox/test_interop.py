@@ -14,14 +14,7 @@ from nsqtools.sandbox.pytest import Nsq
 from tests.support.binaries import require_nsq
 from tests.support.eventually import eventually
 from tests.support.raw import Raw, http_ask
-from tests.support.servers import (
-    Nsqd,
-    Nsqlookupd,
-    SandboxNsqd,
-    SandboxNsqlookupd,
-    Server,
-    drained,
-)
+from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd, Server, drained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -176,12 +176,7 @@ async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
         sandbox.nsqd.broker.topic("t").channel("c")
         await sandbox.publish("t", [b"x"], defer=60)
         idle = await asyncio.open_connection(*sandbox.nsqd.http)
-        addresses = [
-            sandbox.nsqd.tcp,
-            sandbox.nsqd.http,
-            sandbox.lookupd.tcp,
-            sandbox.lookupd.http,
-        ]
+        addresses = [sandbox.nsqd.tcp, sandbox.nsqd.http, sandbox.lookupd.tcp, sandbox.lookupd.http]
     assert await asyncio.wait_for(idle[0].read(), 60) == b""
     idle[1].close()
     assert asyncio.all_tasks() == {asyncio.current_task()}

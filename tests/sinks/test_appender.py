@@ -50,13 +50,7 @@ def _unclean(files: QueueFiles) -> None:
     files.point(1, (5, 0), (5, RECORD))
 
 
-SITUATIONS = {
-    _fresh: [],
-    _waiting: [1, 2, 3],
-    _drained: [],
-    _new_file: [1],
-    _unclean: [0, 1, 2],
-}
+SITUATIONS = {_fresh: [], _waiting: [1, 2, 3], _drained: [], _new_file: [1], _unclean: [0, 1, 2]}
 
 
 @pytest.fixture

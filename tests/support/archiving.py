@@ -262,11 +262,7 @@ def plain(path: Path) -> bytes:
 def whole(path: Path, rules: Rules) -> bytes:
     """The plain bytes of a file of whole records and members."""
     with path.open("rb") as file:
-        found = inspect(
-            file,
-            rules.layout,
-            compression=rules.compression,
-        )
+        found = inspect(file, rules.layout, compression=rules.compression)
     assert found.problem == ""
     return plain(path)
 
@@ -311,11 +307,7 @@ def entry_of(rules: Rules, name: str) -> Entry:
 
 
 def leave(
-    rules: Rules,
-    data: bytes,
-    name: str = "events.host-000000.2026-11-20_19.log",
-    *,
-    inode: int = 0,
+    rules: Rules, data: bytes, name: str = "events.host-000000.2026-11-20_19.log", *, inode: int = 0
 ) -> Path:
     """A work file of a process that has ended."""
     journal = Journal(rules.output_dir, rules.host)

@@ -36,9 +36,7 @@ def eventually(predicate: Callable[[], T], timeout: float = _TIMEOUT) -> T:
         time.sleep(_PAUSE)
 
 
-async def eventually_async(
-    predicate: Callable[[], T | Awaitable[T]],
-) -> T:
+async def eventually_async(predicate: Callable[[], T | Awaitable[T]]) -> T:
     """As ``eventually`` for tests in an event loop; the predicate may return an awaitable."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _TIMEOUT

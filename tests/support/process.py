@@ -101,10 +101,7 @@ class Cli:
             process = Forked("nsqtools", *args, env=environment, **options)
         else:
             process = subprocess.Popen(
-                [*self._prefix, *COMMAND, *args],
-                env=environment,
-                start_new_session=True,
-                **options,
+                [*self._prefix, *COMMAND, *args], env=environment, start_new_session=True, **options
             )
         self._started.append(process)
         return process

@@ -107,11 +107,7 @@ async def sinking(
     """``more`` is that of ``make_rules``; names have no time in them unless told."""
     more.setdefault("filename_format", "<TOPIC><REV>.log")
     rules = make_rules(folder, **more)
-    sink = FileSink(
-        make_archives(rules, topics=topics),
-        window=window,
-        threads=threads or InLoop(),
-    )
+    sink = FileSink(make_archives(rules, topics=topics), window=window, threads=threads or InLoop())
     await sink.open()
     for topic in topics:
         await sink.join(topic)

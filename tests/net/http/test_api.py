@@ -11,16 +11,7 @@ import pytest
 from nsqtools.config import ClientConfig
 from nsqtools.net.http import api
 from nsqtools.net.tls import client_context
-from tests.support.scripted_http import (
-    V1,
-    OneReply,
-    envelope,
-    failure,
-    lookupd,
-    reply,
-    serving,
-    v1,
-)
+from tests.support.scripted_http import V1, OneReply, envelope, failure, lookupd, reply, serving, v1
 
 if TYPE_CHECKING:
     from nsqtools.errors import HTTPError

@@ -104,10 +104,7 @@ def test_a_request_names_its_host_as_name_servers_do(host: str, named: str) -> N
 
 
 async def test_the_secret_goes_out_as_a_bearer_token() -> None:
-    async with (
-        serving(v1({"topics": []})) as server,
-        lookupd(server, token="s3crët") as client,
-    ):
+    async with serving(v1({"topics": []})) as server, lookupd(server, token="s3crët") as client:
         await client.topics()
     assert "\r\nAuthorization: Bearer s3crët\r\n" in server.head
 

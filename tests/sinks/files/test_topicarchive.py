@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.archiving import (
-    COMPRESSIONS,
-    FORMATS,
-    Archiving,
-    Notes,
-    batch,
-    message,
-    plain,
-)
+from tests.support.archiving import COMPRESSIONS, FORMATS, Archiving, Notes, batch, message, plain
 from tests.support.faults import broken
 
 NAME = "events.host-000000.2026-11-20_19.log"

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.sinks.files.topicarchive import Arrival
-from tests.support.archiving import (
-    COMPRESSIONS,
-    HOUR,
-    SECOND,
-    START,
-    Archiving,
-    batch,
-    message,
-)
+from tests.support.archiving import COMPRESSIONS, HOUR, SECOND, START, Archiving, batch, message
 from tests.support.binaries import needs
 from tests.support.faults import file_limit
 

@@ -8,14 +8,7 @@ from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import (
-    OK,
-    REFUSES,
-    RESETS,
-    Answer,
-    delivering,
-    open_breaker,
-)
+from tests.support.delivering import OK, REFUSES, RESETS, Answer, delivering, open_breaker
 
 MODES = ["round-robin", "hostpool", "epsilon-greedy"]
 GONE = Answer(410)

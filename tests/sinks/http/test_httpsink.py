@@ -10,15 +10,7 @@ from nsqtools.errors import OutputError
 from nsqtools.metrics import Measured
 from nsqtools.policy.verdicts import Statuses
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import (
-    OK,
-    REFUSES,
-    RESETS,
-    SOON,
-    Answer,
-    delivering,
-    open_breaker,
-)
+from tests.support.delivering import OK, REFUSES, RESETS, SOON, Answer, delivering, open_breaker
 
 NEVER = Answer(after=1e4)
 DISK_FULL = OutputError("dead: No space left on device")
