@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MetricType = Literal["counter", "gauge", "summary"]
 """A counter only grows while the process lives, and its name ends in ``_total``.
@@ -40,3 +40,19 @@ class Measured(Protocol):
 
     def metrics(self) -> Iterable[Metric]:
         """Return the current values. The event loop calls it, so it must not block."""
+
+
+def of_fields(
+    prefix: str,
+    rows: Iterable[tuple[str, str, str]],
+    found: Sequence[tuple[Mapping[str, str], object]],
+) -> Iterator[Metric]:
+    """Yield a metric for each row, with a sample for each of the labelled objects.
+
+    A row has a field of the objects, the name after the prefix, and help. Names that end in
+    ``_total`` are counters.
+    """
+    for field, name, text in rows:
+        kind: MetricType = "counter" if name.endswith("_total") else "gauge"
+        samples = [Sample(labels, float(getattr(each, field))) for labels, each in found]
+        yield Metric(prefix + name, kind, text, samples)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.metrics import Metric, Sample
+from nsqtools.metrics import Metric, Sample, of_fields
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
         Iterable,
         Iterator,
         Mapping,
-        Sequence,
     )
 
     from prometheus_client.metrics_core import Metric as Family
 
     from nsqtools.engine.consumer import ConsumerStats
-    from nsqtools.metrics import MetricType
     from nsqtools.names import Address
     from nsqtools.net.http.server import Request, Response
 
@@ -43,22 +41,6 @@ log = logging.getLogger(__name__)
 
 _PATHS = ("/metrics", "/")
 _METHODS = ("GET", "HEAD")
-
-
-def of_fields(
-    prefix: str,
-    rows: Iterable[tuple[str, str, str]],
-    found: Sequence[tuple[Mapping[str, str], object]],
-) -> Iterator[Metric]:
-    """A metric for each row, with a sample for each of the labelled objects.
-
-    A row has a field of the objects, the name after the prefix, and help. Names that end in
-    ``_total`` are counters.
-    """
-    for field, name, text in rows:
-        kind: MetricType = "counter" if name.endswith("_total") else "gauge"
-        samples = [Sample(labels, float(getattr(each, field))) for labels, each in found]
-        yield Metric(prefix + name, kind, text, samples)
 
 
 _OF_CONSUMERS = (

@@ -146,36 +146,21 @@ class Post:
 
     def metrics(self, states: Mapping[str, str]) -> Iterator[Metric]:
         """Yield the metrics of the endpoints, with the name as label ``endpoint``."""
-        tallies = self.tallies.items()
-        yield Metric(
-            "nsqtools_http_messages_total",
-            "counter",
-            "Messages that were sent to an endpoint, by result.",
-            [
-                Sample({"endpoint": name, "result": result}, getattr(tally, result))
-                for result in ("delivered", "failed", "dropped")
-                for name, tally in tallies
-            ],
-        )
-        yield Metric(
-            "nsqtools_http_latency_seconds",
-            "gauge",
-            "Time from a request to the end of its response.",
-            [
-                Sample(
-                    {"endpoint": name, "quantile": str(percent / 100)},
-                    tally.latency.percentile(percent),
-                )
-                for percent in _PERCENTILES
-                for name, tally in tallies
-            ],
-        )
-        yield Metric(
-            "nsqtools_http_endpoint_up",
-            "gauge",
-            "Whether an endpoint is used; 0 while it is only probed, or gone.",
-            [Sample({"endpoint": name}, state == "up") for name, state in states.items()],
-        )
+        messages, latencies = [], []
+        for name, tally in self.tallies.items():
+            for result in ("delivered", "failed", "dropped"):
+                labels = {"endpoint": name, "result": result}
+                messages.append(Sample(labels, getattr(tally, result)))
+            for percent in _PERCENTILES:
+                labels = {"endpoint": name, "quantile": str(percent / 100)}
+                latencies.append(Sample(labels, tally.latency.percentile(percent)))
+        up = [Sample({"endpoint": name}, state == "up") for name, state in states.items()]
+        text = "Messages that were sent to an endpoint, by result."
+        yield Metric("nsqtools_http_messages_total", "counter", text, messages)
+        text = "Time from a request to the end of its response."
+        yield Metric("nsqtools_http_latency_seconds", "gauge", text, latencies)
+        text = "Whether an endpoint is used; 0 while it is only probed, or gone."
+        yield Metric("nsqtools_http_endpoint_up", "gauge", text, up)
 
     async def close(self) -> None:
         """Close the connections; current requests fail."""

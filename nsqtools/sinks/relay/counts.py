@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from nsqtools.metrics import Metric, Sample
+from nsqtools.metrics import of_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from nsqtools.metrics import Metric
 
 
 @dataclass(slots=True)
@@ -26,28 +28,24 @@ class Counts:
 
     def __str__(self) -> str:
         """Return one line with all counts."""
-        said = ", ".join(f"{value} {name.replace('_', '-')}" for name, value in self._values())
+        names = [each.name for each in fields(self)[2:]]
+        said = ", ".join(f"{getattr(self, name)} {name.replace('_', '-')}" for name in names)
         return f"{self.topic} -> {self.destination}: {said}"
 
-    def _values(self) -> Iterator[tuple[str, int]]:
-        for each in fields(self)[2:]:
-            yield each.name, getattr(self, each.name)
 
-
-_HELP = {
-    "relayed": "Messages that the destination has accepted.",
-    "filtered": "Messages that were finished because the rules filter them out.",
-    "dead_lettered": "Messages that were written as dead letters.",
-    "lost": "Messages that were given up without a destination for dead letters.",
-}
+_ROWS = (
+    ("relayed", "relayed_total", "Messages that the destination has accepted."),
+    (
+        "filtered",
+        "filtered_total",
+        "Messages that were finished because the rules filter them out.",
+    ),
+    ("dead_lettered", "dead_lettered_total", "Messages that were written as dead letters."),
+    ("lost", "lost_total", "Messages that were given up without a destination for dead letters."),
+)
 
 
 def metrics_of(counts: Iterable[Counts]) -> Iterator[Metric]:
-    """Yield the counts for Prometheus, except those that consumers report."""
-    all_counts = list(counts)
-    for name, text in _HELP.items():
-        samples = [
-            Sample({"topic": each.topic, "destination": each.destination}, getattr(each, name))
-            for each in all_counts
-        ]
-        yield Metric(f"nsqtools_relay_{name}_total", "counter", text, samples)
+    """Return the counts for Prometheus, except those that consumers report."""
+    found = [({"topic": each.topic, "destination": each.destination}, each) for each in counts]
+    return of_fields("nsqtools_relay_", _ROWS, found)

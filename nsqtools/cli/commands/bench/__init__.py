@@ -37,10 +37,7 @@ def bench() -> None:
     essential=f"{_ESSENTIAL} rate batch producers json",
     examples=(
         ("Publish for ten seconds as fast as nsqd takes it", "nsqtools bench pub"),
-        (
-            "The latency of publishing 1 KiB, 5,000 times a second, one by one",
-            "nsqtools bench pub --size 1KiB --rate 5000 --batch 1",
-        ),
+        ("The latency of 5,000 single messages/s", "nsqtools bench pub --rate 5000 --batch 1"),
     ),
 )
 @options()
@@ -58,10 +55,7 @@ def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerCon
     essential=f"{_ESSENTIAL} consumers max_in_flight json",
     examples=(
         ("Publish 300,000 messages, then consume them", "nsqtools bench sub"),
-        (
-            "A million messages, by four connections",
-            "nsqtools bench sub --count 1000000 --consumers 4",
-        ),
+        ("A million, by four connections", "nsqtools bench sub -n 1000000 --consumers 4"),
     ),
 )
 @options(config=CONSUMING)

@@ -19,7 +19,7 @@ from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.sparksession import open_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from nsqtools.cli.commands.pipeline.views import View
     from nsqtools.config import MetricsOptions, SparkOptions
@@ -110,11 +110,10 @@ class Run:
 
     def _in_spark(self, work: PipelineJob, told: Callable[..., None]) -> Any:
         """Called in a thread."""
-        with open_session(
-            self._spark.master,
-            _properties(self._spark.conf),
-            log_file=self._spark.spark_log or None,
-        ) as session:
+        pairs = (text.partition("=") for text in self._spark.conf)
+        conf = {name.strip(): value for name, _, value in pairs}  # the last value of a key counts
+        log_file = self._spark.spark_log or None
+        with open_session(self._spark.master, conf, log_file=log_file) as session:
             if self.stop.is_set():
                 raise StoppedError
             ship(session)
@@ -140,9 +139,3 @@ class Run:
         self._state = "finishing the current step"
         self._show(f"{self._state}, Ctrl-C again to end now")
         self.stop.set()
-
-
-def _properties(texts: Sequence[str]) -> dict[str, str]:
-    """Properties from ``KEY=VALUE`` texts; the last value of a key counts."""
-    pairs = (text.partition("=") for text in texts)
-    return {name.strip(): value for name, _, value in pairs}

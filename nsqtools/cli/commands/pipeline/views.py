@@ -9,17 +9,30 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nsqtools.config.units import counted
-from nsqtools.metrics import Metric, Sample
+from nsqtools.metrics import Metric, Sample, of_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nsqtools.metrics import MetricType
     from nsqtools.spark.jobs.progress import Progress, Totals
 
 log = logging.getLogger(__name__)
 
 _STATUS = logging.getLogger("nsqtools.status.pipeline")
+
+_PREFIX = "nsqtools_pipeline_"
+_OF_TOTALS = (
+    ("batches", "batches_total", "Batches completed."),
+    ("received", "received_total", "Messages in these batches."),
+    ("written", "written_total", "Rows written in these batches."),
+    ("corrupt", "corrupt_total", "Messages whose bodies do not fit the columns of --schema."),
+    ("late", "late_total", "Rows dropped by the watermark."),
+)
+_OF_LAST = (
+    ("seconds", "batch_seconds", "Duration of the last batch."),
+    ("backlog", "backlog", "Messages waiting in nsqd."),
+    ("lag", "lag_seconds", "Time from publishing a batch's newest message to its completion."),
+)
 
 
 class StreamView:
@@ -73,36 +86,10 @@ class StreamView:
 
     def metrics(self) -> Iterator[Metric]:
         """The current values, without those not known yet."""
-        totals, last = self.totals, self.totals.last
-        name = "nsqtools_pipeline"
-        yield _metric(f"{name}_batches_total", "counter", "Batches completed.", totals.batches)
-        yield _metric(
-            f"{name}_received_total", "counter", "Messages in these batches.", totals.received
-        )
-        yield _metric(
-            f"{name}_written_total", "counter", "Rows written in these batches.", totals.written
-        )
-        yield _metric(
-            f"{name}_corrupt_total",
-            "counter",
-            "Messages whose bodies do not fit the columns of --schema.",
-            totals.corrupt,
-        )
-        yield _metric(
-            f"{name}_late_total", "counter", "Rows dropped by the watermark.", totals.late
-        )
-        if last is None:
-            return
-        yield _metric(f"{name}_batch_seconds", "gauge", "Duration of the last batch.", last.seconds)
-        if last.backlog is not None:
-            yield _metric(f"{name}_backlog", "gauge", "Messages waiting in nsqd.", last.backlog)
-        if last.lag is not None:
-            yield _metric(
-                f"{name}_lag_seconds",
-                "gauge",
-                "Time from the publishing of a batch's newest message to its completion.",
-                last.lag,
-            )
+        yield from of_fields(_PREFIX, _OF_TOTALS, [({}, self.totals)])
+        if last := self.totals.last:
+            known = [row for row in _OF_LAST if getattr(last, row[0]) is not None]
+            yield from of_fields(_PREFIX, known, [({}, last)])
 
 
 class StepView:
@@ -127,12 +114,13 @@ class StepView:
         """The current step, if any."""
         if not self._step:
             return
-        name = "nsqtools_pipeline_step"
-        step = {"step": self._step}
-        yield Metric(name, "gauge", "1 for the current step.", [Sample(step, 1)])
-        yield _metric(f"{name}_done", "gauge", "How much of this step is done.", self._done)
-        if self._total:
-            yield _metric(f"{name}_size", "gauge", "The size of this step.", self._total)
+        gauges: list[tuple[str, str, dict[str, str], int]] = [
+            ("step", "1 for the current step.", {"step": self._step}, 1),
+            ("step_done", "How much of this step is done.", {}, self._done),
+            ("step_size", "The size of this step.", {}, self._total),
+        ]
+        for name, text, labels, value in gauges if self._total else gauges[:2]:
+            yield Metric(_PREFIX + name, "gauge", text, [Sample(labels, value)])
 
 
 View = StreamView | StepView
@@ -153,10 +141,6 @@ def _details(last: Progress) -> str:
     if last.lag is not None:
         parts.append(f"lag {last.lag:.1f} s")
     return ", ".join(parts) or "idle"
-
-
-def _metric(name: str, kind: MetricType, text: str, value: float) -> Metric:
-    return Metric(name, kind, text, [Sample({}, value)])
 
 
 @contextmanager

@@ -8,11 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.commands.stats.report import measured, topics_of
-from nsqtools.cli.prometheus import of_fields
 from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import supervised
 from nsqtools.config.units import counted
-from nsqtools.metrics import Metric, Sample
+from nsqtools.metrics import Metric, Sample, of_fields
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 
