@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 _STDIN = 0
 _READ_SIZE = 256 << 10
+_COLUMNS = ("topic", "channel", "messages", "bytes", "oldest", "newest", "meta", "damaged", "bad")
+"""Of ``queue ls``."""
 
 _data_path = argument("data_path", Option("path", "nsqd's --data-path."), metavar="DATA_PATH")
 
@@ -56,24 +57,18 @@ def ls(*, data_path: str, how: QueueListOptions) -> None:
 
     found = [_tally(each, how.max_msg_size) for each in _queues(data_path)]
     if how.json:
-        print_json({"queues": [each._asdict() for each in found]})
+        print_json({"queues": found})
         return
-    header = ("topic", "channel", *_Tally._fields[2:9])
     rows = [
-        (
-            each.topic,
-            each.channel or "-",
-            str(each.messages),
-            str(each.bytes),
-            _time(each.oldest),
-            _time(each.newest),
-            "-" if each.meta is None else str(each.meta["depth"]),
-            str(each.damaged),
-            str(len(each.bad)),
-        )
+        [
+            *(each["topic"], each["channel"] or "-", str(each["messages"]), str(each["bytes"])),
+            *(_time(each["oldest"]), _time(each["newest"])),
+            str(each["meta"]["depth"]) if each["meta"] else "-",
+            *(str(each["damaged"]), str(len(each["bad"]))),
+        ]
         for each in found
     ]
-    print_rows(header, rows)
+    print_rows(_COLUMNS, rows)
 
 
 @queue.command("cat", essential="topic channel count since until damaged json timestamps format")
@@ -174,21 +169,8 @@ def _meta_of(found: DiskQueue) -> QueueMeta | None:
         return None
 
 
-class _Tally(NamedTuple):
-    """What a queue holds. Times are in ns since the epoch, None without messages."""
-
-    topic: str
-    channel: str
-    messages: int
-    bytes: int
-    oldest: int | None
-    newest: int | None
-    meta: dict[str, Any] | None
-    damaged: int
-    bad: Sequence[str]
-
-
-def _tally(found: DiskQueue, max_msg_size: int) -> _Tally:
+def _tally(found: DiskQueue, max_msg_size: int) -> dict[str, Any]:
+    """What a queue holds, as JSON. Times are in ns since the epoch, None without messages."""
     from nsqtools.records.diskqueue.queuefiles import QueueReader
 
     meta = _meta_of(found)
@@ -200,37 +182,19 @@ def _tally(found: DiskQueue, max_msg_size: int) -> _Tally:
         size += sum(len(each.body) for each in batch)
         times += (each.timestamp for each in batch)
         times = [min(times), max(times)]
-    return _Tally(
-        topic=found.topic,
-        channel=found.channel,
-        messages=messages,
-        bytes=size,
-        oldest=times[0] if times else None,
-        newest=times[1] if times else None,
-        meta=_as_json(meta) if meta else None,
-        damaged=sum(reader.skipped.values()),
-        bad=[f"{found.path(number)}.bad" for number in found.bad],
-    )
-
-
-def _as_json(meta: QueueMeta) -> dict[str, Any]:
-    places = {"read": meta.read._asdict(), "write": meta.write._asdict()}
-    return {"depth": meta.depth, **places}
+    oldest, newest = times or (None, None)
+    told = None
+    if meta:
+        told = {"depth": meta.depth, "read": meta.read._asdict(), "write": meta.write._asdict()}
+    skipped, bad = sum(reader.skipped.values()), [f"{found.path(n)}.bad" for n in found.bad]
+    facts = (found.topic, found.channel, messages, size, oldest, newest, told, skipped, bad)
+    return dict(zip(_COLUMNS, facts, strict=True))
 
 
 def _time(ns: int | None) -> str:
     from datetime import UTC, datetime
 
     return f"{datetime.fromtimestamp(ns // 10**9, UTC):%FT%TZ}" if ns is not None else "-"
-
-
-@dataclass(slots=True)
-class _QueueOrigin:
-    """For the writers of tail: the place of nsqd's address has its data path."""
-
-    topic: str
-    channel: str
-    source: str
 
 
 async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -> int:
@@ -245,14 +209,12 @@ async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -
     now = time()
     since, until = (parse_time(each, now) if each else None for each in (form.since, form.until))
     writer = stream_writer(form)
-    folder = found.folder.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    origin = _QueueOrigin(found.topic, found.channel, folder)
     output = Output(STDOUT, "standard output")
     printed = 0
     await output.open()
     try:
         for batch in reader.batches(since=since, until=until, count=form.count):
-            await output.write(writer.render(origin, batch))
+            await output.write(writer.render(found, batch))
             printed += len(batch)
             await asyncio.sleep(0)  # a signal may have come
     finally:

@@ -88,6 +88,11 @@ class DiskQueue:
         part = f"{part:06}" if isinstance(part, int) else part
         return os.path.join(self.folder, f"{name}.diskqueue.{part}.dat")
 
+    @property
+    def source(self) -> str:
+        """The folder, which writers of messages put in the place of nsqd's address."""
+        return self.folder.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
     def is_same(self, other: DiskQueue) -> bool:
         """Whether the other is the queue of the same topic and channel."""
         return (self.topic, self.channel) == (other.topic, other.channel)
