@@ -108,12 +108,15 @@ def ok_reply() -> Response:
     return Response(200, b"OK", TEXT, _V1)
 
 
+def json_reply(value: Any) -> Response:
+    """Return a value as a JSON response of version 1."""
+    return Response(200, to_json(value), _JSON, _V1)
+
+
 def _reply(said: ApiReply) -> Response:
     if isinstance(said, Response):
         return said
-    if said is None:
-        return Response(headers=_V1)
-    return Response(200, to_json(said), _JSON, _V1)
+    return Response(headers=_V1) if said is None else json_reply(said)
 
 
 def to_json(value: Any) -> bytes:
