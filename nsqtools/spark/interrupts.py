@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pyspark import StatusTracker
     from pyspark.sql import SparkSession
 
-__all__ = ["StoppedError", "interruptible"]
-
 _POLL = 0.2
 _UNREADABLE = re.compile(
     r"\[FAILED_READ_FILE[^]]*\].*? (?:file:/*)?((?:\w+:/)?/\S.*?)\.?\s+"

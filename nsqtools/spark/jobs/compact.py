@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from nsqtools.records.layout import Layout
     from nsqtools.spark.lake.inputs import ProgressReport
 
-__all__ = ["CompactSettings", "Compacted", "check_apart", "compact", "slices"]
-
 _MINUTE, _START, _SPAN = "_nsqtools_minute", "_nsqtools_start", "_nsqtools_span"
 _TASK, _NTH, _TIME = "_nsqtools_task", "_nsqtools_nth", "_nsqtools_time"
 _KEY = ("timestamp", "timestamp_ns", "topic", "message_id", "source_file", "source_record")

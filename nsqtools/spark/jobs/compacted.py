@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.lake.inputs import Input
 
-__all__ = ["ALL", "CompactOutput", "FileFacts", "HourFile", "Known", "prefix"]
-
 log = logging.getLogger(__name__)
 
 _STATES = f"{OURS}/compact"

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.source.sourceoptions import SinkSettings
     from nsqtools.stores.interface import Store
 
-__all__ = ["STOP", "BodyFile", "Portion", "Position", "PublishTask", "divided", "positions"]
-
 STOP = "stop"
 """The file in the staging that tells tasks to end."""
 

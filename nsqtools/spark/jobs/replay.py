@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.lake.inputs import Input, ProgressReport
     from nsqtools.stores.interface import Store
 
-__all__ = ["ReplaySettings", "Replayed", "is_planned", "plan", "publish", "publish_there", "stage"]
-
 _PLAN, _PARTS, _POSITIONS = "replay.json", "parts", "positions"
 _FORMAT = "nsqtools replay 2"
 _THREADS = 8

@@ -29,16 +29,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "INPUT_SCHEMA",
-    "ArchiveFile",
-    "ArchiveSource",
-    "as_option",
-    "check_same",
-    "open_file",
-    "read",
-]
-
 INPUT_SCHEMA = pa.schema([*ROW_SCHEMA, ("source_file", pa.string()), ("source_record", pa.int64())])
 """A record and its place: ``source_record`` counts from 0 in ``source_file``."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
-__all__ = ["Input", "ProgressReport", "check_unchanged", "expanded", "find", "real", "remove"]
-
 _UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
 _NO_DATA = frozenset(
     {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
