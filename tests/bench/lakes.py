@@ -146,7 +146,7 @@ class Lakes:
             pinging = threading.Thread(target=self._ping, args=(topic, stop))
             pinging.start()
             rows = read(self.spark, settings.source, stream)
-            run(rows, write, stream, stop=stop, report=lambda _: None)
+            run(rows, write, stream, stamp=stamp, stop=stop, report=lambda _: None)
             pinging.join()
         return statistics.median(late[5:])
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.batches import BatchFiles
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
-from nsqtools.spark.jobs.streams import Stream, read, run_stamped
+from nsqtools.spark.jobs.streams import Stream, read, run
 from nsqtools.spark.lake.bodies import (
     CORRUPT,
     DATE,
@@ -95,14 +95,7 @@ def archive(
     stamp = Stamp(settings.checkpoint, settings.stamp)
     writer = ArchiveWriter(settings, stamp)
     writer.check(frame)
-    return run_stamped(
-        frame,
-        writer.write,
-        settings.stream,
-        stamp=stamp,
-        stop=stop,
-        report=report,
-    )
+    return run(frame, writer.write, settings.stream, stamp=stamp, stop=stop, report=report)
 
 
 class ArchiveWriter:

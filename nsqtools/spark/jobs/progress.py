@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The written rows of a batch, and the times of their publishing.
+    """The written rows of a batch, and when the newest of them was published.
 
-    Times are in seconds since the epoch; None without rows, or if unknown.
+    That is in seconds since the epoch; None without rows, or if unknown.
     """
 
     rows: int
-    oldest: float | None = None
     newest: float | None = None
 
 
@@ -87,31 +86,18 @@ class Totals:
         self.last = progress
 
 
-@dataclass(slots=True)
-class Notes:
-    """Facts about batches, kept from writing until the listener takes them."""
-
-    _written: dict[int, Written] = field(default_factory=dict)
-
-    def put(self, batch: int, written: Written) -> None:
-        """Store facts; a batch that is written again replaces them."""
-        self._written[batch] = written
-
-    def take(self, batch: int) -> Written:
-        """Return and forget the facts of a batch."""
-        return self._written.pop(batch, Written(0))
-
-
 class ProgressListener(StreamingQueryListener):
     """Reports the progress of one query; Spark calls it in its own thread, late but in order.
 
-    ``query`` is set once the query has an id, ``ended`` after its last report.
+    It takes what was ``written`` of a batch from there. ``query`` is set once the query has an id,
+    ``ended`` after its last report.
     """
 
-    def __init__(self, notes: Notes, report: Callable[[Progress], None]) -> None:
+    def __init__(self, written: dict[int, Written], report: Callable[[Progress], None]) -> None:
         self.query = ""
+        self.totals = Totals()
         self.ended = threading.Event()
-        self._notes = notes
+        self._written = written
         self._report = report
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
@@ -124,7 +110,10 @@ class ProgressListener(StreamingQueryListener):
         """Report a completed batch, or a check that found no messages."""
         progress = event.progress
         if str(progress.id) == self.query:
-            self._report(facts(progress, self._notes.take(progress.batchId), time.time()))
+            written = self._written.pop(progress.batchId, Written(0))
+            found = facts(progress, written, time.time())
+            self.totals.add(found)
+            self._report(found)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """Note that no more reports follow."""
@@ -135,15 +124,14 @@ class ProgressListener(StreamingQueryListener):
 def facts(progress: StreamingQueryProgress, written: Written, now: float) -> Progress:
     """Return the progress of a batch from Spark's and the writer's facts."""
     rows = progress.numInputRows
-    fresh = written.newest is not None and rows > 0
     said = _said([source.latestOffset for source in progress.sources])
     return Progress(
         batch=progress.batchId,
         rows=rows,
         written=written.rows,
         seconds=progress.batchDuration / 1000,
-        backlog=_backlog(said),
-        lag=max(0.0, now - written.newest) if fresh and written.newest is not None else None,
+        backlog=sum(each["backlog"] for each in said) if said else None,
+        lag=max(0.0, now - written.newest) if rows and written.newest is not None else None,
         corrupt=sum(
             row[CORRUPT_COUNT]
             for name, row in progress.observedMetrics.items()
@@ -165,8 +153,3 @@ def _said(offsets: list[str | None]) -> list[dict[str, Any]]:
         if isinstance(said, dict) and isinstance(said.get("backlog"), int):
             found.append(said)
     return found
-
-
-def _backlog(said: list[dict[str, Any]]) -> int | None:
-    """The sum; None if none says anything."""
-    return sum(each["backlog"] for each in said) if said else None

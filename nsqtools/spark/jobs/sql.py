@@ -22,7 +22,7 @@ from nsqtools.spark.interrupts import interruptible
 from nsqtools.spark.jobs.batches import BatchFiles
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.progress import Written
-from nsqtools.spark.jobs.streams import Stream, read, run_stamped
+from nsqtools.spark.jobs.streams import Stream, read, run
 from nsqtools.spark.lake.bodies import counted_corrupt, with_columns
 from nsqtools.spark.lake.dataframes import body_schema, view
 from nsqtools.spark.lake.delta import append_delta, check_delta
@@ -129,14 +129,7 @@ def query_stream(
     writer = _ResultWriter(settings, checkpoint, stamp)
     writer.check(found)
     try:
-        return run_stamped(
-            found,
-            writer.write,
-            settings.stream,
-            stamp=stamp,
-            stop=stop,
-            report=report,
-        )
+        return run(found, writer.write, settings.stream, stamp=stamp, stop=stop, report=report)
     except NSQError as error:
         changed = before and any(before.get(k) != settings.stamp.get(k) for k in _CHANGES)
         if type(error) is not NSQError or not changed or checkpoint.is_unused():

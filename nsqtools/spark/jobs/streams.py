@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.spark.jobs.progress import Notes, ProgressListener, Totals
+from nsqtools.spark.jobs.progress import ProgressListener
 from nsqtools.spark.sparksession import explain
 from nsqtools.stores.places import as_url, local
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from nsqtools.spark.jobs.checkpoint import Stamp
-    from nsqtools.spark.jobs.progress import Progress, Written
+    from nsqtools.spark.jobs.progress import Progress, Totals, Written
 
     Write = Callable[[DataFrame, str, int], Written]
     """Writes a batch, given the query's id and the batch's number.
@@ -57,7 +57,7 @@ def read(spark: SparkSession, options: Mapping[str, str], stream: Stream) -> Dat
         raise _ours(error) from error
 
 
-def run_stamped(
+def run(
     frame: DataFrame,
     write: Write,
     stream: Stream,
@@ -66,34 +66,14 @@ def run_stamped(
     stop: threading.Event,
     report: Callable[[Progress], None],
 ) -> Totals:
-    """Run as ``run`` does, and write the stamp once all messages are drained."""
-    totals = run(frame, write, stream, stop=stop, report=report)
-    if stream.trigger is None and not stop.is_set():
-        stamp.settle()
-    return totals
-
-
-def run(
-    frame: DataFrame,
-    write: Write,
-    stream: Stream,
-    *,
-    stop: threading.Event,
-    report: Callable[[Progress], None],
-) -> Totals:
     """Write batch after batch; return when all is drained, or soon after ``stop`` is set.
 
     The current batch is completed first. If another batch has been planned but not started, the
-    next run starts with it. Raises NSQError, and errors of ``write``.
+    next run starts with it. The stamp is written once all is drained. Raises NSQError, and errors
+    of ``write``.
     """
-    totals = Totals()
-
-    def told(progress: Progress) -> None:
-        totals.add(progress)
-        report(progress)
-
     batches = _Batches(write, stop)
-    listener = ProgressListener(batches.notes, told)
+    listener = ProgressListener(batches.written, report)
     streams = frame.sparkSession.streams
     streams.addListener(listener)
     try:
@@ -118,7 +98,9 @@ def run(
     finally:
         with contextlib.suppress(Exception):
             streams.removeListener(listener)
-    return totals
+    if stream.trigger is None and not stop.is_set():
+        stamp.settle()
+    return listener.totals
 
 
 def _wait(query: StreamingQuery, batches: _Batches, stop: threading.Event) -> None:
@@ -146,7 +128,7 @@ class _Batches:
     """The function that Spark calls for each batch, in a thread of its own."""
 
     def __init__(self, write: Write, stop: threading.Event) -> None:
-        self.notes = Notes()
+        self.written: dict[int, Written] = {}
         self.error: Exception | None = None
         self.refused = False
         self.busy = False
@@ -168,7 +150,7 @@ class _Batches:
             raise _Stopped
         self.busy = True
         try:
-            self.notes.put(number, self._write(batch, self._query, number))
+            self.written[number] = self._write(batch, self._query, number)
         except Exception as error:
             self.error = _ours(error)
             raise

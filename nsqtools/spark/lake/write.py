@@ -125,11 +125,8 @@ def write_files(
 def summary(files: Iterable[PartFile]) -> Written:
     """Return the sum of what was written."""
     files = list(files)
-    oldest = [each.oldest / 1e6 for each in files if each.oldest is not None]
     newest = [each.newest / 1e6 for each in files if each.newest is not None]
-    return Written(
-        sum(each.rows for each in files), min(oldest, default=None), max(newest, default=None)
-    )
+    return Written(sum(each.rows for each in files), max(newest, default=None))
 
 
 def escaped(value: object) -> str:
