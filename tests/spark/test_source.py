@@ -7,10 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigError, OutputError, UnreachableError
+from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.spark.source.datasource import SCHEMA, NsqDataSource
 from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.source.receive import receive
@@ -354,9 +356,10 @@ def test_a_staging_that_cannot_work_is_said_before_a_message_moves(
 def test_readers_are_given_only_where_they_make_sense(tmp_path: Path) -> None:
     found = NsqDataSource({"subscribe": "t", "channel": "c", "staginglocation": str(tmp_path)})
     assert found.schema() == SCHEMA
-    assert isinstance(found.streamReader(SCHEMA), NsqStreamReader)
+    schema = from_arrow_schema(ROW_SCHEMA)
+    assert isinstance(found.streamReader(schema), NsqStreamReader)
     with pytest.raises(ConfigError, match="readStream"):
-        found.reader(SCHEMA)
+        found.reader(schema)
     with pytest.raises(ConfigError, match="schema"):
         found.streamReader(StructType().add("body", "binary"))
     with pytest.raises(ConfigError, match="channel"):

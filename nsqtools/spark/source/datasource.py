@@ -7,35 +7,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from nsqtools.spark.source.sink import NsqStreamWriter, NsqWriter
     from nsqtools.spark.source.source import NsqStreamReader
 
-SCHEMA = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("channel", StringType()),
-        StructField("nsqd", StringType()),
-        StructField("message_id", StringType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestamp_ns", LongType()),
-        StructField("attempts", IntegerType()),
-        StructField("body", BinaryType()),
-    ]
+SCHEMA = (
+    "topic string, channel string, nsqd string, message_id string, timestamp timestamp, "
+    "timestamp_ns bigint, attempts int, body binary"
 )
-"""``rows.ROW_SCHEMA`` as a Spark schema."""
+"""``rows.ROW_SCHEMA`` in SQL."""
 
 
 class NsqDataSource(DataSource):
@@ -46,7 +31,7 @@ class NsqDataSource(DataSource):
         """Return the name of the format."""
         return "nsq"
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         """Return the schema of all rows; raises ConfigError for invalid options, to fail early."""
         from nsqtools.spark.source.sourceoptions import parse_source
 
@@ -63,9 +48,7 @@ class NsqDataSource(DataSource):
         from nsqtools.spark.source.source import NsqStreamReader
         from nsqtools.spark.source.sourceoptions import parse_source
 
-        if [(each.name, each.dataType) for each in schema] != [
-            (each.name, each.dataType) for each in SCHEMA
-        ]:
+        if ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema) != SCHEMA:
             raise ConfigError(
                 "source nsq: its columns are fixed: omit .schema() and use select after load()"
             )

@@ -2,8 +2,7 @@
 
 A task publishes its rows with ``engine.Producer`` and succeeds once nsqd has answered OK for all of
 them. A failed task has published some rows, and its next attempt publishes them again: messages may
-arrive twice, but none is lost. ``commit`` and ``abort`` have nothing to do. Only the driver queries
-nsqlookupd.
+arrive twice, but none is lost. Only the driver queries nsqlookupd.
 """
 
 from __future__ import annotations
@@ -123,6 +122,11 @@ class _TaskWriter:
         except NSQError as error:
             raise respelled(error, flags=self._settings.flags)  # noqa: B904 - it is the same error
 
+    def abort(self, messages: Sequence[Any], *_: int) -> None:
+        """Log that the job, or the batch, has failed; published messages stay."""
+        count = sum(each.messages for each in messages if each is not None)
+        log.warning("the write failed after publishing at least %d messages", count)
+
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> int:
         """Rows are read in a thread while what came before them is on its way."""
         loop = asyncio.get_running_loop()
@@ -208,27 +212,6 @@ def _check(column: pa.Array, name: str, before: int) -> None:
 class NsqWriter(_TaskWriter, DataSourceArrowWriter):
     """The writer of ``df.write.format("nsq")``."""
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log that all tasks have succeeded."""
-        log.info("%d messages published", _count(messages))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log that the job has failed; published messages stay."""
-        log.warning("the job failed after publishing at least %d messages", _count(messages))
-
 
 class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """The writer of ``df.writeStream.format("nsq")``; a repeated batch is published again."""
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that all tasks of a micro-batch have succeeded."""
-        log.info("batch %d: %d messages published", batchId, _count(messages))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that the micro-batch has failed; published messages stay, and are published again."""
-        count = _count(messages)
-        log.warning("batch %d failed after publishing at least %d messages", batchId, count)
-
-
-def _count(messages: Sequence[Any]) -> int:
-    return sum(each.messages for each in messages if each is not None)
