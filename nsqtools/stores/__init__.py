@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import functools
 import posixpath
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -20,8 +21,14 @@ from nsqtools.stores.objectstore import open_objects
 from nsqtools.stores.places import HADOOP, local
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from nsqtools.stores.interface import Store
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREADS = 8
 _PATIENCE = 30.0
 """Seconds in which a server has to answer a probe: longer than refused connections are retried."""
 
@@ -66,6 +73,12 @@ def stored(path: str) -> tuple[Store, str]:
 @functools.cache
 def _whole_store(place: str) -> Store:
     return open_store(place, "--input")
+
+
+def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return the results for all items, from threads that wait for stores at the same time."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(work, items))
 
 
 def probe(store: Store, flag: str = "staging") -> None:

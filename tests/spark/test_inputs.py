@@ -13,8 +13,8 @@ from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import Published
 from nsqtools.sinks.files.aftercare import Manifest
-from nsqtools.spark.lake.archives import INPUT_SCHEMA, ArchiveFile, read
-from nsqtools.spark.lake.inputs import find, real
+from nsqtools.spark.lake.archives import INPUT_SCHEMA, read
+from nsqtools.spark.lake.inputs import Input, find, real
 from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
 
 if TYPE_CHECKING:
@@ -28,11 +28,9 @@ def names(*places: Path, layout: Layout | None = RAW, exclude: tuple[Path, ...] 
     return [os.path.basename(each.path) for each in found]
 
 
-def archive(path: Path, layout: Layout) -> ArchiveFile:
+def archive(path: Path, layout: Layout) -> Input:
     status = path.stat()
-    return ArchiveFile(
-        str(path), status.st_size, status.st_mtime_ns, layout.format, layout.delimiter
-    )
+    return Input(str(path), status.st_size, status.st_mtime_ns, "records", "", layout)
 
 
 def rows(path: Path, layout: Layout) -> list[dict[str, Any]]:

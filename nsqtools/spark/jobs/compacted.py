@@ -31,8 +31,7 @@ from uuid import uuid4
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.jobs.versions import Versions
-from nsqtools.spark.lake.archives import check_same
-from nsqtools.spark.lake.inputs import remove
+from nsqtools.spark.lake.inputs import check_same, remove
 from nsqtools.stores import open_store, stored
 from nsqtools.stores.mounted import sync_directory
 from nsqtools.stores.places import OURS, below, local

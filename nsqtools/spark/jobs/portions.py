@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -30,9 +29,9 @@ from nsqtools.errors import (
 from nsqtools.policy.pace import Pace
 from nsqtools.proto.commands import publish_many_size
 from nsqtools.spark.jobs.versions import Versions
-from nsqtools.spark.lake.archives import check_same, open_file
+from nsqtools.spark.lake.inputs import check_same, in_shares, open_file
 from nsqtools.spark.source.sourceoptions import parse_sink, with_secret
-from nsqtools.stores import open_store
+from nsqtools.stores import at_once, open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.tasks import end, together
 
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
 STOP = "stop"
 """The file in the staging that tells tasks to end."""
 
+_BYTES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 _CHUNK_BYTES = 1 << 20
 _AT_ONCE = 2
 """Portions that one process publishes at the same time, unless order or rate matter."""
-_LEAST, _LARGEST, _PORTIONS = 1 << 20, 64 << 20, 64
-_THREADS = 8
+_PORTIONS = 64
 _POLL = 0.2
 _LOOK = 1.0
 _GRACE = 5.0
@@ -75,7 +74,7 @@ class BodyFile(NamedTuple):
             kinds = [field.type for field in schema if field.name.lower() == "body"]
             if not kinds:
                 raise ConfigError(f"{path}: has no column body")
-            if not _is_bytes(kinds[0]):
+            if kinds[0] not in _BYTES:
                 raise ConfigError(f"{path}: column body is {kinds[0]}: expected binary or string")
             return cls(path, file.metadata.num_rows, size, mtime_ns)
 
@@ -123,21 +122,12 @@ def divided(files: Sequence[BodyFile], *, whole: bool) -> list[Portion]:
     """Divide files into portions; with ``whole`` there is only one, which keeps their order."""
     if whole:
         return [tuple(files)]
-    share = min(max(sum(each.size for each in files) // _PORTIONS, _LEAST), _LARGEST)
-    found: list[Portion] = []
-    taken: list[BodyFile] = []
-    for each in files:
-        taken.append(each)
-        if sum(file.size for file in taken) >= share:
-            found.append(tuple(taken))
-            taken = []
-    return [*found, tuple(taken)] if taken else found
+    return [tuple(files[share]) for share in in_shares([each.size for each in files], _PORTIONS)]
 
 
 def positions(store: Store, folder: str, count: int) -> list[Position]:
     """Return the positions of so many portions; raises OSError, and OutputError for damage."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda n: _load(_versions(store, folder, n)), range(count)))
+    return at_once(lambda n: _load(_versions(store, folder, n)), range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,31 +210,24 @@ class _Chunk(NamedTuple):
     bodies: list[bytes]
 
 
+@dataclass(slots=True)
 class _PortionSender:
     """One portion on its way to a topic."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        sink: SinkSettings,
-        versions: Versions,
-        pace: Pace,
-        stop: threading.Event,
-        passed: Callable[[int], None],
-    ) -> None:
-        self._producer = producer
-        self._topic = sink.topic
-        self._limit = min(sink.config.max_body_size, _CHUNK_BYTES)
-        self._versions = versions
-        self._pace = pace
-        self._stop = stop
-        self._passed = passed
-        self._position = self._noted = Position()
+    producer: Producer
+    sink: SinkSettings
+    versions: Versions
+    pace: Pace
+    stop: threading.Event
+    passed: Callable[[int], None]
+    position: Position = Position()
+    noted: Position = Position()
 
     async def run(self, portion: Portion) -> None:
         """Publish it, one chunk after another; the next one is read meanwhile."""
-        self._position = (await asyncio.to_thread(_load, self._versions)).continued()
-        chunks = _chunks(portion, self._position.done, self._limit, self._pace.burst(_CHUNK_BYTES))
+        self.position = (await asyncio.to_thread(_load, self.versions)).continued()
+        limit = min(self.sink.config.max_body_size, _CHUNK_BYTES)
+        chunks = _chunks(portion, self.position.done, limit, self.pace.burst(_CHUNK_BYTES))
         chunk = await asyncio.to_thread(self._next, chunks)
         while chunk:
             is_done, chunk = await together(
@@ -252,27 +235,27 @@ class _PortionSender:
             )
             if not is_done:
                 break
-        if self._position != self._noted:
-            await asyncio.to_thread(self._note, self._position)
+        if self.position != self.noted:
+            await asyncio.to_thread(self._note, self.position)
 
     def _next(self, chunks: Iterator[_Chunk]) -> _Chunk | None:
         """The next chunk, once it is noted that its messages may have been published."""
-        chunk = None if self._stop.is_set() else next(chunks, None)
+        chunk = None if self.stop.is_set() else next(chunks, None)
         if chunk:
-            self._note(replace(self._position, sent=chunk.end))
+            self._note(replace(self.position, sent=chunk.end))
         return chunk
 
     def _note(self, position: Position) -> None:
-        self._versions.save(asdict(position))
-        self._noted = position
+        self.versions.save(asdict(position))
+        self.noted = position
 
     async def _publish(self, chunk: _Chunk) -> bool:
         """Publish and count; False if it was told to end before nsqd has accepted the chunk."""
-        before, count = self._position, len(chunk.bodies)
-        await self._rest(self._pace.delay(count, now=asyncio.get_running_loop().time()))
-        if self._stop.is_set():
+        before, count = self.position, len(chunk.bodies)
+        await self._rest(self.pace.delay(count, now=asyncio.get_running_loop().time()))
+        if self.stop.is_set():
             return False
-        self._position = replace(before, sent=chunk.end)
+        self.position = replace(before, sent=chunk.end)
         refused, reason = 0, ""
         try:
             if count and not await self._is_accepted(chunk.bodies):
@@ -281,28 +264,28 @@ class _PortionSender:
             if not _blames_bodies(error):
                 raise
             refused, reason = len(error.refused), str(error)
-        self._position = replace(
-            self._position,
+        self.position = replace(
+            self.position,
             done=chunk.end,
             published=before.published + count - refused,
             refused=before.refused + refused,
             reason=before.reason or reason,
         )
-        self._passed(chunk.end - before.done)
+        self.passed(chunk.end - before.done)
         return True
 
     async def _rest(self, seconds: float) -> None:
         """Let time pass, but no more of it once told to end."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        while (left := until - loop.time()) > 0 and not self._stop.is_set():  # noqa: ASYNC110
+        while (left := until - loop.time()) > 0 and not self.stop.is_set():  # noqa: ASYNC110
             await asyncio.sleep(min(left, _POLL))
 
     async def _is_accepted(self, bodies: Sequence[bytes]) -> bool:
         """Publish; False if it was told to end and nsqd has not answered soon after."""
-        task = asyncio.ensure_future(self._producer.publish(self._topic, bodies))
+        task = asyncio.ensure_future(self.producer.publish(self.sink.topic, bodies))
         try:
-            while not self._stop.is_set() and not task.done():
+            while not self.stop.is_set() and not task.done():
                 await asyncio.wait({task}, timeout=_POLL)
             await asyncio.wait({task}, timeout=_GRACE)
         finally:
@@ -363,18 +346,6 @@ def _blames_bodies(error: PublishError) -> bool:
     cause = error.__cause__
     by_nsqd = isinstance(cause, ServerError) and cause.code in REFUSED_BODY
     return error.permanent and (cause is None or by_nsqd)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return any(
-        each(kind)
-        for each in (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_string,
-            pa.types.is_large_string,
-        )
-    )
 
 
 @contextlib.contextmanager

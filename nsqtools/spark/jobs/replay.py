@@ -14,7 +14,6 @@ import json
 import posixpath
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -36,7 +35,7 @@ from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.inputs import check_unchanged, find, real
 from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.sparksession import first_line
-from nsqtools.stores import open_store
+from nsqtools.stores import at_once, open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import below
 
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 _PLAN, _PARTS, _POSITIONS = "replay.json", "parts", "positions"
 _FORMAT = "nsqtools replay 2"
-_THREADS = 8
 _LOOK = 1.0
 _GRACE = 10.0
 """Seconds that tasks get to end after ``stop`` is set, before they are killed."""
@@ -322,8 +320,7 @@ class _Replaying:
 
 def _save(settings: ReplaySettings, files: Sequence[tuple[str, int, int]]) -> int:
     """Make the plan to publish these files, by path, size and time; returns their rows."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda each: BodyFile.open(*each), files))
+    found = at_once(lambda each: BodyFile.open(*each), files)
     portions = divided(found, whole=bool(settings.order_by))
     store = open_store(real(settings.staging), "--staging")
     store.delete(_POSITIONS)

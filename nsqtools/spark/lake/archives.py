@@ -6,7 +6,7 @@ The files are an option of the source: the driver has listed them, and assigns e
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,8 @@ from nsqtools.errors import RecordError
 from nsqtools.records.compression import METHODS, method_of, plain_chunks
 from nsqtools.records.forms import make_reader
 from nsqtools.records.layout import Layout
+from nsqtools.spark.lake.inputs import Input, check_same, in_shares, open_file
 from nsqtools.spark.rows import ROW_SCHEMA
-from nsqtools.stores import stored
-from nsqtools.stores.interface import READ
-from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,27 +34,12 @@ _ROWS = 16384
 _BYTES = 4 << 20
 """Of bodies. A batch ends with the piece of the file that makes it reach either."""
 
-_LEAST_SHARE, _LARGEST_SHARE = 1 << 20, 64 << 20
 _SHARES_PER_CORE = 4
 _TIMESTAMPS = range(1 << 63)
 _ATTEMPTS = range(1 << 31)
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveFile:
-    """A file of records as the driver found it.
-
-    ``format`` is in ``forms.FORMS``; the suffix of the path gives the compression.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    format: str
-    delimiter: bytes = b"\n"
-
-
-def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
+def read(archive: Input) -> Iterator[pa.RecordBatch]:
     """Yield the records of a file in INPUT_SCHEMA, in batches of limited size.
 
     Unknown columns are null, except the time, which is then the modification time of the file.
@@ -74,39 +57,15 @@ def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
     check_same(archive.path, archive.size, archive.mtime_ns)
 
 
-def open_file(path: str, ahead: int = READ) -> BinaryIO:
-    """Open a file for reading, wherever it is; raises OSError.
-
-    A file in a store is read in pieces of ``ahead`` bytes.
-    """
-    if local(path) is not None:
-        return open(path, "rb")
-    store, relative = stored(path)
-    return store.open(relative, ahead)
-
-
-def check_same(path: str, size: int, mtime_ns: int) -> None:
-    """Raise RecordError unless a file has this size and time."""
-    store, relative = stored(path)
-    try:
-        now = store.stat(relative)
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
-    if (now.size, now.mtime_ns) != (size, mtime_ns):
-        raise RecordError(
-            f"{path}: changed while it was read: omit files that are still being written"
-        )
-
-
-def _batches(archive: ArchiveFile, file: BinaryIO) -> Iterator[pa.RecordBatch]:
+def _batches(archive: Input, file: BinaryIO) -> Iterator[pa.RecordBatch]:
     compression = method_of(archive.path)
     if not archive.size and compression != "none":
         raise RecordError(f"empty: it has no {METHODS[compression].noun}")
     position = size = 0
     bodies: list[bytes] = []
     envelopes: list[dict[str, Any]] = []  # of bodies that are in one
-    layout = Layout(archive.format, archive.delimiter)
-    reader = make_reader(layout, complete=True, observe=envelopes.append)
+    assert archive.layout
+    reader = make_reader(archive.layout, complete=True, observe=envelopes.append)
     for chunk in chain(plain_chunks(file, compression), (None,)):
         found = reader.finish() if chunk is None else reader.feed(chunk)
         bodies += found
@@ -120,7 +79,7 @@ def _batches(archive: ArchiveFile, file: BinaryIO) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(
-    archive: ArchiveFile,
+    archive: Input,
     bodies: Sequence[bytes],
     envelopes: Sequence[dict[str, Any]],
     position: int,
@@ -128,7 +87,7 @@ def _batch(
     """One batch of the records from this position on; none without records."""
     if not bodies:
         return
-    if archive.format == "json":
+    if archive.layout and archive.layout.format == "json":
         columns = _from_envelopes(archive, bodies, envelopes)
     else:
         columns = _from_bodies(archive, bodies)
@@ -137,7 +96,7 @@ def _batch(
     yield pa.RecordBatch.from_arrays([*columns, files, places], schema=INPUT_SCHEMA)
 
 
-def _from_bodies(archive: ArchiveFile, bodies: Sequence[bytes]) -> list[pa.Array]:
+def _from_bodies(archive: Input, bodies: Sequence[bytes]) -> list[pa.Array]:
     nothing = {field.name: pa.nulls(len(bodies), field.type) for field in ROW_SCHEMA}
     when = pa.scalar(archive.mtime_ns // 1000, pa.int64()).cast(ROW_SCHEMA.field("timestamp").type)
     known = {"timestamp": pa.repeat(when, len(bodies)), "body": pa.array(bodies, pa.binary())}
@@ -145,7 +104,7 @@ def _from_bodies(archive: ArchiveFile, bodies: Sequence[bytes]) -> list[pa.Array
 
 
 def _from_envelopes(
-    archive: ArchiveFile, bodies: Sequence[bytes], envelopes: Sequence[dict[str, Any]]
+    archive: Input, bodies: Sequence[bytes], envelopes: Sequence[dict[str, Any]]
 ) -> list[pa.Array]:
     """As the JSON writer has them; of other keys, and values that cannot be, nothing is known."""
     stamps = [_number(each.get("timestamp"), _TIMESTAMPS) for each in envelopes]
@@ -179,7 +138,7 @@ def _number(value: object, allowed: range) -> int | None:
 class Share(InputPartition):
     """The files that one task reads; not frozen, as its base has a constructor."""
 
-    archives: tuple[ArchiveFile, ...]
+    archives: tuple[Input, ...]
 
 
 class ArchiveSource(DataSource):
@@ -208,7 +167,12 @@ class _ArchiveReader(DataSourceReader):
         self._cores = cores
 
     def partitions(self) -> Sequence[InputPartition]:
-        return list(_shares(_from_option(self._archives), self._cores))
+        archives = [
+            Input(path, size, mtime_ns, "records", "", Layout(form, bytes.fromhex(delimiter)))
+            for path, size, mtime_ns, form, delimiter in json.loads(self._archives)
+        ]
+        shares = in_shares([each.size for each in archives], self._cores * _SHARES_PER_CORE)
+        return [Share(tuple(archives[share])) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Share)
@@ -216,29 +180,11 @@ class _ArchiveReader(DataSourceReader):
             yield from read(archive)
 
 
-def as_option(archives: Iterable[ArchiveFile]) -> str:
-    """Return archives as the text of an option."""
-    rows = [{**asdict(each), "delimiter": each.delimiter.hex()} for each in archives]
+def as_option(archives: Iterable[Input]) -> str:
+    """Return files with a layout as the text of an option."""
+    rows = []
+    for each in archives:
+        assert each.layout
+        form = each.layout.format, each.layout.delimiter.hex()
+        rows.append((each.path, each.size, each.mtime_ns, *form))
     return json.dumps(rows)
-
-
-def _from_option(text: str) -> Iterator[ArchiveFile]:
-    for row in json.loads(text):
-        yield ArchiveFile(**{**row, "delimiter": bytes.fromhex(row["delimiter"])})
-
-
-def _shares(archives: Iterable[ArchiveFile], cores: int) -> Iterator[Share]:
-    """Tasks of about the same size; a file is not divided."""
-    files = list(archives)
-    total = sum(each.size for each in files)
-    share = min(max(total // (cores * _SHARES_PER_CORE), _LEAST_SHARE), _LARGEST_SHARE)
-    taken: list[ArchiveFile] = []
-    size = 0
-    for each in files:
-        taken.append(each)
-        size += each.size
-        if size >= share:
-            yield Share(tuple(taken))
-            taken, size = [], 0
-    if taken:
-        yield Share(tuple(taken))

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 from nsqtools.errors import ConfigError
 from nsqtools.records.layout import Layout
 from nsqtools.spark.executors import check_executors, readers_of
-from nsqtools.spark.lake.archives import ArchiveFile, ArchiveSource, as_option
+from nsqtools.spark.lake.archives import ArchiveSource, as_option
 from nsqtools.spark.lake.bodies import CORRUPT, DATE, HOUR, PARTITIONS, read_schema
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.rows import ROW_SCHEMA
@@ -288,16 +288,11 @@ def _with_partitions(data: Iterable[StructField], partitions: Sequence[StructFie
 
 
 def _records(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
-    archives = []
-    for each in inputs:
-        assert each.layout
-        form = each.layout.format, each.layout.delimiter
-        archives.append(ArchiveFile(each.path, each.size, each.mtime_ns, *form))
-    if packages := readers_of(each.path for each in archives):
+    if packages := readers_of(each.path for each in inputs):
         check_executors(spark, packages)
     spark.dataSource.register(ArchiveSource)
     cores = spark.sparkContext.defaultParallelism
-    options = {"archives": as_option(archives), "cores": str(cores)}
+    options = {"archives": as_option(inputs), "cores": str(cores)}
     found = spark.read.format(ArchiveSource.name()).options(**options).load()
     return found.withColumn(FILE, F.col("source_file"))
 

@@ -15,23 +15,25 @@ import os
 import posixpath
 import re
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.disk import is_at
-from nsqtools.spark.lake.archives import check_same, open_file
-from nsqtools.stores import stored
+from nsqtools.stores import at_once, stored
+from nsqtools.stores.interface import READ, StoredFile
 from nsqtools.stores.places import OURS, as_url, is_pattern, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import BinaryIO
 
     from nsqtools.records.layout import Layout
     from nsqtools.stores.interface import Store
+
+    _Listed = tuple[object, StoredFile]
 
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
@@ -46,7 +48,6 @@ _WILD = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _LINE = 1 << 14
 """Bytes that have the first line of a manifest, as a rule."""
-_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,6 @@ class Input:
     whole: bool = False
 
 
-class _ListedFile(NamedTuple):
-    """A file in a place; ``identity`` is the same for all names of a file."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    identity: object
-
-
 def find(
     places: Iterable[str],
     layout: Layout | None,
@@ -92,28 +84,60 @@ def find(
     Raises ConfigError for an invalid place, and for a file that needs a layout or a library.
     """
     excluded = [real(each) for each in exclude]
-    files: dict[object, tuple[_ListedFile, str]] = {}
+    files: dict[object, tuple[StoredFile, str]] = {}
     partial: set[str] = set()
     for place in expanded(places):
-        for entry in _files_of(place, excluded, partial):
+        for identity, entry in _files_of(place, excluded, partial):
             if until is not None and entry.mtime_ns > until:
                 partial.add(place)
                 continue
-            known, _ = files.setdefault(entry.identity, (entry, place))
+            known, _ = files.setdefault(identity, (entry, place))
             if known.path != entry.path:
                 partial.add(place)
             if entry.path < known.path:
-                files[entry.identity] = entry, place
-    with ThreadPoolExecutor(_THREADS) as pool:
-        looked = pool.map(lambda each: _look(each[0], each[1], layout), sorted(files.values()))
-        found = [each for each in looked if each]
-    return [replace(each, whole=each.place not in partial) for each in found]
+                files[identity] = entry, place
+    looked = at_once(lambda each: _look(*each, layout), sorted(files.values()))
+    return [replace(each, whole=each.place not in partial) for each in looked if each]
+
+
+def in_shares(sizes: Sequence[int], count: int) -> Iterator[slice]:
+    """Yield about so many slices of files of these sizes, each of about 1 to 64 MiB."""
+    share = min(max(sum(sizes) // count, 1 << 20), 64 << 20)
+    start = size = 0
+    for end, each in enumerate(sizes, 1):
+        size += each
+        if size >= share or end == len(sizes):
+            yield slice(start, end)
+            start, size = end, 0
+
+
+def open_file(path: str, ahead: int = READ) -> BinaryIO:
+    """Open a file for reading, wherever it is; raises OSError.
+
+    A file in a store is read in pieces of ``ahead`` bytes.
+    """
+    if local(path) is not None:
+        return open(path, "rb")
+    store, relative = stored(path)
+    return store.open(relative, ahead)
+
+
+def check_same(path: str, size: int, mtime_ns: int) -> None:
+    """Raise RecordError unless a file has this size and time."""
+    store, relative = stored(path)
+    try:
+        now = store.stat(relative)
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+    if (now.size, now.mtime_ns) != (size, mtime_ns):
+        raise RecordError(
+            f"{path}: changed while it was read: omit files that are still being written"
+        )
 
 
 def check_unchanged(inputs: Sequence[Input]) -> None:
     """Raise RecordError if an input has changed since it was found."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda each: check_same(each.path, each.size, each.mtime_ns), inputs))
+    at_once(lambda each: check_same(each.path, each.size, each.mtime_ns), inputs)
 
 
 def remove(each: Input) -> str:
@@ -210,8 +234,11 @@ def _matching(store: Store, parts: Sequence[str], folder: str = "") -> Iterator[
             yield from _matching(store, parts[1:], posixpath.join(folder, name))
 
 
-def _files_of(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_ListedFile]:
-    """The files of a place, which is added to ``partial`` if Spark would find others there."""
+def _files_of(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_Listed]:
+    """The files of a place, which is added to ``partial`` if Spark would find others there.
+
+    What is before a file is the same for all names of it.
+    """
     for folder in excluded:
         if _is_within(place, folder):
             raise ConfigError(f"{place}: is within {folder}, where the result goes: omit it")
@@ -231,7 +258,7 @@ def _files_of(place: str, excluded: Sequence[str], partial: set[str]) -> Iterato
     yield _entry(place, status)
 
 
-def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_ListedFile]:
+def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_Listed]:
     store, folder = stored(place)
     try:
         found = list(store.files(folder))
@@ -250,12 +277,12 @@ def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[
         if any(_is_within(path, other) for other in excluded):
             partial.add(place)
             continue
-        yield _ListedFile(path, each.size, each.mtime_ns, path)
+        yield path, each._replace(path=path)
 
 
 def _walk(
     place: str, folder: str, excluded: Sequence[str], partial: set[str], seen: set[str]
-) -> Iterator[_ListedFile]:
+) -> Iterator[_Listed]:
     """Regular files below a real path; links are followed, each directory is entered once."""
     if folder in seen:
         return
@@ -278,8 +305,9 @@ def _walk(
                 yield _entry(path, os.stat(path))
 
 
-def _entry(path: str, status: os.stat_result) -> _ListedFile:
-    return _ListedFile(path, status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+def _entry(path: str, status: os.stat_result) -> _Listed:
+    identity = status.st_dev, status.st_ino
+    return identity, StoredFile(path, status.st_size, status.st_mtime_ns)
 
 
 def _is_hidden(name: str) -> bool:
@@ -302,7 +330,7 @@ def _delta(folder: str) -> ConfigError:
     )
 
 
-def _look(entry: _ListedFile, place: str, layout: Layout | None) -> Input | None:
+def _look(entry: StoredFile, place: str, layout: Layout | None) -> Input | None:
     """What kind of file it is; None for a manifest."""
     path = entry.path
     try:

@@ -11,9 +11,8 @@ from opendal import Operator
 
 from nsqtools import stores
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark.lake import archives
-from nsqtools.spark.lake.archives import INPUT_SCHEMA, ArchiveFile, open_file, read
-from nsqtools.spark.lake.inputs import check_unchanged, find
+from nsqtools.spark.lake.archives import INPUT_SCHEMA, read
+from nsqtools.spark.lake.inputs import check_unchanged, find, open_file
 from nsqtools.stores.objectstore import ObjectStore
 from tests.support.lakes import JSON, RAW, sent, to_file, to_parquet
 from tests.support.streaming import numbered
@@ -88,9 +87,8 @@ def test_records_are_read_in_pieces(
     bodies = numbered(20_000)
     url = put(f"x.json{suffix}", to_file(tmp_path / f"x.json{suffix}", sent(*bodies), JSON))
     [found] = find([url], JSON)
-    archive = ArchiveFile(found.path, found.size, found.mtime_ns, "json")
-    monkeypatch.setattr(archives.open_file, "__defaults__", (1 << 16,))
-    table = pa.Table.from_batches(read(archive), INPUT_SCHEMA)
+    monkeypatch.setattr(open_file, "__defaults__", (1 << 16,))
+    table = pa.Table.from_batches(read(found), INPUT_SCHEMA)
     assert table["body"].to_pylist() == bodies
     assert set(table["source_file"].to_pylist()) == {url}
 
