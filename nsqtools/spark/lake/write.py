@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import OrderedDict
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,8 +30,7 @@ from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import BinaryIO
 
     from pyspark.sql import Column
@@ -53,16 +52,8 @@ _DISTINCT = frozenset({"message_id", "timestamp", "timestamp_ns", "body"})
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
-_SUMMARY = pa.schema(
-    [
-        ("path", pa.string()),
-        ("rows", pa.int64()),
-        ("size", pa.int64()),
-        ("oldest", pa.int64()),
-        ("newest", pa.int64()),
-        ("again", pa.bool_()),
-    ]
-)
+_NUMBERS = dict.fromkeys(("rows", "size", "oldest", "newest"), pa.int64())
+_SUMMARY = pa.schema({"path": pa.string(), **_NUMBERS, "again": pa.bool_()})
 _SUMMARY_DDL = "path STRING, rows LONG, size LONG, oldest LONG, newest LONG, again BOOLEAN"
 
 
@@ -184,10 +175,12 @@ class WriteTask:
         context = TaskContext.get()
         number = context.partitionId() if context else 0
         again = context is not None and context.attemptNumber() > 0
-        with as_output_error(self.output), _PartFiles(self, number, again=again) as files:
+        with as_output_error(self.output), ExitStack() as stack:
+            files = _PartFiles(self, number, stack, again=again)
             for batch in batches:
                 for values, part in self._parts(batch):
                     files.add(values, part)
+            files.close()
         rows = [each._asdict() for each in files.done]
         yield pa.RecordBatch.from_pylist(rows, schema=_SUMMARY)
 
@@ -231,33 +224,19 @@ def _sliced(
 class _PartFiles:
     """The incomplete files of a task, one for each partition; the least recent is closed first.
 
-    After an exception in the ``with`` block none of them appears.
+    Those that are not complete when ``stack`` ends never appear.
     """
 
-    def __init__(self, task: WriteTask, number: int, *, again: bool) -> None:
+    def __init__(self, task: WriteTask, number: int, stack: ExitStack, *, again: bool) -> None:
         self.done: list[PartFile] = []
         self._task = task
         self._number = number
+        self._stack = stack
         self._again = again
         self._store = open_store(task.output, "--output")
         self._open: OrderedDict[tuple[Any, ...], _IncompletePart] = OrderedDict()
         self._count: dict[str, int] = {}
         self._held = 0
-
-    def __enter__(self) -> _PartFiles:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with ExitStack() as stack:
-            for each in self._open.values():
-                stack.callback(each.abort)  # nothing happens to those that are complete
-            while self._open and error is None:
-                self._close(next(iter(self._open)))
 
     def add(self, values: tuple[Any, ...], rows: pa.RecordBatch) -> None:
         """Add rows of a partition; they are at most a row group."""
@@ -273,11 +252,18 @@ class _PartFiles:
         while self._held > _MEMORY:
             self._close(next(iter(self._open)))
 
+    def close(self) -> None:
+        """Complete all files."""
+        while self._open:
+            self._close(next(iter(self._open)))
+
     def _next(self, values: tuple[Any, ...]) -> _IncompletePart:
         folder = self._task.folder(values)
         number = self._count[folder] = self._count.get(folder, -1) + 1
         name = f"{self._task.prefix}{self._number:05d}-{number:03d}.{self._task.form}"
-        return _IncompletePart(self._store, posixpath.join(folder, name), self._task)
+        file = _IncompletePart(self._store, posixpath.join(folder, name), self._task)
+        self._stack.callback(file.abort)
+        return file
 
     def _close(self, values: tuple[Any, ...]) -> None:
         file = self._open[values]
@@ -301,12 +287,12 @@ class _IncompletePart:
         self._rows: list[pa.RecordBatch] = []
         self._bytes = 0
         self._stack = ExitStack()
-        self._file: _JsonPart | pq.ParquetWriter | None = None
+        self._append: Callable[[pa.Table], object] | None = None
 
     @property
     def held(self) -> int:
         """Bytes in memory, about."""
-        return self._bytes + (_OPEN if self._file else 0)
+        return self._bytes + (_OPEN if self._append else 0)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add rows, and write a row group when it is full."""
@@ -320,18 +306,14 @@ class _IncompletePart:
 
     def close(self) -> None:
         """Complete the file, so that it appears."""
-        try:
-            self._write()
-            with self._stack:
-                pass
-        except BaseException:
-            self.abort()
-            raise
+        self._write()
+        self._append = None
+        self._stack.close()
 
     def abort(self) -> None:
         """Forget the file, unless it is complete."""
-        with suppress(_Abandoned), self._stack:
-            raise _Abandoned
+        # An error of its own, as it has to name another file than this one.
+        self._stack.__exit__(Exception, Exception("not completed"), None)
 
     def _write(self) -> None:
         table = pa.Table.from_batches(self._rows)
@@ -339,11 +321,14 @@ class _IncompletePart:
         if self._task.times:
             self._note(table[self._task.times])
             table = table.drop_columns(self._task.times)
-        if self._file is None:
+        if self._append is None:
             file = self._stack.enter_context(self._store.create(self.path))
-            self._file = _JsonPart(file) if self._task.form == "json" else _parquet(file, table)
-            self._stack.enter_context(self._file)
-        self._file.write_table(table, row_group_size=table.num_rows)
+            if self._task.form == "json":
+                self._append = lambda lines: file.write(_text_of(lines))
+            else:
+                writer = self._stack.enter_context(_parquet(file, table))
+                self._append = lambda rows: writer.write_table(rows, rows.num_rows)
+        self._append(table)
 
     def _note(self, times: pa.ChunkedArray) -> None:
         found = pc.min_max(times.cast(pa.int64()))
@@ -353,24 +338,8 @@ class _IncompletePart:
             self.newest = most if self.newest is None else max(self.newest, most)
 
 
-class _Abandoned(Exception):  # noqa: N818 - no error
-    """A file is not completed."""
-
-
-class _JsonPart:
-    """Writes tables of one column, each value in a line."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def __enter__(self) -> _JsonPart:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def write_table(self, table: pa.Table, row_group_size: int) -> None:
-        """Write the lines; ``row_group_size`` has no meaning here."""
-        self._file.write("".join(f"{line}\n" for line in table[0].to_pylist()).encode())
+def _text_of(lines: pa.Table) -> bytes:
+    return "".join(f"{line}\n" for line in lines[0].to_pylist()).encode()
 
 
 def _parquet(file: BinaryIO, first: pa.Table) -> pq.ParquetWriter:

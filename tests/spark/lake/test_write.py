@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nsqtools.errors import OutputError
 from nsqtools.spark.lake import write
 from nsqtools.spark.lake.write import PartFile, WriteTask, escaped
 
@@ -173,6 +177,21 @@ def test_after_an_error_there_is_no_file(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         list(task(tmp_path)(batches()))
+    assert there(tmp_path) == {}
+
+
+def test_an_error_names_the_file_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(write, "ROW_GROUP", 1)  # so that both files are there
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="hour=09"):
+        run(task(tmp_path), *[batch([b"x", b"y"], (9, 10))] * 2)
+    monkeypatch.undo()
     assert there(tmp_path) == {}
 
 
