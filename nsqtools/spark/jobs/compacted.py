@@ -108,7 +108,7 @@ class CompactOutput:
         self._folder = local(place)
         self._unfinished: list[str] = []
         self._found: set[str] = set()
-        self._versions = Versions(self._store, _STATES, f"{_STATES}.json")
+        self._versions = Versions(self._store, _STATES)
         self._todo = self._load()
 
     def recover(self) -> None:
@@ -269,7 +269,7 @@ class CompactOutput:
             return {}
         except (AttributeError, LookupError, TypeError, ValueError):
             raise ConfigError(
-                f"{self._store.url(self._versions.path)}: is not a state that this version reads: "
+                f"{self._versions.url}: is not a state that this version reads: "
                 "restore it, or give another --output, and this directory as an --input"
             ) from None
 

@@ -23,6 +23,7 @@ from uuid import uuid4
 from nsqtools.errors import ConfigError, LockedError, OutputError
 from nsqtools.sinks.files.disk import make_directory
 from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark.jobs.versions import Versions
 from nsqtools.stores import open_store, probe
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import local
@@ -42,7 +43,7 @@ _JAVA_ENDS = 60.0  # seconds
 _LOOK = 0.1
 
 _RUNS = "runs"
-_RENEWED = "renewed"
+_RENEWED = f"{_RUNS}/renewed"
 _RENEW_INTERVAL = 5.0
 _LEASE = 30.0
 """Seconds after which a run that has not renewed its file counts as dead."""
@@ -130,7 +131,7 @@ class Lease(RunGuard):
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._number = 0
+        self._runs = Versions(store, _RUNS)
         self._facts: dict[str, Any] = {
             "run": uuid4().hex,
             "host": os.uname().nodename,
@@ -145,18 +146,10 @@ class Lease(RunGuard):
 
     def acquire(self) -> None:
         """Take the right, from a dead run if need be; raises LockedError and OSError."""
-        newest = self._newest()
-        if newest:
-            self._await_end(newest)
-        self._number = newest + 1
-        content = json.dumps(self._facts).encode()
-        taken = self._store.put_if_absent(self._entry(self._number), content)
-        if not taken or self._newest() > self._number:
-            raise LockedError(f"{self._store.place}: another run has just begun")
+        with contextlib.suppress(FileNotFoundError):
+            self._await_end(self._runs.load())
+        self._runs.save(self._facts)
         self._renew()
-        for number in self._numbers():
-            if number < self._number:
-                self._store.delete(self._entry(number))
         self._store.patience = _RENEW_INTERVAL  # to wait for longer would hide that it is lost
         self._thread.start()
 
@@ -187,23 +180,24 @@ class Lease(RunGuard):
                 f"renew its entry for {_PATIENCE:.0f} seconds"
             )
 
-    def _await_end(self, number: int) -> None:
-        """Return once the run with this number has ended or is dead; raises LockedError."""
-        first = self._last_renewal(number)
-        if not first or first.get("ended"):
+    def _await_end(self, entry: dict[str, Any]) -> None:
+        """Return once the run of an entry has ended or is dead; raises LockedError."""
+        first = self._renewal(entry["run"])
+        if first.get("ended"):
             return
-        if first["kernel"] == self._facts["kernel"]:
-            run, *others = first["processes"]
+        facts = first or entry
+        if facts["kernel"] == self._facts["kernel"]:
+            run, *others = facts["processes"]
             if not _is_running(*run):
                 for process in others:
                     _outlive(*process)
                 return
         deadline = time.monotonic() + _LEASE
-        while (now := self._last_renewal(number)) == first:
+        while (now := self._renewal(entry["run"])) == first:
             if time.monotonic() > deadline:
                 log.warning(
                     "%s: took over from a run on %s that has not renewed its entry for %d seconds",
-                    *(self._store.place, first["host"], _LEASE),
+                    *(self._store.place, facts["host"], _LEASE),
                 )
                 return
             time.sleep(_LOOK)
@@ -212,38 +206,17 @@ class Lease(RunGuard):
                 f"{self._store.place}: in use by process {now['processes'][0][0]} on {now['host']}"
             )
 
-    def _last_renewal(self, number: int) -> dict[str, Any]:
-        """What the run with this number last wrote; nothing if its entry is gone."""
-        entry = self._read(self._entry(number))
-        renewed = self._read(f"{_RUNS}/{_RENEWED}")
-        return renewed if renewed.get("run") == entry.get("run") else entry
-
-    def _read(self, path: str) -> dict[str, Any]:
+    def _renewal(self, run: str) -> dict[str, Any]:
+        """What a run last wrote; nothing if it has written nothing, or another run has since."""
         with contextlib.suppress(FileNotFoundError):
-            found = json.loads(self._store.get(path))
-            assert isinstance(found, dict)
-            return found
+            found: dict[str, Any] = json.loads(self._store.get(_RENEWED))
+            return found if found["run"] == run else {}
         return {}
-
-    def _newest(self) -> int:
-        return max(self._numbers(), default=0)
-
-    def _numbers(self) -> list[int]:
-        return [int(name) for name in self._store.list(_RUNS) if name.isdecimal()]
-
-    def _is_newest(self) -> bool:
-        """Whether no run has taken over: it makes the next entry, and then removes this one."""
-        return bool(self._read(self._entry(self._number))) and not self._read(
-            self._entry(self._number + 1)
-        )
-
-    def _entry(self, number: int) -> str:
-        return f"{_RUNS}/{number:010d}"
 
     def _renew(self, *, ended: bool = False) -> None:
         self._beat += 1
         facts = self._facts | {"beat": self._beat, "ended": ended}
-        self._store.put(f"{_RUNS}/{_RENEWED}", json.dumps(facts).encode())
+        self._store.put(_RENEWED, json.dumps(facts).encode())
 
     def _keep(self) -> None:
         """Renew until the end, or until the right is lost."""
@@ -251,7 +224,7 @@ class Lease(RunGuard):
         while not self._end.wait(_RENEW_INTERVAL):
             began, is_newest = time.monotonic(), True
             with contextlib.suppress(OSError):
-                is_newest = self._is_newest()
+                is_newest = self._runs.is_newest()
                 if is_newest:
                     self._renew()
                     renewed = began
