@@ -65,13 +65,10 @@ class Checkpoint:
         """Whether there is no work left: it is unused, or its last run had the same settings."""
         if not self.is_finished():
             return False
-        text = self.read_stamp()
-        if text is None:
+        said = self.read_stamp()
+        if said is None:
             return self._last(_OFFSETS) < 0
-        try:
-            return bool(json.loads(text) == stamp) and not self._has_forgotten()
-        except ValueError:
-            return False
+        return said == stamp and not self._has_forgotten()
 
     def staged(self) -> int:
         """Return the number of messages in the staging."""
@@ -97,11 +94,20 @@ class Checkpoint:
             if offset.quotas and offset not in before:
                 Ledger(self.staging, offset.stream).expect(offset)
 
-    def read_stamp(self) -> str | None:
-        """Return the settings of the last run, as JSON; None if there are none."""
-        with as_output_error(self.place), contextlib.suppress(FileNotFoundError):
-            return str(self.store.get(_STAMP), "utf-8", "replace")
-        return None
+    def read_stamp(self) -> Mapping[str, Any] | None:
+        """Return the settings of the last run; None if there are none."""
+        try:
+            with as_output_error(self.place):
+                if isinstance(found := json.loads(self.store.get(_STAMP)), dict):
+                    return found
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            pass
+        raise OutputError(
+            f"{below(self.place, _STAMP)}: damaged: remove it if the last run had the same "
+            "--topic, --channel and --output, or give another --checkpoint"
+        )
 
     def _has_forgotten(self) -> bool:
         """Whether a batch is staged that a power failure has removed from Spark's log.
@@ -161,11 +167,8 @@ class Stamp:
         Raises ConfigError for other topics, another channel or another output, and OutputError if
         the stamp cannot be read.
         """
-        text = checkpoint.read_stamp()
-        if text is None:
-            return None
-        said = _parse(checkpoint.place, text)
-        if not checkpoint.is_unused():
+        said = checkpoint.read_stamp()
+        if said is not None and not checkpoint.is_unused():
             _compare(checkpoint.place, said, stamp)
         return said
 
@@ -199,17 +202,6 @@ def _real(place: str) -> str:
     """The only name of a place of this machine; others are what they are called."""
     path = local(place) if place else None
     return place.rstrip("/") if path is None else os.path.realpath(path)
-
-
-def _parse(checkpoint: str, text: str) -> dict[str, Any]:
-    """What a stamp says; raises OutputError if it is damaged."""
-    with contextlib.suppress(ValueError):
-        if isinstance(found := json.loads(text), dict):
-            return found
-    raise OutputError(
-        f"{below(checkpoint, _STAMP)}: damaged: remove it if the last run had the same "
-        "--topic, --channel and --output, or give another --checkpoint"
-    )
 
 
 def _compare(checkpoint: str, said: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:

@@ -77,13 +77,6 @@ async def waiting(options: Mapping[str, str], master: str) -> int:
     return sum(depths.values())
 
 
-def check_staging(staging: str) -> None:
-    """Raise ConfigError or OutputError if the directory of --staging cannot hold a staging."""
-    from nsqtools.stores import open_store, probe
-
-    probe(open_store(staging))
-
-
 async def check_sink(options: Mapping[str, str], master: str) -> None:
     """Raise a PeerError if all nsqds of a sink would refuse executors on this machine."""
     settings = parse_sink(options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsqtools.cli.commands.pipeline.preflight import check_sink, check_staging, locked, waiting
+from nsqtools.cli.commands.pipeline.preflight import check_sink, locked, waiting
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
 from nsqtools.cli.commands.pipeline.views import StreamView, conclude
@@ -28,6 +28,7 @@ from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.stores import probe
 from nsqtools.stores.places import OURS, below, local
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class StreamJob:
                 self._run_kept(guard)
                 return
             if local(self.places.staging) is None:
-                check_staging(self.places.staging)
+                probe(checkpoint.staging)
             Stamp.check(checkpoint, self.stamp)
             checkpoint.check_staged()
             if checkpoint.has_orphans():
@@ -218,7 +219,7 @@ class StreamJob:
         if run.stop.is_set():
             return
         if local(self.places.staging) is not None:  # only now: it makes the directory
-            check_staging(self.places.staging)
+            probe(checkpoint.staging)
 
         def work(spark: Any, **given: Any) -> None:
             guard.note_java(spark)
