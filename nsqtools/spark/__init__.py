@@ -24,25 +24,16 @@ def register(spark: SparkSession) -> None:
     ConfigError, with the command to run, if pyspark, pyarrow or Java is missing, and for a session
     with spark.speculation.
     """
-    from nsqtools.spark.properties import refuse_speculation
+    from nsqtools.spark.properties import is_local, refuse_speculation
     from nsqtools.spark.requirements import require_spark
 
     require_spark()
     refuse_speculation(spark.conf.get("spark.speculation", "false"))
-    _use_own_python(spark)
+    context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
+        # Else Spark would run python3 of PATH, which lacks this package if its virtual environment
+        # is not activated.
+        context.pythonExec = sys.executable
     from nsqtools.spark.source.datasource import NsqDataSource
 
     spark.dataSource.register(NsqDataSource)
-
-
-def _use_own_python(spark: SparkSession) -> None:
-    """Let workers of a local master run this Python, unless PYSPARK_PYTHON is set.
-
-    By default Spark runs ``python3`` of PATH, which lacks this package if its virtual environment
-    is not activated.
-    """
-    from nsqtools.spark.properties import is_local
-
-    context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
-    if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
-        context.pythonExec = sys.executable

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from nsqtools.spark.source.plans import Quota
+    from nsqtools.spark.staging.log import LogEntry
     from nsqtools.stores.interface import Store
 
 log = logging.getLogger(__name__)
@@ -135,8 +136,8 @@ class Ledger:
             own.check()
             if entries[-1].kind is EntryKind.END:
                 raise self._stale(batch)
-        others = [
-            self.partition_log(batch, number)
+        others: list[tuple[PartitionLog, list[LogEntry]]] = [
+            (self.partition_log(batch, number), [])
             for number, other in enumerate(quotas)
             if number != k and other.queue == quota.queue
         ]

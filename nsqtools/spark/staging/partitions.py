@@ -43,10 +43,7 @@ class Claim:
     """
 
     def __init__(
-        self,
-        log: PartitionLog,
-        entries: list[LogEntry],
-        redelivered: Redelivered,
+        self, log: PartitionLog, entries: list[LogEntry], redelivered: Redelivered
     ) -> None:
         self._log = log
         self._entries = entries
@@ -101,17 +98,14 @@ class Claim:
         return entry
 
 
+@dataclass(frozen=True, slots=True)
 class Sealed:
-    """A complete partition, which has the same rows for every reader."""
+    """A complete partition, which has the same rows for every reader; ``attempt`` has sealed it."""
 
-    def __init__(
-        self, log: PartitionLog, segments: Sequence[LogEntry], ending: Ending, attempt: str
-    ) -> None:
-        self.log = log
-        self.segments = segments
-        self.ending = ending
-        self.settled_attempt = attempt if ending.settled else ""
-        """The attempt whose messages are all finished, if it is known."""
+    log: PartitionLog
+    segments: Sequence[LogEntry]
+    ending: Ending
+    attempt: str
 
     @classmethod
     def read(cls, log: PartitionLog, seal: LogEntry) -> Sealed:

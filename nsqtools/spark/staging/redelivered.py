@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -89,36 +90,29 @@ class KeptKeys(NamedTuple):
         return cls(int(batch), int(rows)) if ours else None
 
 
+@dataclass(slots=True)
 class Redelivered:
     """What is staged of a topic on an nsqd, as an attempt of a partition sees it; not thread-safe.
 
-    ``own`` is the partition's log, ``others`` are the logs of the batch's other partitions of this
-    topic and nsqd, and ``entries`` the entries of the own log, which the attempt extends.
+    ``own`` is the partition's log, and ``entries`` are its entries, which the attempt extends.
+    ``others`` are the logs of the batch's other partitions of this topic and nsqd, with the entries
+    that are known.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        batch: int,
-        queue: TopicOnNsqd,
-        own: PartitionLog,
-        entries: list[LogEntry],
-        others: Sequence[PartitionLog],
-    ) -> None:
-        self._ledger = ledger
-        self._batch = batch
-        self._queue = queue
-        self._own = own
-        self._entries = entries
-        self._others: list[tuple[PartitionLog, list[LogEntry]]] = [(log, []) for log in others]
-        self._earlier: dict[int, list[tuple[PartitionLog, LogEntry]]] = {}
-        self._added: dict[int, pa.Table] = {}
-        self._known: dict[str, pa.Table] = {}
+    ledger: Ledger
+    batch: int
+    queue: TopicOnNsqd
+    own: PartitionLog
+    entries: list[LogEntry]
+    others: Sequence[tuple[PartitionLog, list[LogEntry]]]
+    _earlier: dict[int, list[tuple[PartitionLog, LogEntry]]] = field(default_factory=dict)
+    _added: dict[int, pa.Table] = field(default_factory=dict)
+    _known: dict[str, pa.Table] = field(default_factory=dict)
 
     def add(self, entry: LogEntry, keys: pa.RecordBatch) -> None:
         """Remember the keys of a segment that was added to the own log, as far as they count."""
         self._added[entry.number] = pa.Table.from_batches([keys])
-        counts = {each.number for each in unfinished(self._entries)}
+        counts = {each.number for each in unfinished(self.entries)}
         self._added = {number: table for number, table in self._added.items() if number in counts}
 
     def find(self, keys: Set[MessageKey]) -> set[MessageKey]:
@@ -127,13 +121,13 @@ class Redelivered:
         Raises OutputError.
         """
         ids = pa.array([message_id for message_id, _ in keys], pa.string())
-        with self._own.explained():
+        with self.own.explained():
             return self._find(keys, ids)
 
     def _find(self, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:
-        ledger, found = self._ledger, set()
+        ledger, found = self.ledger, set()
         names = ledger.names()
-        earlier = [batch for batch in ledger.batches(names) if batch < self._batch]
+        earlier = [batch for batch in ledger.batches(names) if batch < self.batch]
         for batch in earlier:
             with contextlib.suppress(FileNotFoundError):
                 for log, entry in self._committed(batch):
@@ -143,10 +137,10 @@ class Redelivered:
         for name in filter(KeptKeys.parse, names):
             with contextlib.suppress(FileNotFoundError):
                 found |= _among(self._kept(name), keys, ids)
-        for entry in unfinished(self._entries):
+        for entry in unfinished(self.entries):
             table = self._added.get(entry.number)
-            found |= _among(self._keys(self._own, entry) if table is None else table, keys, ids)
-        for log, entries in self._others:
+            found |= _among(self._keys(self.own, entry) if table is None else table, keys, ids)
+        for log, entries in self.others:
             entries += log.read_on(entries)
             tables = [self._keys(log, entry) for entry in unfinished(entries)]
             if any(hits := [_among(table, keys, ids) for table in tables]):
@@ -157,10 +151,10 @@ class Redelivered:
     def _committed(self, batch: int) -> list[tuple[PartitionLog, LogEntry]]:
         """What may be unfinished of a committed batch that could not be removed yet."""
         if batch not in self._earlier:
-            offset = self._ledger.prepared(batch)
-            found = _unfinished_of(self._ledger, offset) if offset else ()
+            offset = self.ledger.prepared(batch)
+            found = _unfinished_of(self.ledger, offset) if offset else ()
             self._earlier[batch] = [
-                (log, entry) for queue, log, entry in found if queue == self._queue
+                (log, entry) for queue, log, entry in found if queue == self.queue
             ]
         return self._earlier[batch]
 
@@ -172,16 +166,16 @@ class Redelivered:
 
     def _kept(self, name: str) -> pa.Table:
         if name not in self._known:
-            file = f"{self._ledger.folder}/{name}"
+            file = f"{self.ledger.folder}/{name}"
             try:
-                data = self._ledger.store.get(file)
+                data = self.ledger.store.get(file)
                 table = pa.ipc.open_stream(data).read_all()
             except pa.ArrowInvalid as error:
                 raise OutputError(
-                    f"{self._ledger.store.url(file)}: damaged: remove it; messages that it lists "
+                    f"{self.ledger.store.url(file)}: damaged: remove it; messages that it lists "
                     "may then be staged twice"
                 ) from error
-            topic, nsqd = self._queue
+            topic, nsqd = self.queue
             ours = (pc.field("topic") == topic) & (pc.field("nsqd") == nsqd)
             self._known[name] = table.filter(ours).select(KEY_SCHEMA.names)
         return self._known[name]
@@ -203,7 +197,8 @@ def _unfinished_of(
     """The segments of a batch's sealed partitions whose messages may be unfinished."""
     for k, quota in enumerate(offset.quotas):
         if sealed := ledger.sealed(offset.batch, k):
-            for entry in unfinished(sealed.segments, sealed.settled_attempt):
+            settled = sealed.attempt if sealed.ending.settled else ""
+            for entry in unfinished(sealed.segments, settled):
                 yield quota.queue, sealed.log, entry
 
 
