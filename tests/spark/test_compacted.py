@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from opendal import Operator
@@ -22,10 +22,11 @@ from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known, prefix
 from nsqtools.spark.lake.inputs import find
 from nsqtools.stores import open_store
 from nsqtools.stores.objectstore import ObjectStore
+from tests.support.faults import Mortal
 from tests.support.lakes import RAW, sent, to_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from nsqtools.spark.lake.inputs import Input
@@ -37,45 +38,14 @@ OLD, NEW = ({NINE_O_CLOCK: text, TEN_O_CLOCK: text} for text in ("old", "new"))
 def quiet(*_: int) -> None: ...
 
 
-class KilledError(BaseException):
-    """Stands for kill -9."""
-
-
-class Mortal:
-    """Kills whoever makes the n-th change to the disk."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left = 10**9
-        for module, name in (
-            *((os, name) for name in ("rename", "link", "unlink", "fsync", "makedirs")),
-            (shutil, "rmtree"),
-        ):
-            monkeypatch.setattr(module, name, self._deadly(getattr(module, name)))
-
-    def _deadly(self, change: Any) -> Any:
-        def changed(*args: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left < 0:
-                raise KilledError
-            return change(*args, **options)
-
-        return changed
-
-    def survived(self, step: int, work: Callable[[], object]) -> bool:
-        """Whether it ended before that step, at which it is killed."""
-        self.left = step
-        with suppress(KilledError):
-            work()
-            return True
-        return False
-
-    def rest(self) -> None:
-        self.left = 10**9
-
-
 @pytest.fixture
 def mortal(monkeypatch: pytest.MonkeyPatch) -> Mortal:
-    return Mortal(monkeypatch)
+    """Whose changes are those to the disk."""
+    made = Mortal()
+    changes = [(os, name) for name in ("rename", "link", "unlink", "fsync", "makedirs")]
+    for module, name in (*changes, (shutil, "rmtree")):
+        monkeypatch.setattr(module, name, made.deadly(getattr(module, name)))
+    return made
 
 
 Made = tuple[str, dict[str, HourFile]]
@@ -306,26 +276,17 @@ def test_the_state_forgets_keyed_files_that_are_gone(tmp_path: Path) -> None:
     assert list(state["inputs"]) == [bare.path]
 
 
-class StoredLake:
+class StoredLake(Mortal):
     """An output in an object store, in which each change may be the last of a run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
         memory = Operator("memory")
         self.store = ObjectStore("s3a://bucket/out", memory, memory)
-        self.left = 10**9
         for name in ("put_if_absent", "delete"):
-            monkeypatch.setattr(self.store, name, self._deadly(getattr(self.store, name)))
+            monkeypatch.setattr(self.store, name, self.deadly(getattr(self.store, name)))
         for module in (compacted, sys.modules[__name__]):
             monkeypatch.setattr(module, "open_store", lambda *_: self.store)
-
-    def _deadly(self, change: Any) -> Any:
-        def changed(*args: Any) -> Any:
-            self.left -= 1
-            if self.left < 0:
-                raise KilledError
-            return change(*args)
-
-        return changed
 
     def output(self) -> CompactOutput:
         return opened("s3a://bucket/out")
@@ -346,12 +307,13 @@ def test_in_a_store_a_run_killed_at_any_step_has_happened_or_not(
         lake = StoredLake(monkeypatch)
         output = lake.output()
         commit(output, make(output, OLD))
-        lake.left = len(outcomes)
-        with suppress(KilledError):
-            output = lake.output()
+
+        def work() -> None:
+            output = lake.output()  # noqa: B023 - called here
             commit(output, make(output, NEW), known(each))
-            survived = True
-        lake.left = 10**9
+
+        survived = lake.survived(len(outcomes), work)
+        lake.rest()
         seen = set(lake.contents())
         assert seen >= set(OLD.items()) or seen >= set(NEW.items())
         is_in = lake.output().divide([each]) == ([], [each])

@@ -111,15 +111,6 @@ async def test_no_order_of_commands_lets_nsqd_send_more_than_the_quota(
     assert nsqd.most_in_flight <= window + nsqd.connections - 1
 
 
-def test_a_row_says_what_a_message_was(staging: Staging) -> None:
-    staging.publish(b"one")
-    (row,) = staging.pull(1)
-    assert len(row["message_id"]) == 16
-    assert int(row["message_id"], 16) >= 0
-    assert (row["attempts"], row["body"]) == (1, b"one")
-    assert abs(row["timestamp"].timestamp() * 1e6 - row["timestamp_ns"] // 1000) < 2
-
-
 def test_bodies_of_all_bytes_and_sizes_arrive_as_they_are(staging: Staging) -> None:
     random = Random(7)
     bodies = [bytes(range(256)), b"\0", b"\0" * 1000]

@@ -30,6 +30,7 @@ from nsqtools.spark.jobs.replay import Replayed, ReplaySettings, is_planned, pla
 from nsqtools.spark.jobs.versions import Versions
 from nsqtools.stores.mounted import LocalStore
 from tests.support.eventually import eventually
+from tests.support.faults import KilledError
 from tests.support.lakes import JSON
 from tests.support.replays import HOSTILE, Taken, nothing
 from tests.support.streaming import numbered
@@ -127,9 +128,6 @@ def test_after_a_crash_no_more_messages_are_there_twice_than_the_next_run_tells(
     """Whatever is under way when a position cannot be noted any more."""
     archived(LARGE[:900], LARGE[900:])
     calls = iter(range(10**6))
-
-    class KilledError(BaseException):
-        pass
 
     def save(versions: Versions, value: object) -> None:
         if next(calls) == call:

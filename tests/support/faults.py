@@ -18,7 +18,7 @@ import pytest
 from tests.support.binaries import give_up, needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextmanager
@@ -56,6 +56,42 @@ def broken(call: str, code: int = errno.EIO, *, of: Any = os) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of, call, fail)
         yield
+
+
+class KilledError(BaseException):
+    """Stands for kill -9."""
+
+
+def killed(*_: object) -> None:
+    """What calls this is killed."""
+    raise KilledError
+
+
+class Mortal:
+    """Kills whoever makes one more change than are ``left``."""
+
+    def __init__(self) -> None:
+        self.left = 10**9
+
+    def deadly(self, change: Any) -> Any:
+        def changed(*args: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise KilledError
+            return change(*args, **options)
+
+        return changed
+
+    def survived(self, step: int, work: Callable[[], object]) -> bool:
+        """Whether it ended before that step, at which it is killed."""
+        self.left = step
+        with suppress(KilledError):
+            work()
+            return True
+        return False
+
+    def rest(self) -> None:
+        self.left = 10**9
 
 
 @contextmanager

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
+from nsqtools.errors import LockedError, OutputError, RecordError
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.jobs import compact as job
 from nsqtools.spark.jobs.compact import Compacted
 from nsqtools.spark.jobs.compacted import CompactOutput
+from tests.support.faults import KilledError, killed
 from tests.support.lakes import (
     JSON,
     NINE,
@@ -153,12 +154,6 @@ def test_a_run_that_is_told_to_end_changes_nothing(
 def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
     run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class KilledError(BaseException):
-        pass
-
-    def killed(*_: Any) -> None:
-        raise KilledError
-
     path = to_file(tmp_path / "x.log", sent(b"tick", b"tick"), RAW)
     for name in ("_publish", "_sync", "_sweep"):
         monkeypatch.setattr(CompactOutput, name, killed)
@@ -167,11 +162,3 @@ def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
         monkeypatch.undo()
     assert run(path, layout=RAW) == Compacted(known=1)
     assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1, b"tick": 2}
-
-
-def test_an_output_of_others_is_refused_before_any_work(run: Compacting, tmp_path: Path) -> None:
-    hour = tmp_path / "out" / "date=2026-11-21" / "hour=08"
-    to_parquet(hour / "batch=0a-1" / "part-1.parquet", sent(b"a"))
-    to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-    with pytest.raises(ConfigError, match="hour=08"):
-        run(tmp_path / "lake")

@@ -48,40 +48,20 @@ def test_a_missing_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refused_with(f"JAVA_HOME {tmp_path}/java")
 
 
-@pytest.fixture
-def install_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a Java of this version that of JAVA_HOME."""
-
-    def install(version: str) -> None:
-        (tmp_path / "java/bin").mkdir(parents=True)
-        (tmp_path / "java/bin/java").touch(0o755)
-        (tmp_path / "java/release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
-
+def test_a_java_that_is_too_old_is_named_and_so_is_a_spark_home_of_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
     monkeypatch.delenv("SPARK_HOME", raising=False)
-    return install
-
-
-@pytest.mark.parametrize(("version", "number"), [("11.0.2", "11"), ("1.8.0_392", "8")])
-def test_a_java_that_is_too_old_is_named(
-    install_java: Callable[[str], None], version: str, number: str
-) -> None:
-    install_java(version)
-    refused_with(rf"bin/java is Java {number}: ")
-
-
-@pytest.mark.parametrize("version", ["17.0.15", "21", "25-ea"])
-def test_a_java_that_is_new_enough_will_do(
-    install_java: Callable[[str], None], version: str
-) -> None:
-    install_java(version)
-    require_spark()
-
-
-def test_a_spark_home_of_another_version_is_named(
-    install_java: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_java("17")
+    (tmp_path / "java/bin").mkdir(parents=True)
+    (tmp_path / "java/bin/java").touch(0o755)
+    versions = {"11.0.2": "11", "1.8.0_392": "8", "17.0.15": "", "21": "", "25-ea": ""}
+    for version, too_old in versions.items():
+        (tmp_path / "java/release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+        if too_old:
+            refused_with(rf"bin/java is Java {too_old}: ")
+        else:
+            require_spark()
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.errors import ConfigError, RecordError
@@ -20,6 +19,7 @@ from nsqtools.spark.jobs.replay import (
     publish_there,
     stage,
 )
+from tests.support.faults import KilledError, killed
 from tests.support.lakes import HOUR, JSON, PREFIXED, sent, to_file, to_parquet
 from tests.support.replays import HOSTILE, Taken, nothing, replay
 from tests.support.streaming import numbered
@@ -68,12 +68,6 @@ def test_what_is_planned_is_not_chosen_again_and_needs_no_archive(
 def test_a_staging_that_was_killed_or_told_to_end_is_done_by_the_next_run(
     spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class KilledError(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise KilledError
-
     replaying = replace(replaying, where="true")
     to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
     stop = threading.Event()
@@ -140,12 +134,3 @@ def test_settings_that_cannot_be_are_named(
     with pytest.raises(ConfigError, match=culprit) as caught:
         replay(spark, replace(replaying, **wrong), threading.Event(), nothing)
     assert "\n" not in str(caught.value)
-
-
-def test_parquet_without_bodies_is_named(
-    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path
-) -> None:
-    (tmp_path / "lake").mkdir()
-    pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "part-1.parquet")
-    with pytest.raises(ConfigError, match="column body"):
-        stage(spark, replaying, threading.Event(), nothing)

@@ -15,6 +15,7 @@ from nsqtools.spark.jobs import guard
 from nsqtools.spark.jobs.guard import Lease, only_one
 from nsqtools.stores.mounted import LocalStore
 from tests.support.eventually import eventually
+from tests.support.faults import broken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,16 +134,13 @@ def test_a_run_that_cannot_renew_its_entry_stops_before_another_takes_over(
     store = LocalStore(str(tmp_path))
     lease = held(store)
 
-    def fails(*_: object, **__: object) -> None:
-        raise OSError(5, "the network is down")
-
-    monkeypatch.setattr(store, "put", fails)
     stop = threading.Event()
     lease.stops(stop)
-    eventually(stop.is_set)
-    with pytest.raises(LockedError):
-        lease.check()
-    lease.release()
+    with broken("put", of=store):
+        eventually(stop.is_set)
+        with pytest.raises(LockedError):
+            lease.check()
+        lease.release()
 
 
 def test_a_directory_on_this_machine_has_a_lock(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-import resource
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,6 +16,7 @@ from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import FencedError, StaleError
 from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
+from tests.support.faults import broken, file_limit
 from tests.support.ledgers import (
     ORIGIN,
     SETTLED,
@@ -33,7 +32,8 @@ from tests.support.ledgers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from nsqtools.spark.source.plans import Offset
@@ -307,30 +307,11 @@ def test_a_damaged_offset_is_an_error_that_names_it(
         claimed(ledger)
 
 
-@contextlib.contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """The kernel lets no file grow beyond it: EFBIG."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@contextlib.contextmanager
-def full_at_fsync() -> Iterator[None]:
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        yield
-
-
-@pytest.mark.parametrize("no_space", [lambda: file_size_limit(1000), full_at_fsync])
+@pytest.mark.parametrize(
+    "no_space", [lambda: file_limit(1000), lambda: broken("fsync", errno.ENOSPC)]
+)
 def test_a_segment_that_does_not_fit_is_not_acknowledged_and_leaves_nothing(
-    tmp_path: Path, ledger: Ledger, no_space: Callable[[], contextlib.AbstractContextManager[None]]
+    tmp_path: Path, ledger: Ledger, no_space: Callable[[], AbstractContextManager[None]]
 ) -> None:
     claim = claimed(ledger)
     claim.add(segment(1))
