@@ -29,6 +29,7 @@ def register(spark: SparkSession) -> None:
 
     require_spark()
     refuse_speculation(spark.conf.get("spark.speculation", "false"))
+
     context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
     if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
         # Else Spark would run python3 of PATH, which lacks this package if its virtual environment

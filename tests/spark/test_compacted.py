@@ -1,7 +1,5 @@
 """The output directory of ``compact`` through crashes at every step, without Spark."""
 
-# size: one run after another on one output
-
 from __future__ import annotations
 
 import errno
