@@ -305,12 +305,10 @@ def _in_line(noise: re.Match[str]) -> str:
 
 
 def _again(kind: object, text: str) -> NSQError:
-    try:
-        return (
-            kind(text) if isinstance(kind, type) and issubclass(kind, NSQError) else NSQError(text)
-        )
-    except TypeError:  # it wants more than a text
-        return NSQError(text)
+    with contextlib.suppress(TypeError):  # it wants more than a text
+        if isinstance(kind, type) and issubclass(kind, NSQError):
+            return kind(text)
+    return NSQError(text)
 
 
 def _text(error: BaseException) -> str:

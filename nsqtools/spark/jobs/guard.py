@@ -64,8 +64,7 @@ class RunGuard:
         """Raise LockedError if another run has taken over."""
 
 
-@contextlib.contextmanager
-def only_one(place: str, flag: str = "--checkpoint") -> Iterator[RunGuard]:
+def only_one(place: str, flag: str = "--checkpoint") -> contextlib.AbstractContextManager[RunGuard]:
     """Hold the right to run on a place, which ``flag`` names in errors.
 
     Raises LockedError if another run holds it, and ConfigError or OutputError if the place cannot
@@ -74,8 +73,7 @@ def only_one(place: str, flag: str = "--checkpoint") -> Iterator[RunGuard]:
     Spark itself notices two runs only when one of them fails.
     """
     path = local(place)
-    with _lock(path, flag) if path is not None else _lease(place, flag) as guard:
-        yield guard
+    return _lock(path, flag) if path is not None else _lease(place, flag)
 
 
 class _LocalGuard(RunGuard):

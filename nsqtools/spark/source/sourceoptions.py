@@ -40,6 +40,12 @@ _SECRET_ENV = "auth_secret_env"  # noqa: S105 - names a variable
 _SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
 _FLAGS = "flags"
 
+_REQUIRED = {
+    "subscribe": "the topics to read, separated by commas",
+    "channel": "the channel to consume",
+    "stagingLocation": "a directory, shared by driver and executors, for the messages of "
+    "uncommitted micro-batches",
+}
 # Options that may be left out, each with its field in SourceSettings, which has the default.
 _OPTIONAL = {
     "checkpointPath": ("checkpoint", Option("text", "")),
@@ -52,7 +58,7 @@ _OPTIONAL = {
     "pollIntervalMs": ("poll_interval", Option("integer", "", minimum=1)),
     "waitForServers": ("wait_for_servers", Option("flag", "")),
 }
-_SOURCE = (*_SERVERS, "subscribe", "channel", "stagingLocation", *_OPTIONAL, _FLAGS)
+_SOURCE = (*_SERVERS, *_REQUIRED, *_OPTIONAL, _FLAGS)
 _SINK = (*_SERVERS, "topic", _FLAGS)
 
 # Spark puts what the query itself is told among the options of its sink.
@@ -121,30 +127,21 @@ class SinkSettings(SharedSettings[ProducerConfig]):
 def parse_source(options: Mapping[str, str]) -> SourceSettings:
     """Return the settings of a read; raises ConfigError, which names the option."""
     given = _Given(options, _SOURCE, _SOURCE_NSQ)
+    for name, wanted in _REQUIRED.items():
+        if not given.items(name):
+            raise ConfigError(f"option {name} is required: give {wanted}")
     topics = tuple(check_name("topic", each) for each in given.items("subscribe"))
-    if not topics:
-        raise ConfigError(
-            "option subscribe is required: give the topics to read, separated by commas"
-        )
     channel = given.text("channel")
-    if not channel:
-        raise ConfigError("option channel is required: give the channel to consume")
     if is_ephemeral(check_name("channel", channel)):
         raise ConfigError(
             f"option channel: {channel!r} would be deleted between two micro-batches: choose a"
             " name without #ephemeral"
         )
-    staging = given.text("stagingLocation")
-    if not staging:
-        raise ConfigError(
-            "option stagingLocation is required: give a directory, shared by driver and "
-            "executors, for the messages of uncommitted micro-batches"
-        )
     nsqds, lookupds = given.servers()
     return SourceSettings(
         topics=tuple(dict.fromkeys(topics)),
         channel=channel,
-        staging=staging,
+        staging=given.text("stagingLocation"),
         nsqds=nsqds,
         lookupds=lookupds,
         **given.connecting(ConsumerConfig),
