@@ -75,11 +75,6 @@ def names(store: Store) -> list[str]:
     return sorted(file.path for file in store.files())
 
 
-def content(store: Store, path: str) -> bytes:
-    data: bytes = store.get(path)
-    return data
-
-
 @pytest.mark.parametrize("size", [100, 300_000])
 def test_of_eight_who_create_a_file_one_does(store: Store, size: int) -> None:
     start = threading.Barrier(8)
@@ -91,7 +86,7 @@ def test_of_eight_who_create_a_file_one_does(store: Store, size: int) -> None:
     with ThreadPoolExecutor(8) as threads:
         done = list(threads.map(create, range(8)))
     assert done.count(True) == 1
-    assert content(store, "a/file") == bytes([done.index(True)]) * size
+    assert store.get("a/file") == bytes([done.index(True)]) * size
     assert names(store) == ["a/file"]
 
 
@@ -122,7 +117,7 @@ def test_a_file_is_replaced_as_a_whole(store: Store) -> None:
     probe(store)  # which leaves nothing
     store.put("file", b"one" * 1000)
     store.put("file", b"two")
-    assert content(store, "file") == b"two"
+    assert store.get("file") == b"two"
     assert names(store) == ["file"]
 
 
@@ -132,7 +127,7 @@ def test_a_part_of_a_file_can_be_read(store: Store) -> None:
     assert store.get("file", 10, 20) == bytes(range(10, 30))
     assert store.get("file", 0, 5) == bytes(range(5))
     assert store.get("file", 190) == bytes(range(190, 200))
-    assert content(store, "empty") == b""
+    assert store.get("empty") == b""
 
 
 def test_folders_come_and_go_with_their_files(store: Store) -> None:
@@ -174,7 +169,7 @@ def test_of_a_file_whose_writer_fails_nothing_is_left(store: Store, size: int) -
             file.write(b"x" * size)
             raise ZeroDivisionError
     assert names(store) == ["file"]
-    assert content(store, "file") == b"before"
+    assert store.get("file") == b"before"
 
 
 def test_what_a_killed_writer_has_left_can_be_removed(store: Store) -> None:

@@ -181,26 +181,20 @@ class PublishTask:
         ``passed`` is called with numbers of rows that are done. Raises PublishError if no nsqd
         accepts messages, UnreachableError, LockedError, RecordError and OutputError.
         """
-        with as_output_error(self.staging):
-            asyncio.run(self._run(portions, stop, passed))
-
-    async def _run(
-        self,
-        portions: Iterable[tuple[int, Portion]],
-        stop: threading.Event,
-        passed: Callable[[int], None],
-    ) -> None:
-        sink = parse_sink(self.sink)
+        sink, store = parse_sink(self.sink), open_store(self.staging)
         left, pace = iter(portions), Pace(self.rate)
-        store = open_store(self.staging)
-        async with Producer(sink.nsqds, with_secret(sink)) as producer:
 
-            async def work() -> None:
-                for number, portion in left:
-                    versions = _versions(store, self.folder, number)
-                    await _PortionSender(producer, sink, versions, pace, stop, passed).run(portion)
+        async def work(producer: Producer) -> None:
+            for number, portion in left:
+                versions = _versions(store, self.folder, number)
+                await _PortionSender(producer, sink, versions, pace, stop, passed).run(portion)
 
-            await together(*(work() for _ in range(1 if self.in_order else _AT_ONCE)))
+        async def work_together() -> None:
+            async with Producer(sink.nsqds, with_secret(sink)) as producer:
+                await together(*(work(producer) for _ in range(1 if self.in_order else _AT_ONCE)))
+
+        with as_output_error(self.staging):
+            asyncio.run(work_together())
 
 
 class _Chunk(NamedTuple):

@@ -223,7 +223,7 @@ def test_what_compact_wrote_can_be_compacted_again(run: Compacting, tmp_path: Pa
     assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1, b"raw": 2}
 
 
-def test_a_big_hour_becomes_several_files_one_after_the_other(
+def test_a_big_hour_is_several_files_of_which_late_messages_change_those_of_their_minutes(
     run: Compacting, tmp_path: Path
 ) -> None:
     messages = sent(*(b"%d" % n * 50 for n in range(2000)), step=HOUR // 2001)
@@ -238,13 +238,6 @@ def test_a_big_hour_becomes_several_files_one_after_the_other(
     spans.sort()
     assert all(before[1] - MINUTE < after[0] for before, after in pairwise(spans))
 
-
-def test_late_messages_change_only_the_files_of_their_minutes(
-    run: Compacting, tmp_path: Path
-) -> None:
-    messages = sent(*(b"%d" % n * 50 for n in range(2000)), step=HOUR // 2001)
-    to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
-    run(tmp_path / "lake", file_size=100_000)
     before = set(files(tmp_path / "out"))
     late = [Sent(b"late", NINE + 1, "f" * 16), Sent(b"late", NINE + 2 * HOUR, "f" * 16)]
     to_parquet(tmp_path / "lake" / "part-2.parquet", [*late, *again(messages[:10])])
