@@ -103,9 +103,6 @@ class ProgressListener(StreamingQueryListener):
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """Ignore the start."""
 
-    def onQueryIdle(self, event: object) -> None:  # noqa: N802
-        """Ignore idle times; the last report remains valid."""
-
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Report a completed batch, or a check that found no messages."""
         progress = event.progress
