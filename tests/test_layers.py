@@ -224,6 +224,11 @@ def meddling(module: str, tree: ast.Module) -> Iterator[str]:
             case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
                 if ast.unparse(value) == "sys.modules":
                     yield f"{module}: edits sys.modules"
+            case ast.ImportFrom(module="gc"):
+                yield f"{module}: write gc.NAME, so that it is seen"
+            case ast.ImportFrom(module="sys", names=names):
+                if any(each.name == "modules" for each in names):
+                    yield f"{module}: write sys.modules, so that it is seen"
 
 
 SIZE = re.compile(r"^ *# size: \S", re.MULTILINE)
@@ -448,6 +453,8 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (dialing, "sinks.x", "import asyncio\nasyncio.open_connection('a', 1)"),
         (importing, "policy.x", "importlib.import_module('nsqtools.engine')"),
         (meddling, "net.tls", "import gc\ndef f():\n    gc.disable()"),
+        (meddling, "cli.service", "from gc import freeze"),
+        (meddling, "net.tls", "from sys import modules"),
         (broken_purity, "proto.session", "async def f():\n    import asyncio"),
         (broken_purity, "policy.rotation", "import datetime\ndatetime.datetime.now()"),
         (broken_purity, "policy.rotation", "import os"),

@@ -371,6 +371,8 @@ def _bound(
     """The classes of a command's parameters, with its defaults; logging comes last."""
     kinds = inspect.get_annotations(function, eval_str=True)
     kinds |= {keyword: group for keyword, group in groups.items() if isinstance(group, type)}
+    if unknown := groups.keys() - kinds.keys():
+        raise TypeError(f"{function.__name__} has no parameter {', '.join(unknown)}")
     return {
         keyword: (cls, preset if isinstance(preset := groups.get(keyword), dict) else {})
         for keyword, cls in {**kinds, _LOG: LogOptions}.items()

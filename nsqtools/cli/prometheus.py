@@ -152,6 +152,7 @@ class _Collector:
 
         for name, kind, text, samples in self._metrics:
             family = Family(name.removesuffix("_total"), text, kind)
+            full = f"{family.name}_total" if kind == "counter" else name
             for labels, value in samples:
-                family.add_sample(name, dict(labels), value)
+                family.add_sample(full, dict(labels), value)
             yield family

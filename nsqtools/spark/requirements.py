@@ -41,12 +41,7 @@ def _require_java() -> None:
     """As ``spark-class`` looks for it: in JAVA_HOME if that is set, else on PATH."""
     home = os.environ.get("JAVA_HOME", "")
     found = shutil.which(Path(home, "bin", "java") if home else "java")
-    package = f"openjdk-{OLDEST_JAVA}-jre-headless"
-    install = (
-        f"brew install openjdk@{OLDEST_JAVA}"
-        if sys.platform == "darwin"
-        else f"sudo apt-get install {package}"
-    )
+    install = f"sudo apt-get install openjdk-{OLDEST_JAVA}-jre-headless"
     if not found:
         where = f"JAVA_HOME {home} has no bin/java" if home else "PATH has no java"
         raise ConfigError(f"Spark needs Java {OLDEST_JAVA} or later, but {where}: run {install}")

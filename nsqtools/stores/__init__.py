@@ -75,7 +75,7 @@ def _whole_store(place: str) -> Store:
     return open_store(place, "--input")
 
 
-def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Return the results for all items, from threads that wait for stores at the same time."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(work, items))

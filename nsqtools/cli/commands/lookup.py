@@ -127,7 +127,8 @@ def _print_producers(
         return
     header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
     rows = [
-        [str(each.tcp), str(each.http), each.hostname, each.version, _topics(each)][: len(header)]
+        [str(each.tcp), str(each.http), each.hostname, each.version]
+        + ([_topics(each)] if topics else [])
         for each in ordered
     ]
     print_rows(header, rows)

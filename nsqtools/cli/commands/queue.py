@@ -176,19 +176,27 @@ def _tally(found: DiskQueue, max_msg_size: int) -> dict[str, Any]:
     meta = _meta_of(found)
     reader = QueueReader(found, meta, max_msg_size)
     messages = size = 0
-    times: list[int] = []
-    for batch in reader.batches():
+    oldest = newest = None
+    for batch in filter(None, reader.batches()):
         messages += len(batch)
         size += sum(len(each.body) for each in batch)
-        times += (each.timestamp for each in batch)
-        times = [min(times), max(times)]
-    oldest, newest = times or (None, None)
+        times = [each.timestamp for each in batch]
+        oldest = min(times) if oldest is None else min(oldest, *times)
+        newest = max(times) if newest is None else max(newest, *times)
     told = None
     if meta:
         told = {"depth": meta.depth, "read": meta.read._asdict(), "write": meta.write._asdict()}
-    skipped, bad = sum(reader.skipped.values()), [f"{found.path(n)}.bad" for n in found.bad]
-    facts = (found.topic, found.channel, messages, size, oldest, newest, told, skipped, bad)
-    return dict(zip(_COLUMNS, facts, strict=True))
+    return {
+        "topic": found.topic,
+        "channel": found.channel,
+        "messages": messages,
+        "bytes": size,
+        "oldest": oldest,
+        "newest": newest,
+        "meta": told,
+        "damaged": sum(reader.skipped.values()),
+        "bad": [f"{found.path(n)}.bad" for n in found.bad],
+    }
 
 
 def _time(ns: int | None) -> str:

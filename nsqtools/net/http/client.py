@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, cast
 
 from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, ReplyReader
@@ -96,11 +98,22 @@ class Connections:
                     host,
                     port,
                     ssl=(self._context or True) if scheme == "https" else None,
-                    happy_eyeballs_delay=_HAPPY_EYEBALLS,
+                    happy_eyeballs_delay=_race_delay(host),
                 )
         except (OSError, UnicodeError) as error:
             raise DialError(str(error)) from error
         return link
+
+
+def _race_delay(host: str) -> float | None:
+    """Seconds until the next address of a name is tried, too; None for an address, of one.
+
+    asyncio loses the socket of a race that is cancelled as it is won.
+    """
+    with suppress(ValueError):
+        ip_address(host)
+        return None
+    return _HAPPY_EYEBALLS
 
 
 class _ClientProtocol(asyncio.BufferedProtocol):

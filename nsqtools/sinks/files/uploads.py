@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 _RETRIES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _RETRIES_OF_REQUESTS = 4
-_HUNG = 60.0
-"""Seconds after which a request without a response is a failure, with its retries."""
+_HUNG = 150.0
+"""Seconds after which a request without a response is a failure: its client has tried it twice."""
 _NAME_TAKEN = 600.0
 """Seconds until a file whose name is taken is tried again, as somebody may have moved the other."""
 _THREADS = 4

@@ -62,7 +62,10 @@ class Checkpoint:
         return False
 
     def is_settled(self, stamp: Mapping[str, Any]) -> bool:
-        """Whether there is no work left: it is unused, or its last run had the same settings."""
+        """Whether there is no work left: it is unused, or its last run had the same settings.
+
+        Raises OutputError if it cannot be read.
+        """
         if not self.is_finished():
             return False
         said = self.read_stamp()

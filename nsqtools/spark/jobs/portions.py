@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from nsqtools.proto.commands import publish_many_size
 from nsqtools.spark.jobs.versions import Versions
 from nsqtools.spark.lake.inputs import check_same, in_shares, open_file
 from nsqtools.spark.source.sourceoptions import parse_sink, with_secret
-from nsqtools.stores import at_once, open_store
+from nsqtools.stores import in_threads, open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.tasks import end, together
 
@@ -127,7 +127,7 @@ def divided(files: Sequence[BodyFile], *, whole: bool) -> list[Portion]:
 
 def positions(store: Store, folder: str, count: int) -> list[Position]:
     """Return the positions of so many portions; raises OSError, and OutputError for damage."""
-    return at_once(lambda n: _load(_versions(store, folder, n)), range(count))
+    return in_threads(lambda n: _load(_versions(store, folder, n)), range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class _Chunk(NamedTuple):
     bodies: list[bytes]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _PortionSender:
     """One portion on its way to a topic."""
 
@@ -214,8 +214,8 @@ class _PortionSender:
     pace: Pace
     stop: threading.Event
     passed: Callable[[int], None]
-    position: Position = Position()
-    noted: Position = Position()
+    position: Position = field(init=False, default=Position())
+    noted: Position = field(init=False, default=Position())
 
     async def run(self, portion: Portion) -> None:
         """Publish it, one chunk after another; the next one is read meanwhile."""

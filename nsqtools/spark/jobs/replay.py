@@ -35,7 +35,7 @@ from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.inputs import check_unchanged, find, real
 from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.sparksession import first_line
-from nsqtools.stores import at_once, open_store
+from nsqtools.stores import in_threads, open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import below
 
@@ -320,7 +320,7 @@ class _Replaying:
 
 def _save(settings: ReplaySettings, files: Sequence[tuple[str, int, int]]) -> int:
     """Make the plan to publish these files, by path, size and time; returns their rows."""
-    found = at_once(lambda each: BodyFile.open(*each), files)
+    found = in_threads(lambda each: BodyFile.open(*each), files)
     portions = divided(found, whole=bool(settings.order_by))
     store = open_store(real(settings.staging), "--staging")
     store.delete(_POSITIONS)

@@ -50,7 +50,7 @@ class Versions:
             self._store.delete(path)
             taken = False
         if not taken:
-            raise LockedError(f"{self._store.url(path)}: another run has begun")
+            raise LockedError(f"{self._store.url(path)}: another run has taken over")
         self._number = number
         for old in known:
             if old < number:

@@ -111,14 +111,11 @@ def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | N
         return read_schema(schema) if schema else None
     bodies = view(spark, find([sample], Layout()), required="body").limit(_SAMPLE)
     reader = spark.read.options(inferTimestamp=True, columnNameOfCorruptRecord=CORRUPT)
-    found = reader.json(bodies.select(F.col("body").cast("string")))
-    fields = [field for field in found.schema if field.name != CORRUPT]
-    if not fields:
+    found = reader.json(bodies.select(F.col("body").cast("string"))).drop(CORRUPT)
+    if not found.columns:
         raise ConfigError(f"--infer {sample}: no body is a JSON object with fields")
-    log.info(
-        "--infer %s: %s", sample, ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in fields)
-    )
-    return read_schema(StructType(fields).json())
+    log.info("--infer %s: %s", sample, found._jdf.schema().toDDL())
+    return read_schema(found.schema.json())
 
 
 def united(parts: Sequence[DataFrame]) -> DataFrame:

@@ -22,7 +22,7 @@ from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.disk import is_at
-from nsqtools.stores import at_once, stored
+from nsqtools.stores import in_threads, stored
 from nsqtools.stores.interface import READ, StoredFile
 from nsqtools.stores.places import OURS, as_url, is_pattern, local
 
@@ -96,7 +96,7 @@ def find(
                 partial.add(place)
             if entry.path < known.path:
                 files[identity] = entry, place
-    looked = at_once(lambda each: _look(*each, layout), sorted(files.values()))
+    looked = in_threads(lambda each: _look(*each, layout), sorted(files.values()))
     return [replace(each, whole=each.place not in partial) for each in looked if each]
 
 
@@ -137,7 +137,7 @@ def check_same(path: str, size: int, mtime_ns: int) -> None:
 
 def check_unchanged(inputs: Sequence[Input]) -> None:
     """Raise RecordError if an input has changed since it was found."""
-    at_once(lambda each: check_same(each.path, each.size, each.mtime_ns), inputs)
+    in_threads(lambda each: check_same(each.path, each.size, each.mtime_ns), inputs)
 
 
 def remove(each: Input) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from nsqtools.spark.source.source import NsqStreamReader
 
 SCHEMA = (
-    "topic string, channel string, nsqd string, message_id string, timestamp timestamp, "
-    "timestamp_ns bigint, attempts int, body binary"
+    "topic string, channel string, nsqd string, message_id string, "
+    "timestamp timestamp_ltz, timestamp_ns bigint, attempts int, body binary"
 )
 """``rows.ROW_SCHEMA`` in SQL."""
 
@@ -48,7 +48,8 @@ class NsqDataSource(DataSource):
         from nsqtools.spark.source.source import NsqStreamReader
         from nsqtools.spark.source.sourceoptions import parse_source
 
-        if ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema) != SCHEMA:
+        given = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
+        if given != SCHEMA.replace("timestamp_ltz", "timestamp"):
             raise ConfigError(
                 "source nsq: its columns are fixed: omit .schema() and use select after load()"
             )

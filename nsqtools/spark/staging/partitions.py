@@ -98,7 +98,7 @@ class Claim:
         return entry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sealed:
     """A complete partition, which has the same rows for every reader; ``attempt`` has sealed it."""
 

@@ -90,7 +90,7 @@ class KeptKeys(NamedTuple):
         return cls(int(batch), int(rows)) if ours else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Redelivered:
     """What is staged of a topic on an nsqd, as an attempt of a partition sees it; not thread-safe.
 
@@ -105,9 +105,11 @@ class Redelivered:
     own: PartitionLog
     entries: list[LogEntry]
     others: Sequence[tuple[PartitionLog, list[LogEntry]]]
-    _earlier: dict[int, list[tuple[PartitionLog, LogEntry]]] = field(default_factory=dict)
-    _added: dict[int, pa.Table] = field(default_factory=dict)
-    _known: dict[str, pa.Table] = field(default_factory=dict)
+    _earlier: dict[int, list[tuple[PartitionLog, LogEntry]]] = field(
+        init=False, default_factory=dict
+    )
+    _added: dict[int, pa.Table] = field(init=False, default_factory=dict)
+    _known: dict[str, pa.Table] = field(init=False, default_factory=dict)
 
     def add(self, entry: LogEntry, keys: pa.RecordBatch) -> None:
         """Remember the keys of a segment that was added to the own log, as far as they count."""

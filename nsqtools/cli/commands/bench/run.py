@@ -43,9 +43,9 @@ class LoadShape(NamedTuple):
     Without producers, the topic is filled before it is consumed, unless it exists.
     """
 
-    rate: float = 0.0
-    producers: int = 0
-    consumers: int = 0
+    rate: float
+    producers: int
+    consumers: int
 
 
 class BenchRun:
@@ -60,8 +60,7 @@ class BenchRun:
     ) -> None:
         self._where = where
         self._load = load
-        given = {each: vars(load)[each] for each in LoadShape._fields if each in vars(load)}
-        self._shape = LoadShape(**given)
+        self._shape = LoadShape(*(getattr(load, each, 0) for each in LoadShape._fields))
         self._target = target
         self._config = config
         self._measured: dict[str, Traffic] = {}

@@ -18,7 +18,7 @@ from nsqtools.spark.properties import is_local
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_sink, parse_source, with_secret
 from nsqtools.stores import stored
-from nsqtools.stores.places import local
+from nsqtools.stores.places import is_pattern, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,13 +54,15 @@ def check_free(path: str) -> None:
 def check_inputs(inputs: Iterable[str]) -> None:
     """Raise ConfigError for an input that does not exist or cannot be listed."""
     for given in inputs:
-        for place in expanded([given]):
-            store, path = stored(place)
-            try:
-                if local(place) is not None or not store.list(path):
-                    store.stat(path)
-            except OSError as error:
-                raise ConfigError(f"--input {given}: {error.strerror}") from error
+        places = list(expanded([given]))
+        if is_pattern(given):
+            continue
+        store, path = stored(*places)
+        try:
+            if local(given) is not None or not store.list(path):
+                store.stat(path)
+        except OSError as error:
+            raise ConfigError(f"--input {given}: {error.strerror}") from error
 
 
 async def waiting(options: Mapping[str, str], master: str) -> int:
