@@ -156,7 +156,7 @@ class QueueAppender:
                 known = {
                     (topic["name"], channel["name"])
                     for topic in json.loads(file.read(_MOST_TOPICS))["topics"]
-                    for channel in topic["channels"]
+                    for channel in topic["channels"] or ()  # a topic without any has null
                 }
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise RecordError(f"{path}: not a list of topics, as nsqd writes it") from None

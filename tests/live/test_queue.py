@@ -117,6 +117,7 @@ def test_what_is_printed_can_be_given_to_one_channel_alone(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd
 ) -> None:
     nsqd = start(make_nsqd)
+    nsqd.create("without.channels")  # which nsqd stores as null
     nsqd.stop()
     chosen = ("--topic", "t", "--channel", "a", "--json", "-n", "3")
     printed = queue(nsqtools_cli, nsqd, "cat", *chosen).stdout

@@ -37,9 +37,9 @@ def queue() -> None:
     """List, read and append to nsqd's disk queues.
 
     nsqd writes messages to its --data-path that do not fit into memory and, when it is stopped, all
-    others. ls and cat only read, also beside a running nsqd; what is then in its memory, in flight
-    or deferred they do not see. nsqd stores its position at most every two seconds, so that they
-    may show messages that it has just delivered. push needs an nsqd that is stopped.
+    others. ls and cat only read, also beside a running nsqd. They do not see messages in its
+    memory, in flight or deferred. nsqd stores its position at most every two seconds, so they may
+    show messages that it has just delivered. push needs an nsqd that is stopped.
     """
 
 
@@ -49,9 +49,9 @@ def queue() -> None:
 def ls(*, data_path: str, how: QueueListOptions) -> None:
     """List disk queues.
 
-    The columns are topic, channel (- for the queue of the topic itself), messages, bytes of their
-    bodies, times of the oldest and the newest, the number of messages that nsqd's meta file says,
-    damaged bytes, and .bad files. All files are read for that.
+    All files are read. The columns are: topic; channel (- for the queue of the topic itself);
+    messages; bytes of their bodies; time of the oldest; time of the newest; depth by nsqd's meta
+    file; damaged bytes; .bad files.
     """
     from nsqtools.cli.output import print_json, print_rows
 

@@ -176,8 +176,8 @@ topic = _group(
     TOPIC,
     """Create, empty, pause and delete topics.
 
-    Changes are made on all nsqds that have the topic and, where it applies, on all nsqlookupds. The
-    given nsqlookupds and nsqds tell which nsqds have it.""",
+    Changes are made on all nsqds that have the topic and, where it applies, on all nsqlookupds.
+    Those nsqds are looked up at the given nsqlookupds and nsqds.""",
 )
 channel = _group(
     "channel",
@@ -185,7 +185,7 @@ channel = _group(
     """Create, trim, empty, pause and delete channels.
 
     Changes are made on all nsqds that have the channel and, where it applies, on all nsqlookupds.
-    The given nsqlookupds and nsqds tell which nsqds have it.""",
+    Those nsqds are looked up at the given nsqlookupds and nsqds.""",
 )
 
 
@@ -197,8 +197,8 @@ def trim(*, topic: str, channel: str, where: TrimOptions, config: ConsumerConfig
     """Finish the messages of a channel that are too old.
 
     It receives what is in the channel when it begins, finishes what is older than --older-than, and
-    gives back the rest with one more attempt: at the end, or deferred for 30 seconds where it is
-    more than it can hold. What is deferred, or in flight to others, is not trimmed.
+    gives back the rest, which counts as an attempt. Messages that it cannot hold until the end are
+    deferred for 30 seconds. What is deferred, or in flight to others, is not trimmed.
     """
     from nsqtools.cli.commands.admin.trim import run
 
@@ -241,8 +241,8 @@ def drain(*, nsqd: str, where: DrainOptions) -> None:
     """Wait until an nsqd has drained.
 
     An nsqd has drained when nothing was published to it for two seconds, and no message waits, is
-    in flight or is deferred. What cannot drain is named: a channel without consumers, a topic
-    without channels, and what is paused. The exit status is 4 if --timeout ends the wait.
+    in flight or is deferred. A warning names what cannot drain: a channel without consumers, a
+    topic without channels, and what is paused. The exit status is 4 if --timeout ends the wait.
     """
     from nsqtools.cli.commands.admin.drain import wait
 

@@ -131,9 +131,11 @@ class Tables:
 
     def __init__(self, *, consumers: bool = False) -> None:
         self._consumers = consumers
+        self._gap = ""
 
     def add(self, report: Report) -> str:
-        """The text of a report, which ends in a blank line."""
+        """The text of a report, with a blank line before each but the first."""
+        gap, self._gap = self._gap, "\n"
         if self._consumers:
             cells = [_consumer_cells(each) for each in report.consumers or ()]
             text = rows_text(_CONSUMER_HEADER, cells, TableLayout(range(2, 8), cut=2))
@@ -143,7 +145,7 @@ class Tables:
             text = rows_text(_HEADER, cells, TableLayout(range(2, 12), cut=2), styles)
         errors = report.silent if sys.stdout.isatty() else ()
         silent = (click.style(f"no answer: {one_line(error)}", fg="red") for error in errors)
-        return "".join([text, *(f"{line}\n" for line in silent), "\n"])
+        return "".join([gap, text, *(f"{line}\n" for line in silent)])
 
 
 _STYLES: Mapping[str, Mapping[str, Any]] = {
