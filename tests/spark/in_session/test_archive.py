@@ -201,6 +201,7 @@ def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wante
     assert len(lake.batches("0")) == 1
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_what_a_killed_run_left_is_removed_also_where_the_stamp_is_gone(lake: Lake) -> None:
     stamp = lake.checkpoint / "nsq-source"
     lake.publish(b"1", b"2")
@@ -316,6 +317,7 @@ def test_options_that_the_source_refuses_are_an_error_of_ours_also_after_the_ses
         lake.archive({"chanel": "x"})
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on(
     lake: Lake, tmp_path: Path
 ) -> None:

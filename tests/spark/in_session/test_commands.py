@@ -215,6 +215,7 @@ def random_bodies(rng: random.Random, count: int) -> list[bytes]:
     return bodies
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 @pytest.mark.nsqd_only("most of what it takes comes from nsqd's disk")
 def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
     pipeline: Pipelines,
@@ -223,7 +224,6 @@ def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
     topic: str,
     tmp_path: Path,
     rng: random.Random,
-    full: bool,
 ) -> None:
     """``pub``, ``pipeline archive`` or ``to-file``, ``pipeline compact`` and ``replay``, ``tail``.
 
@@ -235,7 +235,7 @@ def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
         assert (ended.code, ended.stderr) == (0, ""), args
 
     nsqd = make_nsqd("-mem-queue-size=1000")
-    bodies = random_bodies(rng, 200_000 if full else 6000)
+    bodies = random_bodies(rng, 200_000)
     sent = Counter(bodies)
     for channel in ("lake", "files"):
         nsqd.create(topic, channel)

@@ -138,6 +138,7 @@ def test_records_without_metadata_are_told_apart_by_their_place(
     assert run(tmp_path / "backup", tmp_path / "raw", layout=RAW) == Compacted(known=4)
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_of_a_file_that_was_continued_the_new_records_are_added(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_columns_of_parsed_bodies_are_kept(run: Compacting, tmp_path: Path) -> N
         run(tmp_path / "lake")
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_json_of_the_pipeline_is_read_with_its_columns(
     run: Compacting, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ def test_a_burst_of_bare_records_becomes_files_of_equal_size(
     assert places == Counter(range(2000))
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_hours_are_chosen_by_directory_or_by_the_time_of_the_file(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -312,6 +315,7 @@ def test_inputs_are_deleted_once_they_are_in(run: Compacting, tmp_path: Path) ->
     assert run(tmp_path / "lake").duplicates == 1, "the pipeline wrote a batch again"
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_files_that_changed_lately_are_left_for_another_run(
     run: Compacting, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_parquet_that_is_damaged_is_named(
     assert bad.exists()
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_file_that_is_written_to_meanwhile_changes_nothing(
     run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_topic_is_read_once_and_each_topic_is_used(asking: Asking) -> None:
         asking.ask("SELECT body FROM nsq", target, timestamp="at")
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_changed_query_is_told_to_take_another_checkpoint(asking: Asking) -> None:
     target = Destination("parquet", str(asking.folder))
     asking.publish(*ORDERS)
@@ -230,6 +231,7 @@ def test_columns_are_inferred_from_a_sample(
         body_schema(spark, "", str(sample))
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_an_aggregation_is_shown_anew_after_each_batch_in_the_mode_that_says_so(
     asking: Asking,
 ) -> None:
