@@ -149,11 +149,11 @@ class Notes:
     follow_error: BaseException | None = None
     owes: tuple[str, ...] = ()
 
-    def record(self, published: Published) -> None:
+    def record(self, entry: Entry) -> None:
         if self.error:
             error, self.error = self.error, None
             raise error
-        self.recorded.append(published)
+        self.recorded.append(entry.published)
 
     def follow(self, entry: Entry) -> None:
         if self.follow_error:
@@ -163,6 +163,10 @@ class Notes:
 
     def settle(self, entry: Entry) -> None:
         self.settled.append(entry.published)
+
+
+def journal_of(rules: Rules) -> Journal:
+    return Journal(rules.output_dir, rules.host, rules.own_work_dir)
 
 
 def publication_of(rules: Rules, journal: Journal, care: Notes | Care) -> Publication:
@@ -196,7 +200,7 @@ class Archiving:
         self.notes = notes or Notes()
         self.safe: list[bytes] = []
         self._topic = topic
-        self.journal = Journal(self.rules.output_dir, self.rules.host)
+        self.journal = journal_of(self.rules)
         publication = publication_of(self.rules, self.journal, self.notes)
         for base, revision in self.journal.revisions():
             publication.revisions.skip(base, revision)
@@ -310,7 +314,7 @@ def leave(
     rules: Rules, data: bytes, name: str = "events.host-000000.2026-11-20_19.log", *, inode: int = 0
 ) -> Path:
     """A work file of a process that has ended."""
-    journal = Journal(rules.output_dir, rules.host)
+    journal = journal_of(rules)
     Path(rules.output_dir).mkdir(exist_ok=True)
     Path(rules.work_dir).mkdir(exist_ok=True, parents=True)
     entry = entry_of(rules, name)
@@ -326,7 +330,7 @@ def leave(
 def recover(rules: Rules, notes: Notes | Care | None = None, journal: Journal | None = None) -> int:
     """As at the start of the next run, which ends at once; how many files it could not publish."""
     os.makedirs(rules.output_dir, exist_ok=True)
-    journal = journal or Journal(rules.output_dir, rules.host)
+    journal = journal or journal_of(rules)
     entries = journal.adopt(lambda topic: topic == "events")
     failed = publication_of(rules, journal, notes or Notes()).salvage(entries)
     journal.close()

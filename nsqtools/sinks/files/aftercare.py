@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import ConfigError
 from nsqtools.policy.retention import Kept, Retention
 from nsqtools.records.manifest import is_manifest, object_of
-from nsqtools.sinks.files.disk import append_lines
+from nsqtools.sinks.files.disk import WORK, append_lines
 from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.journal import DELETE, owing
+from nsqtools.sinks.files.journal import DEBTS, DELETE, MANIFEST, owing
 from nsqtools.sinks.files.uploads import Uploads
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_UNPUBLISHED = (".part", ".torn", ".copy")
+_UNPUBLISHED = (WORK, ".torn", ".copy")
 """Suffixes that no published file has."""
 
 _BLOCK = 1 << 16
@@ -65,7 +65,12 @@ class Care:
         if options.on_rotate:
             errands.append(Hook(options.on_rotate, timeout=options.on_rotate_timeout))
         self._errands = {each.flag: each for each in errands}
-        self.owes = (*self._errands, *([DELETE] if options.delete_uploaded else []))
+        flags = {*self._errands}
+        if options.manifest:
+            flags.add(MANIFEST)
+        if options.delete_uploaded:
+            flags.add(DELETE)
+        self.owes = tuple(flag for flag in DEBTS if flag in flags)
         """What a file owes when it is published."""
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
@@ -79,16 +84,22 @@ class Care:
         if self._manifest:
             self._manifest.check()
 
-    def record(self, published: Published) -> None:
-        """Add a published file to the manifest, unless it is listed already.
+    def record(self, entry: Entry) -> None:
+        """Add the line that a file owes to the manifest, unless it is there.
 
-        Raises OSError; the caller tries again, also after a crash.
+        Raises OSError; the caller tries again, even after a crash.
         """
-        if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):
-            self._manifest.append(published)
+        if self._manifest and entry.owes[:1] == (MANIFEST,):
+            published = entry.published
+            if not self._manifest.has(published.path, sha256=published.sha256):
+                self._manifest.append(published)
+            self._journal.settle(entry)
 
     def settle(self, entry: Entry) -> None:
-        """Do what a file owes, as far as this run has the options for it. Raises nothing."""
+        """Do what a file owes after ``record``, as far as this run has the options for it.
+
+        Raises nothing.
+        """
         while entry.owes and entry.owes[0] == DELETE:
             if DELETE in self.owes and not self._delete_uploaded(entry.published):
                 return  # the next start tries again
@@ -257,8 +268,8 @@ def _is_torn(line: bytes) -> bool:
     return len(line) >= _BLOCK or not object_of(line)
 
 
-def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
-    """Yield topics and regular files below root whose names match.
+def find(root: str, matcher: NameMatcher, *, suffix: str = "") -> Iterator[tuple[str, Kept]]:
+    """Yield topics and regular files below root whose names, with this suffix after them, match.
 
     Symbolic links are ignored, and directories that cannot contain archives are skipped.
     Directories that cannot be read are logged, unless they have been removed.
@@ -272,22 +283,17 @@ def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
         prefix = "" if folder == root else f"{os.path.relpath(folder, root)}/"
         folders[:] = [name for name in folders if matcher.descend(prefix + name)]
         for name in names:
-            topic = matcher.match(prefix + name)
+            plain = name.removesuffix(suffix)
+            if (suffix and plain == name) or plain.endswith(_UNPUBLISHED):
+                continue
+            topic = matcher.match(prefix + plain)
             if topic is None:
                 continue
+            path = os.path.join(folder, name)
             try:
-                found = _kept(os.path.join(folder, name))
+                status = os.lstat(path)
             except OSError as error:
                 unreadable(error)
                 continue
-            if found:
-                yield topic, found
-
-
-def _kept(path: str) -> Kept | None:
-    if path.endswith(_UNPUBLISHED):
-        return None
-    status = os.lstat(path)
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return Kept(path, status.st_size, status.st_mtime_ns)
+            if stat.S_ISREG(status.st_mode):
+                yield topic, Kept(path, status.st_size, status.st_mtime_ns)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from nsqtools.stores.interface import naming
@@ -79,7 +80,7 @@ def _undo(fd: int, path: str) -> None:
 def hold(path: str) -> int | None:
     """Open and lock an existing file; None if another process has locked it, or it is gone."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     held: bool | None = False
@@ -89,6 +90,35 @@ def hold(path: str) -> int | None:
         if not held:
             os.close(fd)
     return fd if held else None
+
+
+def is_locked(path: str) -> bool:
+    """Whether a process has locked the file; False for a file that is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def check_links(root: str, path: str) -> None:
+    """Raise OSError if a directory between the two is a link that somebody else has made.
+
+    Such a link may lead anywhere.
+    """
+    folder = os.path.dirname(path)
+    while folder.startswith(os.path.join(root, "")):
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(folder)
+            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+                raise OSError(errno.ELOOP, "a link of another user, not followed", folder)
+        folder = os.path.dirname(folder)
 
 
 def is_at(fd: int, path: str, *, follow: bool = False) -> bool:

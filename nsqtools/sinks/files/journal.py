@@ -1,10 +1,29 @@
 """The journal: the state of archive files that must survive a crash.
 
-Each file has an entry, a small file in ``.nsqtools`` below the output directory. The entry is
-written before the work file is created, and again before the file gets its final name. It is
-removed when the file is published and all that it owes is done, such as ``--on-rotate``. From an
-entry of a process that has ended, the next start learns the file and how far it had got; the
-contents of files are never compared.
+A file has an entry, a small file of JSON in ``.nsqtools`` below the output directory, from before
+its first byte until it owes nothing more. The process that writes the file changes the entry; once
+that has ended, a start for the same topic, host and work directory takes the entry over.
+
+begun      The entry has no inode, and there is no file. A start removes the entry.
+under way  NAME.part is locked by its process. A message is finished once its record is in a
+           complete, synced block. A start cuts the file back to complete records and publishes
+           it, or removes a file without records.
+named      The entry has the inode, size and time of the complete file, its final name, and in
+           ``owes`` all that it is going to owe. NAME.part still exists. A start finds NAME to be
+           this file and removes NAME.part, or publishes it as above under the next free name.
+owing      NAME is durable, NAME.part is gone. ``owes`` has what remains to be done, in the order of
+           ``DEBTS``; each is removed when it is done. A start does the rest. Nobody opens the
+           file for writing, and retention does not delete it. Once it owes nothing, the
+           entry is removed.
+published  NAME, without an entry. A name with <REV> is noted in ``names`` and never used again.
+           Without <REV> the next message of that name continues the file: under way again.
+gone       The entry has an inode, but neither NAME nor NAME.part exists: a hook or a user removed
+           the file. A start removes the entry, with a warning if the file owed anything.
+
+Entries of other topics, hosts and work directories are left alone, and a start warns of the files
+that they name. A NAME.part that no entry knows, as after the removal of ``.nsqtools``, is orphaned:
+a start and ``verify DIRECTORY`` name it. An entry that cannot be read is named and left alone.
+Others may be able to write to the directory: links are not followed, and names stay inside.
 
 All functions block and raise OSError.
 """
@@ -12,11 +31,13 @@ All functions block and raise OSError.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import json
 import logging
 import os
 import secrets
+import stat
 import threading
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -25,24 +46,39 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.disk import WORK, open_locked
+from nsqtools.sinks.files.disk import WORK, check_links, is_locked, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import sync_directory, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
 log = logging.getLogger(__name__)
 
 FOLDER = ".nsqtools"
-DELETE = "--delete-uploaded"
-"""The last of what a file can owe; a file that owes only this may go."""
+MANIFEST, UPLOAD, HOOK, DELETE = "--manifest", "--upload", "--on-rotate", "--delete-uploaded"
+DEBTS = (MANIFEST, UPLOAD, HOOK, DELETE)
+"""What a file can owe: the options to be followed for it, in this order."""
 
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
 """Minimum bytes of used names that are kept: about 15,000 names."""
+_ENUMERATED = 3
+_LARGEST = 1 << 16
+"""Maximum bytes of an entry; those written here have about 1,000."""
+
+
+class State(enum.Enum):
+    """The states above of files that have an entry."""
+
+    BEGUN = "begun"
+    UNDER_WAY = "under way"
+    NAMED = "named"
+    OWING = "owing"
+    GONE = "gone"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +89,8 @@ class Entry:
     ``FileNames.at``, which contains ``<REV>``. ``host`` is the host whose processes may continue
     the file, empty for any host. ``work_dir`` is empty for the output directory; its inode
     distinguishes the directory from an empty mount point. ``inode`` and ``mtime_ns`` belong to the
-    file that has the final name or is about to get it, and are 0 before that. ``owes`` has the
-    options that remain to be followed for the published file, the next one first.
+    file that has the final name or is about to get it, and are 0 before that. ``owes`` has those of
+    ``DEBTS`` that remain, the next one first.
     """
 
     published: Published
@@ -78,6 +114,15 @@ class Entry:
         ours = (self.inode, self.mtime_ns, self.published.size)
         return (there.st_ino, there.st_mtime_ns, there.st_size) == ours
 
+    def state(self, output_dir: str) -> State:
+        """Return the state in which this file is found."""
+        if os.path.lexists(self.work_path(output_dir)):
+            return State.NAMED if self.is_published() else State.UNDER_WAY
+        if not self.inode:
+            return State.BEGUN
+        # Its time and size may have changed, as with touch.
+        return State.OWING if os.path.lexists(self.published.path) else State.GONE
+
     def work_path(self, output_dir: str) -> str:
         """Return the path of the work file."""
         return os.path.join(output_dir, self.work_dir, self.work) + WORK
@@ -97,12 +142,14 @@ class Entry:
 class Journal:
     """The entries of this process and adopted entries of ended processes; thread-safe.
 
-    A process with entries holds a lock next to them until it ends.
+    A process with entries holds a lock next to them until it ends. ``work_dir`` is empty for the
+    output directory.
     """
 
-    def __init__(self, output_dir: str, host: str) -> None:
+    def __init__(self, output_dir: str, host: str, work_dir: str = "") -> None:
         self._output_dir = output_dir
         self._host = host
+        self._work_dir = work_dir
         self._folder = os.path.join(output_dir, FOLDER)
         self._used = os.path.join(self._folder, "names")
         self._owner = secrets.token_hex(4)
@@ -111,14 +158,15 @@ class Journal:
         self._entries: dict[str, Entry] = {}
         self._guard = threading.Lock()
         self.damaged: set[str] = set()
+        """The paths of entries that cannot be read."""
 
     def write(self, entry: Entry) -> None:
         """Write the current state of an entry durably."""
         with self._guard:
             self._hold()
             entry.key = entry.key or f"{self._owner}.{next(self._numbers)}"
+            new = self._path(f"{self._owner}.{next(self._numbers)}", _NEW)
         path = self._path(entry.key, _ENTRY)
-        new = self._path(entry.key, _NEW)
         data = json.dumps(_as_object(entry)).encode()
         try:
             _write(new, data)
@@ -133,6 +181,15 @@ class Journal:
             _write(path, data.ljust(os.stat(path).st_size))
         sync_directory(self._folder)
         self._entries[entry.key] = entry
+
+    def restore(self, entry: Entry) -> None:
+        """Write the entries of this process again if another program has removed this one."""
+        if self._lock.held and os.path.lexists(self._path(entry.key, _ENTRY)):
+            return
+        for each in list(self._entries.values()):
+            if not os.path.lexists(self._path(each.key, _ENTRY)):
+                self.write(each)
+        log.warning("%s: was removed by another program, written again", self._folder)
 
     def remove(self, entry: Entry) -> None:
         """Forget a file, but remember its published name as used.
@@ -159,56 +216,82 @@ class Journal:
         except OSError as error:
             log.warning("cannot update %s: %s", error.filename, error.strerror)
 
-    def reopened(self, path: str) -> None:
-        """Forget the entry of a published file that is being written again."""
-        for entry in list(self._entries.values()):
-            if entry.inode and entry.published.path == path:
-                self.remove(entry)
+    def debt(self, path: str) -> str:
+        """Return what this published file owes next, to any process; empty for nothing."""
+        for entry in self._entries.values():
+            if entry.owes and entry.published.path == path:
+                return entry.owes[0]
+        for entry in entries(self._output_dir, self._skip):
+            if entry.key not in self._entries and entry.published.path == path and entry.owes:
+                return entry.owes[0]
+        return ""
 
     def adopt(self, wanted: Callable[[str], bool]) -> list[Entry]:
         """Take over the entries of ended processes for wanted topics, oldest first.
 
-        Entries of other hosts are ignored. An entry that cannot be read is logged and added to
-        ``damaged``.
+        Entries of other topics, hosts and work directories are left, with a warning. An entry that
+        cannot be read is logged and added to ``damaged``.
         """
         owners = {name.partition(".")[0] for name in _names(self._folder) if "." in name}
         owners.discard(self._owner)
         adopted: list[tuple[int, Entry]] = []
+        left: dict[str, list[str]] = {}
         for owner in sorted(owners):
             lock = Lock(self._path(owner, _LOCK))
             try:
                 if not lock.acquire():
                     continue
             except OSError as error:
-                self._unreadable(error)
+                self._skip(lock.path, error)
                 continue
             try:
-                left = [each for each in _names(self._folder) if each.startswith(f"{owner}.")]
-                adopted += [
-                    (self._take(entry), entry)
-                    for entry in filter(None, map(self._find, left))
-                    if wanted(entry.published.topic) and entry.host in ("", self._host)
-                ]
+                names = [each for each in _names(self._folder) if each.startswith(f"{owner}.")]
+                for entry in filter(None, map(self._find, names)):
+                    if remedy := self._remedy(entry, wanted):
+                        if file := unfinished(entry, self._output_dir):
+                            left.setdefault(remedy, []).append(file)
+                    else:
+                        adopted.append((self._take(entry), entry))
             finally:
                 lock.release()
+        for remedy, files in sorted(left.items()):
+            log.warning("left by a crash: %s: run to-file %s", enumerated(files), remedy)
         return [entry for _, entry in sorted(adopted, key=lambda each: (each[0], each[1].key))]
+
+    def _remedy(self, entry: Entry, wanted: Callable[[str], bool]) -> str:
+        """Return how another run takes an entry over; empty if this one does."""
+        if not wanted(entry.published.topic):
+            return f"with --topic {entry.published.topic}"
+        if entry.host not in ("", self._host):
+            return f"on the host {entry.host}, or with --host-identifier {entry.host}"
+        if entry.work_dir not in ("", self._work_dir):
+            return f"with --work-dir {entry.work_dir}"
+        return ""
 
     def revisions(self) -> Iterator[tuple[str, int]]:
         """Yield names with ``<REV>`` and their used revisions, including those of removed files.
 
         An entry that cannot be read is logged and skipped.
         """
-        for entry in _entries(self._output_dir, self._unreadable):
+        for entry in entries(self._output_dir, self._skip):
             yield entry.base, entry.revision
-        with contextlib.suppress(FileNotFoundError), open(self._used, "rb") as file:
-            for line in file:
-                with contextlib.suppress(ValueError, TypeError):  # an incomplete line
-                    base, revision = json.loads(line)
+        try:
+            with _open(self._used) as file:
+                lines = file.read(4 * _RECENT).splitlines()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._skip(self._used, error)
+            return
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # an incomplete line
+                base, revision = json.loads(line)
+                if type(base) is str and type(revision) is int:
                     yield base, revision
 
     def _remember(self, base: str, revision: int) -> None:
         """Note a used name, so that consumers of the files never see two files with one name."""
-        fd = open_locked(self._used, os.O_APPEND, wait=True)
+        fd = open_locked(self._used, os.O_APPEND | os.O_NOFOLLOW, wait=True)
         assert fd is not None
         try:
             size = os.fstat(fd).st_size
@@ -217,7 +300,7 @@ class Journal:
                 new = self._path(self._owner, _NEW)
                 _write(new, recent)
                 os.rename(new, self._used)
-                renamed = os.open(self._used, os.O_WRONLY | os.O_APPEND)
+                renamed = os.open(self._used, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
                 os.close(fd)
                 fd = renamed
             write_all(fd, b"\n%b\n" % json.dumps([base, revision]).encode())
@@ -238,6 +321,7 @@ class Journal:
         self._lock.release()
 
     def _hold(self) -> None:
+        check_links(self._output_dir, self._lock.path)
         # another process holds the lock while it checks for ended processes
         while not self._lock.acquire():
             if self._entries:
@@ -256,12 +340,14 @@ class Journal:
             return _read(self._output_dir, path)
         except (OSError, ValueError) as error:
             if path not in self.damaged:
-                log.error("%s: damaged journal entry, its file is not recovered: %s", path, error)
+                why = getattr(error, "strerror", None) or error
+                log.error("%s: damaged journal entry, its file is not recovered: %s", path, why)
             self.damaged.add(path)
             return None
 
-    def _unreadable(self, error: OSError) -> None:
-        log.warning("%s: left alone: %s", error.filename, error.strerror)
+    def _skip(self, path: str, error: OSError | ValueError) -> None:
+        if isinstance(error, OSError):  # ``adopt`` logs damaged ones
+            log.warning("%s: left alone: %s", path, error.strerror)
 
     def _take(self, entry: Entry) -> int:
         """Make an entry ours, remove an unfinished copy of its file; return the entry's mtime."""
@@ -296,38 +382,69 @@ def owing_near(path: str) -> set[str]:
 
 
 def owing(output_dir: str) -> set[str]:
-    """Return the paths of published files, of all processes, that wait for something.
+    """Return the paths of published files, of all processes, that owe something.
 
-    Raises OSError for an entry that cannot be read: its file may wait, too.
+    Raises OSError for an entry that cannot be read: its file may owe something, too.
     """
 
-    def unreadable(error: OSError) -> None:
-        raise error
+    def unreadable(_: str, error: OSError | ValueError) -> None:
+        if isinstance(error, OSError):
+            raise error
 
-    return {entry.published.path for entry in _entries(output_dir, unreadable) if entry.owes}
+    return {entry.published.path for entry in entries(output_dir, unreadable) if entry.owes}
 
 
-def _entries(output_dir: str, unreadable: Callable[[OSError], object]) -> Iterator[Entry]:
-    """Yield all entries but damaged ones; ``unreadable`` is called for each that cannot be read."""
+def entries(
+    output_dir: str, unreadable: Callable[[str, OSError | ValueError], object]
+) -> Iterator[Entry]:
+    """Yield the entries of all processes.
+
+    ``unreadable`` is called with the path of an entry that cannot be read, and with the reason, a
+    ValueError if it is damaged.
+    """
     folder = os.path.join(output_dir, FOLDER)
     for name in _names(folder):
         if name.endswith(_ENTRY):
+            path = os.path.join(folder, name)
             try:
-                yield _read(output_dir, os.path.join(folder, name))
-            except (FileNotFoundError, ValueError):
+                yield _read(output_dir, path)
+            except FileNotFoundError:
                 pass
-            except OSError as error:
-                unreadable(error)
+            except (OSError, ValueError) as error:
+                unreadable(path, error)
+
+
+def unfinished(entry: Entry, output_dir: str) -> str:
+    """Return the path of a file that an ended process left unfinished; empty if there is none."""
+    state, work = entry.state(output_dir), entry.work_path(output_dir)
+    if state in (State.UNDER_WAY, State.NAMED):
+        return "" if is_locked(work) else work
+    return entry.published.path if state == State.OWING and entry.owes else ""
+
+
+def enumerated(paths: list[str]) -> str:
+    """Return the first paths and the number of the others, for a line of the log."""
+    more = f" and {len(paths) - _ENUMERATED} more" if len(paths) > _ENUMERATED else ""
+    return ", ".join(paths[:_ENUMERATED]) + more
 
 
 def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         with naming(path):
             write_all(fd, data)
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _open(path: str) -> BinaryIO:
+    """Open a regular file, without waiting for the writer of a FIFO."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return open(fd, "rb")
 
 
 def _names(folder: str) -> list[str]:
@@ -345,22 +462,29 @@ def _as_object(entry: Entry) -> dict[str, Any]:
 
 def _read(output_dir: str, path: str) -> Entry:
     """Read an entry; raises ValueError if ``Journal.write`` cannot have written it."""
-    with open(path, "rb") as file:
-        value = json.load(file)
+    with _open(path) as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ValueError(f"larger than {_LARGEST} bytes")
     try:
+        value = json.loads(data)
         about = value.pop("published")
-        relative = inside(about["name"])
-        inside(value["work"])
-        published = Published(path=os.path.join(output_dir, relative), **about)
+        for name in (value["base"], value["work"], about["name"]):
+            inside(name)
+        published = Published(path=os.path.join(output_dir, about["name"]), **about)
         key = os.path.basename(path).removesuffix(_ENTRY)
-        owes = ["--on-rotate"] if value["owes"] is True else value["owes"] or []
+        owes = [HOOK] if value["owes"] is True else value["owes"] or []
         entry = Entry(published=published, key=key, **{**value, "owes": tuple(owes)})
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise ValueError(f"not an entry ({error})") from None
     numbers = [entry.revision, entry.inode, entry.mtime_ns, entry.work_dir_inode]
     numbers += [published.records, published.size]
-    texts = [entry.base, entry.host, entry.work_dir, published.topic, published.delimiter]
-    texts += entry.owes
+    texts = [entry.base, entry.host, entry.work_dir, published.topic, published.sha256]
+    texts += [published.format, published.delimiter, published.compression]
     if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
         raise ValueError("not an entry (wrong types)")
+    if not set(DEBTS).issuperset(entry.owes) or "\0" in entry.work_dir:
+        raise ValueError("not an entry (wrong values)")
     return entry

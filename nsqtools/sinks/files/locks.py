@@ -40,7 +40,8 @@ class Lock:
         if not self.held:
             if self._keep:  # a missing directory is probably a typing error
                 os.stat(os.path.dirname(self.path) or ".")
-            fd = open_locked(self.path, wait=False)
+            # A link is followed only where the user has named it.
+            fd = open_locked(self.path, 0 if self._keep else os.O_NOFOLLOW, wait=False)
             if fd is None:
                 return False
             self._fd = fd

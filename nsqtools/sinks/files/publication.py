@@ -15,7 +15,7 @@ from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.policy.filenames import REV, Revisions
 from nsqtools.sinks.files import disk
-from nsqtools.sinks.files.journal import DELETE
+from nsqtools.sinks.files.journal import DELETE, State
 from nsqtools.sinks.files.workfile import digest_of, good_part
 from nsqtools.stores.mounted import sync_directory
 
@@ -64,8 +64,8 @@ class Publication:
     def complete(self, entry: Entry, work: str) -> None:
         """Finish the publication of a file that has its final name; raises OSError."""
         sync_directory(os.path.dirname(entry.published.path))
-        self._care.record(entry.published)
         self._retire(work)
+        self._care.record(entry)
         if not entry.owes:
             self.journal.remove(entry)
 
@@ -100,29 +100,46 @@ class Publication:
         for entry in entries:
             work = entry.work_path(self.rules.output_dir)
             try:
-                fd = disk.hold(work)
-                if fd is None:
-                    self._without_work_file(entry, work)
-                    continue
-                try:
-                    self._with_work_file(entry, work, fd)
-                finally:
-                    os.close(fd)
+                for path in (work, entry.published.path):
+                    disk.check_links(self.rules.output_dir, path)
+                self._salvage(entry, work)
             except (OSError, NSQError) as error:
                 failed.append(entry)
                 reason = getattr(error, "strerror", None) or str(error)
                 log.error("cannot publish %s, which a crash left behind: %s", work, reason)
         return failed
 
-    def _with_work_file(self, entry: Entry, work: str, fd: int) -> None:
-        published = entry.published
-        if not entry.is_published():
-            found = good_part(fd, work, published.layout, self.rules.max_msg_size)
+    def _salvage(self, entry: Entry, work: str) -> None:
+        match entry.state(self.rules.output_dir):
+            case State.UNDER_WAY:
+                self._publish_leftover(entry, work)
+            case State.NAMED:
+                self.complete(entry, work)
+                self.follow(entry)
+            case State.OWING:
+                self.complete(entry, work)
+                self._care.settle(entry)
+            case _ if not entry.work_dir_is_there():
+                raise OutputError(
+                    f"the work directory {entry.work_dir} has been replaced: mount the previous "
+                    f"one or, if it is lost, remove {entry.key}.json from the directory .nsqtools"
+                )
+            case state:
+                if state == State.GONE and entry.owes and entry.owes[0] != DELETE:
+                    log.warning("%s is gone: it waited for %s", entry.published.path, entry.owes[0])
+                self.journal.remove(entry)
+
+    def _publish_leftover(self, entry: Entry, work: str) -> None:
+        fd = disk.hold(work)
+        if fd is None:
+            raise OutputError("another process writes to it")
+        try:
+            found = good_part(fd, work, entry.published.layout, self.rules.max_msg_size)
             if not found.good:
                 self.discard(entry, work)
                 return
             entry.published = replace(
-                published,
+                entry.published,
                 records=found.records,
                 size=os.fstat(fd).st_size,
                 sha256=digest_of(fd).hexdigest() if self.rules.options.manifest else "",
@@ -131,24 +148,7 @@ class Publication:
             name = entry.published.name
             records = counted(found.records, "record")
             log.warning("published %s, which a crash left behind: %s", name, records)
-        self.complete(entry, work)
-        self.follow(entry)
-
-    def _without_work_file(self, entry: Entry, work: str) -> None:
-        path = entry.published.path
-        if os.path.lexists(work):
-            raise OutputError("another process writes to it")
-        if entry.is_published():
-            self._care.record(entry.published)
-        if entry.inode and os.path.lexists(path):  # it may have been touched since
-            if entry.owes:
-                self._care.settle(entry)
-                return
-        elif not entry.work_dir_is_there():
-            raise OutputError(
-                f"the work directory {entry.work_dir} has been replaced: mount the previous one "
-                f"or, if it is lost, remove {entry.key}.json from the directory .nsqtools"
-            )
-        elif entry.owes and entry.owes[0] != DELETE:
-            log.warning("%s is gone: it waited for %s", path, entry.owes[0])
-        self.journal.remove(entry)
+            self.complete(entry, work)
+            self.follow(entry)
+        finally:
+            os.close(fd)

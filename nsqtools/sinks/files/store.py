@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 from collections import Counter
 from datetime import UTC
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
-from nsqtools.sinks.files.aftercare import Care
-from nsqtools.sinks.files.journal import Journal
+from nsqtools.sinks.files.aftercare import Care, find
+from nsqtools.sinks.files.journal import Journal, entries, enumerated
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.topicarchive import Archive
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from nsqtools.sinks.files.rules import Rules
     from nsqtools.sinks.files.topicarchive import Synced
 
-_NAMED = 3
-"""Maximum number of files that the last error names."""
+log = logging.getLogger(__name__)
+
 _TIMES = (0, 1_234_567_890 * SECOND)
 """Two times that show whether two filename formats differ."""
 
@@ -45,7 +47,8 @@ class Archives:
         self.rules = rules
         matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
         self._wanted = matcher.accepts
-        self._journal = Journal(rules.output_dir, rules.host)
+        self._matcher = matcher
+        self._journal = Journal(rules.output_dir, rules.host, rules.own_work_dir)
         self.care = Care(rules, self._journal, matcher)
         self._publication = Publication(rules, self._journal, self.care)
         self._locks: dict[str, Lock] = {}
@@ -75,7 +78,26 @@ class Archives:
         for name, revision in self._journal.revisions():
             self._publication.revisions.skip(name, revision)
         self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))
+        self._name_orphans()
         self.care.prune()
+
+    def _name_orphans(self) -> None:
+        """Warn of work files that no entry of the journal names and no process is writing."""
+        rules = self.rules
+        known = {
+            entry.work_path(rules.output_dir)
+            for entry in entries(rules.output_dir, lambda *_: None)
+        }
+        for _, kept in find(rules.work_dir, self._matcher, suffix=disk.WORK):
+            work = kept.path
+            if work in known or disk.is_locked(work):
+                continue
+            name = os.path.relpath(work.removesuffix(disk.WORK), rules.work_dir)
+            log.warning(
+                "%s: left by a crash, but unknown to the journal: check it with 'nsqtools verify "
+                "%s', and publish it with 'mv -n %s %s'",
+                *(work, quote(work), quote(work), quote(rules.target_path(name))),
+            )
 
     def topic(self, topic: str, synced: Synced, *, now: float) -> Archive:
         """Return the archive of a topic; ``now`` is in monotonic seconds. Raises ConfigError."""
@@ -100,12 +122,11 @@ class Archives:
             raise OutputError("; ".join(map(self._waiting, owed, owed.values())))
 
     def _waiting(self, flag: str, files: list[Published]) -> str:
-        names = ", ".join(each.path for each in files[:_NAMED])
-        more = ", ..." if len(files) > _NAMED else ""
+        names = enumerated([each.path for each in files])
         todo = "" if flag in self.care.owes else f"; run again with {flag}"
         if todo and flag == "--on-rotate":
             todo += ", or with --on-rotate true to skip them"
-        return f"files that wait for {flag}: {len(files)} ({names}{more}){todo}"
+        return f"files that wait for {flag}: {len(files)} ({names}){todo}"
 
     def waiting(self) -> Counter[str]:
         """Return the number of published files that wait for something, by topic."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nsqtools.config.units import counted
+from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
 from nsqtools.records.forms import make_writer
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 
 Fate = Literal["", "reopen", "close"]
 """What a step does with open files: rotate them by the rules, or publish all of them."""
+
+
+class OwedError(OutputError):
+    """Messages wait for something else that a file owes."""
 
 
 class Arrival(NamedTuple):
@@ -194,6 +199,8 @@ class Archive:
         """Sync one file, whose name may have been moved or removed."""
         while True:
             try:
+                if file.is_dirty:  # without its entry no start would find the records
+                    self._journal.restore(file.entry)
                 done = file.sync()
                 self._written += len(done)
                 if done:
@@ -269,7 +276,8 @@ class Archive:
     def _continue(self, name: str, *, anew: bool) -> tuple[Entry, int]:
         """Continue a published file, as nsq_to_file does: it becomes the work file again.
 
-        A work file that a failed attempt has left is continued too.
+        A work file that a failed attempt has left is continued too. Raises OwedError while the
+        published file owes anything: what it owes may need the file as it is, or remove it.
         """
         entry = self._entry(name, 0)
         target, work = entry.published.path, entry.work_path(self._rules.output_dir)
@@ -282,6 +290,11 @@ class Archive:
             raise FileExistsError(
                 errno.EEXIST, "a file that a crash left is in the way: move it away", work
             )
+        if is_published and (debt := self._journal.debt(target)):
+            raise OwedError(
+                f"{target}: no message is added while it waits for {debt}: add <REV> to "
+                "--filename-format to begin another file"
+            )
         fd = disk.hold(work if is_left else target)
         if fd is None:
             raise OSError(errno.EAGAIN, "another process writes to it", work)
@@ -289,7 +302,6 @@ class Archive:
             self._journal.write(entry)
             if is_published:
                 os.rename(target, work)
-                self._journal.reopened(target)
         except BaseException:
             os.close(fd)
             raise

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from nsqtools.records.manifest import Published
+    from nsqtools.sinks.files.journal import Entry
 
 
 FLAT = NamePattern(filename_format="<TOPIC>.log")
@@ -40,23 +40,27 @@ class Publishing:
         self.journal = Journal(str(folder), self.rules.host)
         self.care = Care(self.rules, self.journal, Matcher(FLAT, hostname="h", topics=()))
 
-    def record(self, name: str, data: bytes = b"one\n", age: float = 0.0) -> Published:
+    def complete(self, name: str, data: bytes = b"one\n", age: float = 0.0) -> Entry:
+        """A file that has its final name, and its line in the manifest."""
         path = self.folder / name
         path.write_bytes(data)
         then = path.stat().st_mtime_ns - int(age * 1e9)
         os.utime(path, ns=(then, then))
         sha256 = hashlib.sha256(data).hexdigest()
-        told = published(path, topic=name.partition(".")[0], size=len(data), sha256=sha256)
-        self.care.record(told)
-        return told
+        entry = entry_of(self.rules, name)
+        entry.published = published(
+            path, topic=name.partition(".")[0], size=len(data), sha256=sha256
+        )
+        entry.inode, entry.owes = path.stat().st_ino, self.care.owes
+        self.journal.write(entry)
+        self.care.record(entry)
+        return entry
 
     def publish(self, *names: str, age: float = 0.0) -> None:
         for name in names:
-            entry = entry_of(self.rules, name)
-            entry.published = self.record(name, age=age)
-            entry.inode, entry.owes = os.stat(entry.published.path).st_ino, self.care.owes
-            if self.care.owes:
-                self.journal.write(entry)
+            entry = self.complete(name, age=age)
+            if not entry.owes:
+                self.journal.remove(entry)
             self.care.follow(entry)
 
     def names(self) -> list[str]:
@@ -73,7 +77,7 @@ def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
         ("a", b"1\n"),
         ("a", b"1\n2\n"),
     ):
-        files.record(name, data)
+        files.complete(name, data)
     lines = list(map(json.loads, manifest.read_bytes().splitlines()))
     assert [(line["name"], line["bytes"]) for line in lines] == [("a", 2), ("b", 2), ("a", 4)]
 

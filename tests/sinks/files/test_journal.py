@@ -15,13 +15,15 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files import journal as journal_module
-from nsqtools.sinks.files.journal import FOLDER, Journal, owing, owing_near
+from nsqtools.sinks.files.journal import DEBTS, FOLDER, Journal, entries, owing, owing_near
+from nsqtools.sinks.files.topicarchive import OwedError
 from tests.support.archiving import (
     Archiving,
     CrashError,
     Notes,
     below,
     entry_of,
+    journal_of,
     leave,
     make_rules,
     publication_of,
@@ -41,10 +43,6 @@ NEXT = "events.host-000001.2026-11-20_19.log"
 def rules(tmp_path: Path) -> Rules:
     (tmp_path / "out").mkdir()
     return make_rules(tmp_path)
-
-
-def journal_of(rules: Rules) -> Journal:
-    return Journal(rules.output_dir, rules.host)
 
 
 def files_of(rules: Rules) -> list[str]:
@@ -88,13 +86,18 @@ class TestFilesUnderWay:
         assert target.read_bytes() == taken
         assert Path(rules.target_path(NEXT)).read_bytes() == b"one\n"
 
-    def test_a_leftover_in_anothers_work_directory_is_published(self, tmp_path: Path) -> None:
+    def test_a_leftover_in_another_work_directory_is_left_to_a_run_with_that_directory(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         first, second = (make_rules(tmp_path, work_dir=str(tmp_path / name)) for name in "ab")
-        leave(first, b"one\n")
-        notes = Notes()
-        assert recover(second, notes) == 0
+        work = leave(first, b"one\n")
+        assert recover(second) == 0
+        assert below(str(tmp_path)) == [f"a/{NAME}.part"]
+        (said,) = caplog.messages
+        assert str(work) in said
+        assert f"--work-dir {tmp_path / 'a'}" in said
+        assert recover(first) == 0
         assert below(str(tmp_path)) == [f"out/{NAME}"]
-        assert [told.records for told in notes.recorded] == [1]
 
     @pytest.mark.parametrize("how", ["gone", "another"])
     @pytest.mark.parametrize("marked", [False, True])
@@ -148,11 +151,13 @@ class TestFilesUnderWay:
         entry = entry_of(rules, NAME)
         entry.inode = 1
         journal.write(entry)
-        assert f"{entry.key}.new" in [os.path.basename(path) for path in synced]
+        folder = os.path.join(rules.output_dir, FOLDER)
+        assert [path.endswith(".new") for path in synced[-2:]] == [True, False]
+        assert synced[-1] == folder
         for _ in range(2):
             synced.clear()
             journal.remove(entry)
-            assert os.path.join(rules.output_dir, FOLDER, "names") in synced
+            assert os.path.join(folder, "names") in synced
             journal.write(entry)
         journal.close()
 
@@ -308,19 +313,28 @@ class TestWhatFilesOwe:
         assert owing_near(str(owing_file.parent / "deeper" / "file")) == known
         assert owing_near(str(tmp_path / "file")) == set()
 
-    def test_a_file_that_is_written_to_again_owes_it_when_it_is_published_again(
-        self, tmp_path: Path
+    @pytest.mark.parametrize("debt", DEBTS)
+    @pytest.mark.parametrize("whose", ["this process's", "another's"])
+    def test_it_is_not_opened_again_before_it_owes_nothing(
+        self, debt: str, whose: str, tmp_path: Path
     ) -> None:
-        notes = Notes(owes=("--on-rotate",))
-        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log", notes=notes)
+        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log", notes=Notes(owes=(debt,)))
         archiving.write(b"one")
         archiving.step(fate="reopen")
+        notes, journal = archiving.notes, archiving.journal
+        (entry,) = entries(archiving.rules.output_dir, print)
+        if whose == "another's":
+            archiving = Archiving(tmp_path, rules=archiving.rules, notes=notes)
+        for _ in range(2):
+            with pytest.raises(OwedError, match=debt):
+                archiving.write(b"two")
+            assert archiving.published() == {"events.log": b"one\n"}
+        journal.settle(entry)
         archiving.write(b"two")
-        assert paths(archiving.journal) == {}
         archiving.close()
-        known = {"--on-rotate": [str(tmp_path / "out" / "events.log")]}
-        assert paths(archiving.journal) == known
-        assert notes.recorded[-1].records == 2
+        assert archiving.published() == {"events.log": b"one\ntwo\n"}
+        assert archiving.safe[-1:] == [b"two"]
+        assert paths(archiving.journal) == {debt: [str(tmp_path / "out" / "events.log")]}
 
     def test_it_is_not_pruned_before_its_command_has_succeeded(
         self, rules: Rules, owing_file: Path

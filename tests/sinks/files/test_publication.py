@@ -21,6 +21,7 @@ from tests.support.archiving import (
     Notes,
     batch,
     below,
+    journal_of,
     leave,
     make_rules,
     plain,
@@ -30,7 +31,7 @@ from tests.support.faults import file_limit, other_disk
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:
-    from nsqtools.records.manifest import Published
+    from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -168,13 +169,13 @@ class Crashing(Care):
 
     def __init__(self, rules: Rules, moment: str) -> None:
         matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=("events",))
-        super().__init__(rules, Journal("/nowhere", ""), matcher)
+        super().__init__(rules, journal_of(rules), matcher)
         self.moment = moment
 
-    def record(self, published: Published) -> None:
+    def record(self, entry: Entry) -> None:
         if self.moment == "before":
             raise CrashError
-        super().record(published)
+        super().record(entry)
         if self.moment == "after":
             raise CrashError
 
@@ -206,7 +207,7 @@ class TestPublishedTwice:
                 archiving.close()
             archiving.crash()
             assert (out / name).read_bytes() == b"one\n"
-            assert archiving.work() == [f"{NAME}.part"]
+            assert archiving.work() == []
             care.moment = ""
             assert recover(rules, care) == 0
             assert archiving.work() == []
