@@ -183,6 +183,14 @@ def test_what_a_killed_writer_has_left_can_be_removed(store: Store) -> None:
         store.get(f"a/{UNNAMED}left")
 
 
+def test_sweeping_spares_what_is_being_written(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    with store.create("a/file") as file:
+        store.sweep("a")
+        file.write(b"one")
+    assert store.get("a/file") == b"one"
+
+
 def test_arrow_writes_to_it_and_does_not_complete_it_after_an_error(store: Store) -> None:
     table = pa.table({"n": list(range(1000))})
     with store.create("whole") as file:

@@ -52,7 +52,11 @@ METHODS = {
 
 
 def method_of(file_name: str) -> str:
-    """Return the compression method that the suffix of a file name indicates."""
+    """Return the compression method that the suffix of a file name indicates.
+
+    A ``.part`` after it, as in the name of a file that is being written, is ignored.
+    """
+    file_name = file_name.removesuffix(".part")
     for name, method in METHODS.items():
         if method.suffix and file_name.endswith(method.suffix):
             return name

@@ -83,6 +83,18 @@ def check(
         yield Verification(problem=_reason(error), unreadable=True)
 
 
+def listed(path: str) -> set[str] | None:
+    """Return the real paths of the files that a manifest lists; None if the file is none.
+
+    Raises OSError.
+    """
+    with open(path, "rb") as file:
+        if method_of(path) != "none" or not is_manifest(file):
+            return None
+        lines = _lines(file, os.path.dirname(path))
+        return {os.path.realpath(each.path) for *_, each in lines if isinstance(each, Published)}
+
+
 def _inspect(file: BinaryIO, layout: Layout, compression: str, max_msg_size: int) -> Inspection:
     """Inspect a file, and report a problem if a compressed file has no member.
 
@@ -141,9 +153,13 @@ class _ManifestCheck:
 
     def _faults(self) -> Iterator[Verification]:
         """Yield reports for faulty lines."""
-        last = {each.name: at for at, _, each in self._lines() if isinstance(each, Published)}
+        last = {
+            each.name: at
+            for at, _, each in _lines(self.file, self.folder)
+            if isinstance(each, Published)
+        }
         waiting = self.waiting_near(os.path.join(os.path.realpath(self.folder), "manifest"))
-        for number, offset, told in self._lines():
+        for number, offset, told in _lines(self.file, self.folder):
             if not isinstance(told, Published):
                 yield Verification(problem=f"line {number} at byte {offset}: {told}")
                 continue
@@ -173,25 +189,6 @@ class _ManifestCheck:
             if report.unreadable and self.uploaded:  # each file would take as long to fail
                 return
 
-    def _lines(self) -> Iterator[tuple[int, int, Published | str]]:
-        """Yield number, from 1, offset, and content or fault of each line, up to one without a line
-        end.
-        """
-        number = offset = 0
-        self.file.seek(0)
-        while line := self.file.readline(LINE):
-            number += 1
-            if not line.endswith(b"\n"):
-                is_torn = len(line) < LINE
-                fault = "it is incomplete" if is_torn else "too long for a line of a manifest"
-                yield number, offset, fault
-                return
-            try:
-                yield number, offset, Published.parse(line, self.folder)
-            except RecordError as error:
-                yield number, offset, str(error)
-            offset += len(line)
-
     def _look(self, told: Published) -> Verification | None:
         """Inspect the file that a line lists; None if it does not exist."""
         try:
@@ -205,6 +202,27 @@ class _ManifestCheck:
             return Verification(problem=_reason(error), unreadable=True)
         problem = found.problem or _difference(told, size, found.records, hashed.sha256)
         return Verification(found.records, found.good, problem)
+
+
+def _lines(file: BinaryIO, folder: str) -> Iterator[tuple[int, int, Published | str]]:
+    """Yield number, from 1, offset, and content or fault of each line.
+
+    The last line is the first one without a line end.
+    """
+    number = offset = 0
+    file.seek(0)
+    while line := file.readline(LINE):
+        number += 1
+        if not line.endswith(b"\n"):
+            is_torn = len(line) < LINE
+            fault = "it is incomplete" if is_torn else "too long for a line of a manifest"
+            yield number, offset, fault
+            return
+        try:
+            yield number, offset, Published.parse(line, folder)
+        except RecordError as error:
+            yield number, offset, str(error)
+        offset += len(line)
 
 
 def _difference(told: Published, size: int, records: int, sha256: str) -> str:

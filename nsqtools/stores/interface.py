@@ -102,7 +102,7 @@ class Store(ABC):
     def sweep(self, path: str) -> None:
         """Remove what killed processes were writing in a folder.
 
-        Whoever is writing there now gets an OSError.
+        Whoever is writing there now gets an OSError, except on a file system with locks.
         """
 
     def open(self, path: str, ahead: int = READ) -> BinaryIO:

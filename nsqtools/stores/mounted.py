@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from typing import TYPE_CHECKING
@@ -101,10 +102,10 @@ class LocalStore(Store):
         sync_directory(os.path.dirname(target))
 
     def sweep(self, path: str) -> None:
-        """Delete files without a name."""
+        """Delete files without a name that no process has locked."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.url(path)):
-                if name.startswith(UNNAMED):
+                if name.startswith(UNNAMED) and not is_locked(os.path.join(self.url(path), name)):
                     self.delete(os.path.join(path, name))
 
     def sync(self, path: str) -> None:
@@ -118,7 +119,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _unnamed(self, target: str) -> Iterator[tuple[str, int]]:
-        """A new file beside the target, in a directory that lasts; its name goes at the end."""
+        """A new, locked file beside the target, in a directory that lasts, until its name goes."""
         folder = os.path.dirname(target)
         unnamed = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -130,6 +131,8 @@ class LocalStore(Store):
                 self.sync(os.path.relpath(folder, self.place))
                 fd = os.open(unnamed, flags, 0o666)
             try:
+                with contextlib.suppress(OSError):  # not all file systems have locks
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield unnamed, fd
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -138,6 +141,24 @@ class LocalStore(Store):
         except OSError as error:
             error.filename = target
             raise
+
+
+def is_locked(path: str) -> bool:
+    """Whether a process has locked a file, with flock, until it ends.
+
+    False for a file that is gone or cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(fd)
+    return False
 
 
 def sync_directory(path: str) -> None:

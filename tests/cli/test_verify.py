@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from typing import TYPE_CHECKING
 
 from nsqtools.records.manifest import Published
 from nsqtools.sinks.files.aftercare import Manifest
+from tests.support.archiving import Archiving, Notes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +47,50 @@ def test_a_name_forges_no_line(nsqtools: Called, tmp_path: Path) -> None:
     (tmp_path / "a\nb: ok").write_bytes(b"one")
     (line,) = nsqtools("verify", "a\nb: ok")[1].splitlines()
     assert line.startswith("a\\nb: ok: ")
+
+
+def test_of_a_directory_the_state_of_each_file_is_told(nsqtools: Called, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    work = str(tmp_path / "work")
+    owing = Archiving(tmp_path, work_dir=work, notes=Notes(owes=("--upload",)))
+    owing.write(b"one")
+    owing.close()
+    owing.crash()
+    left = Archiving(tmp_path, work_dir=work)
+    left.write(b"two")
+    left.crash()
+    under_way = Archiving(tmp_path, filename_format="now.<REV>", work_dir=work)
+    under_way.write(b"three")
+    publish(folder, "listed", b"four\n")
+    (folder / "listed").with_name("bad").write_bytes(b"torn")
+    (folder / ".hidden").write_bytes(b"torn")
+    (folder / "x.torn").write_bytes(b"torn")
+    (folder / "lost.gz.part").write_bytes(gzip.compress(b"five\n"))
+    (folder / ".nsqtools" / "0123abcd.7.json").write_bytes(b"[" * 50_000)
+    code, told, errors = nsqtools("verify", "out")
+    states = {line.split(": ")[0]: line.split(": ")[1] for line in told.splitlines()[:-1]}
+    assert (code, errors) == (4, "")
+    assert {name.rpartition("/")[2]: state for name, state in states.items()} == {
+        "0123abcd.7.json": "damaged",
+        "bad": "record 1 at byte 0",
+        "events.host-000000.2026-11-20_19.log": "ok, 1 record, 4 bytes, waiting for --upload or "
+        "--on-rotate",
+        "events.host-000001.2026-11-20_19.log.part": "under way",
+        "lost.gz.part": "orphaned",
+        "manifest": "ok, 1 record, 5 bytes, 1 file",
+        "now.-000000.part": "under way",
+        "x.torn": "torn",
+    }
+    assert told.splitlines()[-1] == (
+        "out: 1 damaged, 3 published, 1 owing, 1 orphaned, 1 torn, 2 under way"
+    )
+    shown = [json.loads(line) for line in nsqtools("verify", "--json", "-q", "out")[1].splitlines()]
+    assert [each["ok"] for each in shown] == [False] * 3
+    assert nsqtools("verify", "out/lost.gz.part")[:2] == (
+        0,
+        f"out/lost.gz.part: ok, 1 record, {(folder / 'lost.gz.part').stat().st_size} bytes\n",
+    )
+    under_way.crash()
 
 
 def test_a_good_manifest_gets_the_sums_of_its_files(nsqtools: Called, tmp_path: Path) -> None:

@@ -92,21 +92,6 @@ def hold(path: str) -> int | None:
     return fd if held else None
 
 
-def is_locked(path: str) -> bool:
-    """Whether a process has locked the file; False for a file that is gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
 def check_links(root: str, path: str) -> None:
     """Raise OSError if a directory between the two is a link that somebody else has made.
 

@@ -46,10 +46,10 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.disk import WORK, check_links, is_locked, open_locked
+from nsqtools.sinks.files.disk import WORK, check_links, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
-from nsqtools.stores.mounted import sync_directory, write_all
+from nsqtools.stores.mounted import is_locked, sync_directory, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -333,7 +333,8 @@ class Journal:
         """Read the entry in a file that no other process is writing."""
         path = os.path.join(self._folder, name)
         if name.endswith(_NEW):
-            os.unlink(path)
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.unlink(path)
         if not name.endswith(_ENTRY):
             return None
         try:

@@ -21,6 +21,7 @@ from nsqtools.sinks.files.journal import Journal, entries, enumerated
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.topicarchive import Archive
+from nsqtools.stores.mounted import is_locked
 
 if TYPE_CHECKING:
     import re
@@ -90,7 +91,7 @@ class Archives:
         }
         for _, kept in find(rules.work_dir, self._matcher, suffix=disk.WORK):
             work = kept.path
-            if work in known or disk.is_locked(work):
+            if work in known or is_locked(work):
                 continue
             name = os.path.relpath(work.removesuffix(disk.WORK), rules.work_dir)
             log.warning(

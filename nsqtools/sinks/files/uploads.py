@@ -56,13 +56,18 @@ class Uploads(Errands):
             raise ConfigError(f"{self.flag} {url}: this is --output-dir: name another directory")
         self._failing: set[int] = set()
         self._taken: set[int] = set()
+        self._swept: set[str] = set()
         self._failures = 0
         self._moved = monotonic()
         self._settling = threading.Lock()
         self._abandoned = False
 
     def attempt(self, published: Published) -> None:
-        """Upload a file."""
+        """Upload a file, after removing what killed uploads have left in its folder."""
+        folder = os.path.dirname(published.name)
+        if folder not in self._swept:
+            self._store.sweep(folder)
+            self._swept.add(folder)
         with open(published.path, "rb") as file:
             self._store.upload(file, published.name, moved=self._note_progress)
         log.info("uploaded %s", published.name)

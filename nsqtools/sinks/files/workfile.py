@@ -178,7 +178,7 @@ def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspecti
         inspection = inspect(
             file,
             layout,
-            compression=method_of(path.removesuffix(disk.WORK)),
+            compression=method_of(path),
             max_msg_size=max_msg_size,
         )
     size = os.fstat(fd).st_size

@@ -8,17 +8,19 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import uploads
 from nsqtools.sinks.files.aftercare import Care
-from nsqtools.sinks.files.journal import Journal
-from tests.support.archiving import entry_of, make_rules, published
+from nsqtools.sinks.files.journal import HOOK, MANIFEST, Journal
+from tests.support.archiving import Archiving, Notes, entry_of, make_rules, published
+from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from nsqtools.sinks.files.journal import Entry
 
@@ -80,6 +82,38 @@ def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
         files.complete(name, data)
     lines = list(map(json.loads, manifest.read_bytes().splitlines()))
     assert [(line["name"], line["bytes"]) for line in lines] == [("a", 2), ("b", 2), ("a", 4)]
+
+
+def test_a_file_of_a_run_without_manifest_is_in_none_and_one_that_owes_its_line_gets_it(
+    tmp_path: Path,
+) -> None:
+    """A line without a checksum would make a good file bad for good."""
+    plain = Archiving(tmp_path, notes=Notes(owes=(HOOK,)))
+    plain.write(b"one")
+    plain.close()
+    plain.crash()
+    archives = make_archives(plain.rules, manifest="manifest", on_rotate="true")
+    archives.open()
+    archives.close()
+    archives.unlock()
+    manifest = tmp_path / "out" / "manifest"
+    assert not manifest.exists()
+
+    kept = Archiving(tmp_path, digest=True, notes=Notes(owes=(MANIFEST,)))
+    kept.write(b"two")
+    kept.close()
+    kept.crash()
+    archives = make_archives(plain.rules)
+    archives.open()
+    with pytest.raises(OutputError, match="run again with --manifest"):
+        archives.close()
+    archives.unlock()
+    archives = make_archives(kept.rules)
+    archives.open()
+    archives.close()
+    archives.unlock()
+    (line,) = map(json.loads, manifest.read_bytes().splitlines())
+    assert line["sha256"] == hashlib.sha256(b"two\n").hexdigest()
 
 
 class TestRetention:

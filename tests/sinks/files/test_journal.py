@@ -6,9 +6,11 @@ import errno
 import json
 import logging
 import os
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,6 +32,7 @@ from tests.support.archiving import (
     recover,
 )
 from tests.support.faults import filled, small_disk
+from tests.support.neighbour import holding
 from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
@@ -171,12 +174,23 @@ class TestWhoseEntriesTheyAre:
         living.close()
         assert journal_of(rules).adopt(bool) == [entry]
 
-    def test_those_of_other_hosts_and_topics_are_left_for_them(self, rules: Rules) -> None:
-        leave(rules, b"one\n")
+    def test_those_of_other_hosts_and_topics_are_left_for_them(
+        self, rules: Rules, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        work = leave(rules, b"one\n")
+        with holding(work):
+            assert Journal(rules.output_dir, "otherhost").adopt(bool) == []
+        assert caplog.messages == []
         other = Journal(rules.output_dir, "otherhost")
         assert other.adopt(lambda topic: topic == "events") == []
         assert journal_of(rules).adopt(lambda topic: topic == "other") == []
         other.close()
+        assert all(str(work) in said for said in caplog.messages)
+        remedies = [said.rpartition(": ")[2] for said in caplog.messages]
+        assert remedies == [
+            "run to-file on the host host, or with --host-identifier host",
+            "run to-file with --topic events",
+        ]
         assert recover(rules) == 0
         assert below(rules.output_dir) == [NAME]
 
@@ -188,7 +202,11 @@ class TestWhoseEntriesTheyAre:
         assert archiving.published() == {"events-000000": b"one\n"}
 
     @pytest.mark.parametrize(
-        "data", [b"", b"{", b"[]", b"{}", b'{"published": {"name": "../x"}, "work": "x"}']
+        "data",
+        [
+            *(b"", b"{", b"[]", b"{}", b'{"published": {"name": "../x"}, "work": "x"}'),
+            *(b"[" * 50_000, b" " * 100_000, b'{"published": ' + b'{"a":' * 9000),
+        ],
     )
     def test_a_damaged_one_is_told_and_kept_and_the_others_are_adopted(
         self, data: bytes, rules: Rules, caplog: pytest.LogCaptureFixture
@@ -205,6 +223,93 @@ class TestWhoseEntriesTheyAre:
         assert below(rules.output_dir) == [NAME]
         assert damaged.read_bytes() == data
         assert files_of(rules) == [damaged.name]
+
+    @pytest.mark.parametrize(
+        "value", [{"base": "../../x<REV>"}, {"owes": ["--x"]}, {"revision": "1"}]
+    )
+    def test_so_is_one_that_leads_elsewhere(self, value: dict[str, Any], rules: Rules) -> None:
+        leave(rules, b"one\n")
+        (path,) = Path(rules.output_dir, FOLDER).glob("*.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | value))
+        journal = journal_of(rules)
+        assert journal.adopt(bool) == []
+        assert journal.damaged == {str(path)}
+
+    @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+    @pytest.mark.parametrize(
+        "name", ["0123abcd.7.json", "0123abcd.lock", "names", "0123abcd.8.new"]
+    )
+    def test_no_start_waits_for_a_file_of_another_kind_or_follows_a_link(
+        self, kind: str, name: str, rules: Rules, tmp_path: Path
+    ) -> None:
+        leave(rules, b"one\n")
+        folder, elsewhere = Path(rules.output_dir, FOLDER), tmp_path / "elsewhere"
+        (folder / "0123.9.json").write_bytes(b"{}")  # the owner has an entry
+        match kind:
+            case "fifo":
+                os.mkfifo(folder / name)
+            case "link":
+                (folder / name).symlink_to(elsewhere)
+            case _:
+                (folder / name).mkdir()
+        archives = make_archives(rules)
+        archives.open()
+        archives.unlock()
+        assert below(rules.output_dir) == [NAME]
+        assert not elsewhere.exists()
+
+    def test_a_link_of_another_user_is_not_followed_out_of_the_directory(
+        self, rules: Rules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "etc").mkdir()
+        Path(rules.output_dir, "in").symlink_to(tmp_path / "etc")
+        name = f"in/{NAME}"
+        work = leave(rules, b"one\n", name)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        os.lchown(Path(rules.output_dir, "in"), 12345, 12345)
+        assert recover(rules) == 1
+        assert list((tmp_path / "etc").iterdir()) == [tmp_path / "etc" / work.name]
+        os.lchown(Path(rules.output_dir, "in"), os.geteuid(), 0)
+        assert recover(rules) == 0
+        assert list((tmp_path / "etc").iterdir()) == [tmp_path / "etc" / NAME]
+
+
+class TestARemovedJournal:
+    def test_it_is_written_again_before_another_message_is_finished(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log")
+        archiving.write(b"one")
+        folder = Path(archiving.rules.output_dir, FOLDER)
+        for gone in ("*", "*.json"):
+            for path in folder.glob(gone):
+                path.unlink()
+            archiving.write(b"two")
+            archiving.write(b"three")
+        assert [str(folder) in each for each in caplog.messages] == [True, True]
+        archiving.crash()
+        assert recover(archiving.rules) == 0
+        assert archiving.published() == {"events.log": b"one\n" + 2 * b"two\nthree\n"}
+
+    @pytest.mark.parametrize("work", ["", "work"])
+    def test_a_start_names_the_work_files_that_it_does_not_know(
+        self, work: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options = {"work_dir": str(tmp_path / work)} if work else {}
+        rules = make_rules(tmp_path, **options)
+        orphan = leave(rules, b"one\n")
+        shutil.rmtree(Path(rules.output_dir, FOLDER))
+        orphan.with_name("notes.part").write_bytes(b"not ours")
+        with holding(orphan.with_name("events.host-000001.2026-11-20_19.log.part")):
+            archives = make_archives(rules)
+            archives.open()
+            archives.unlock()
+        (said,) = caplog.messages
+        command = f"mv -n {orphan} {rules.target_path(NAME)}"
+        assert f"'nsqtools verify {orphan}'" in said
+        assert f"'{command}'" in said
+        subprocess.run(shlex.split(command), check=True)
+        assert Path(rules.target_path(NAME)).read_bytes() == b"one\n"
 
 
 class TestUsedNames:

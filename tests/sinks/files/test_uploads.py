@@ -18,6 +18,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.files import uploads as uploads_module
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.uploads import Uploads
+from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from tests.support.archiving import published
 from tests.support.eventually import eventually
@@ -75,6 +76,18 @@ def file(tmp_path: Path, name: str, data: bytes = b"one\n") -> Published:
 
 def there(shop: Shop) -> dict[str, bytes]:
     return {each.path: shop.get(each.path) for each in shop.files()}
+
+
+def test_an_upload_removes_what_killed_ones_have_left_in_its_folder(
+    shop: Shop, tmp_path: Path
+) -> None:
+    for folder in ("a", "b"):
+        shop.put(f"{folder}/{UNNAMED}left", b"half")
+    uploads = begin(tmp_path)
+    uploads.submit(file(tmp_path, "a/1.log"))
+    uploads.close()
+    left = sorted(str(path.relative_to(shop.place)) for path in Path(shop.place).rglob("*.*"))
+    assert left == ["a/1.log", f"b/{UNNAMED}left"]
 
 
 def test_files_keep_their_relative_names(shop: Shop, tmp_path: Path) -> None:
