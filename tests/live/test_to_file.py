@@ -245,6 +245,34 @@ def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
     assert b"waiting" not in archiver.cli("verify", str(last)).stdout
 
 
+@pytest.mark.parametrize("names", ["<TOPIC>.log", "<TOPIC><REV>.log"])
+def test_no_message_is_added_to_a_file_while_its_command_works_on_it(
+    archiver: Archiver, names: str
+) -> None:
+    safe, go = archiver.folder / "safe", archiver.folder / "go"
+    safe.mkdir()
+    # The command removes the file after it has copied it, once the test has let it.
+    hook = (
+        f'cp {{}} "$(mktemp {safe}/XXXXXXXX.log)" && '
+        f"until [ -e {go} ]; do sleep 0.02; done; rm {{}}"
+    )
+    running = archiver.start("--filename-format", names, "--on-rotate", hook)
+    archiver.numbers(10)
+    running.drain()
+    running.process.send_signal(signal.SIGHUP)
+    eventually(lambda: archives.numbers(archives.published(safe)).total() == 10)
+    archiver.numbers(10, 20)
+    if names == "<TOPIC>.log":
+        running.says("waits for --on-rotate")
+    else:
+        eventually(lambda: archiver.is_drained)
+    go.touch()
+    eventually(lambda: archiver.is_drained)
+    assert running.end() == 0, running.said
+    assert archiver.files == []
+    assert archives.numbers(archives.published(safe)) == Counter(range(20))
+
+
 def test_what_a_store_refuses_waits_for_the_next_run(
     archiver: Archiver, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

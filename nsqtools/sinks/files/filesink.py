@@ -18,7 +18,7 @@ from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
-from nsqtools.sinks.files.topicarchive import Arrival
+from nsqtools.sinks.files.topicarchive import Arrival, OwedError
 from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.threads import Threads, as_output_error
 
@@ -355,7 +355,8 @@ class _TopicQueue:
                 self._name,
                 as_output_error(error),
             )
-        self._error = error
+        if not (fate == "close" and isinstance(error, OwedError)):  # a later run writes them
+            self._error = error
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
         self._failures += 1
         for _, batch in arrivals:

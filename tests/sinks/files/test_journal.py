@@ -244,7 +244,7 @@ class TestWhoseEntriesTheyAre:
     ) -> None:
         leave(rules, b"one\n")
         folder, elsewhere = Path(rules.output_dir, FOLDER), tmp_path / "elsewhere"
-        (folder / "0123.9.json").write_bytes(b"{}")  # the owner has an entry
+        (folder / "0123abcd.9.json").write_bytes(b"{}")  # the owner has an entry
         match kind:
             case "fifo":
                 os.mkfifo(folder / name)
