@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import logging
 from dataclasses import replace
@@ -28,14 +30,19 @@ from tests.support.archiving import (
     recover,
 )
 from tests.support.faults import file_limit, other_disk
-from tests.support.neighbour import holding
+from tests.support.neighbour import holding, neighbour, rules_of_archive
+from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
+    import random
+
     from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
+LEFT = (".part", ".copy", ".torn", ".json", ".new", ".lock")
+"""Suffixes that no file has after a start and an end."""
 
 
 @pytest.fixture
@@ -263,3 +270,36 @@ class TestPublishedTwice:
         recover(archiving.rules)
         found = b"".join(plain(tmp_path / "out" / name) for name in archiving.names())
         assert found.split() == archiving.safe == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("names", ["<TOPIC><REV>.log", "<TOPIC>.log"])
+def test_a_kill_at_any_call_leaves_a_state_that_the_next_start_completes(
+    names: str, tmp_path: Path, rng: random.Random, full: bool
+) -> None:
+    step = 1 if full else 9
+    for last in itertools.count(rng.randrange(step) + 1, step):
+        folder = tmp_path / str(last)
+        with neighbour("archive", folder, names, last) as process:
+            assert process.stdout is not None
+            safe = process.stdout.read().split()
+            code = process.wait()
+        archives = make_archives(rules_of_archive(folder, names))
+        archives.lock("events")
+        archives.open()
+        archives.close()
+        archives.unlock()
+        out, manifest = folder / "out", folder / "out" / "manifest"
+        files = sorted(path for path in out.glob("events*") if path.suffix == ".log")
+        found = b"".join(path.read_bytes() for path in files).split()
+        assert len(found) == len(set(found)) >= len(safe), last
+        assert set(found) >= set(safe), last
+        assert [path for path in folder.rglob("*") if path.suffix in LEFT] == []
+        assert list(folder.rglob(".nsqtools-*")) == []
+        lines = map(json.loads, manifest.read_bytes().splitlines() if files else ())
+        told = {line["name"]: line["sha256"] for line in lines}
+        assert told == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        if "<REV>" in names:
+            copies = {path.name: path.read_bytes() for path in folder.glob("remote/*")}
+            assert copies == {path.name: path.read_bytes() for path in files}
+        if code == 0:
+            return
