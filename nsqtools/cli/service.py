@@ -293,7 +293,9 @@ def _exit_code(outcome: RunOutcome) -> Exit:
             "nsqd delivers again what timed out before it was finished: %s",
             counted(totals.too_late, "message"),
         )
-    if outcome.left != 0:
+    if outcome.reason == "count" and outcome.left:
+        log.error("--count: not finished, as they had timed out: %d", outcome.left)
+    elif outcome.left != 0:
         log.error(
             "--max-duration ended the run before the channel was empty: %s",
             "the number of messages left is unknown"

@@ -63,6 +63,16 @@ class Count:
             batch.watch(self._settled)
         return bool(taken)
 
+    def refused(self, count: int) -> None:
+        """Note that messages counted as finished are not: nsqd refused their FIN."""
+        self._unfinished += count
+        self._settled(0, count)
+
+    @property
+    def unfinished(self) -> int:
+        """How many messages are still to be finished."""
+        return self._unfinished
+
     def _settled(self, finished: int, returned: int) -> None:
         if returned:
             self.remaining += returned

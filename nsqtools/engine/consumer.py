@@ -27,7 +27,7 @@ from nsqtools.policy.rdy import is_starved
 from nsqtools.tasks import call_each, end, interruptible, is_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
@@ -41,6 +41,8 @@ _CLS_TIMEOUT = 2.0
 _CANCEL_TIMEOUT = 1.0
 # How often a repeated failure of the handler is logged.
 _LOG_INTERVAL = 60.0
+# Part of msg_timeout that is left when messages are touched, and how often that is checked.
+_TOUCH_BEFORE, _TOUCH_CHECK = 0.5, 0.1
 # nsqd 1.3.0 may send a message after CLOSE_WAIT (seen in one of 40 stops): time to requeue it.
 _LINGER = 0.02
 
@@ -63,7 +65,7 @@ class ConsumerStats:
     touched: int = 0
     given_up: int = 0
     too_late: int = 0
-    """FIN, REQ and TOUCH that nsqd refused: the message had timed out and is redelivered."""
+    """Messages that timed out: nsqd refused their FIN or REQ, or they were dropped before that."""
     abandoned: int = 0
     """Handlers that had not closed within drain_timeout."""
     connections: int = 0
@@ -136,6 +138,7 @@ class Consumer:
             self._stats,
             rng=rng,
             deliver=self._deliver,
+            refused=handler.refused,
             lost=lambda address: self._membership.lost(address),
             broken=self._break,
         )
@@ -151,7 +154,9 @@ class Consumer:
             broken=self._break,
         )
         self._queue: deque[tuple[float, Batch, bool]] = deque()
+        self._handled: Batch | None = None
         self._held: list[Batch] = []
+        self._toucher: asyncio.TimerHandle | None = None
         self._held_limit = 16
         self._stopping = False
         self._all_delivered = False
@@ -173,6 +178,7 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
         self._flow.start()
+        self._touch()
         worker = self._loop.create_task(self._work())
         worker.add_done_callback(lambda _: self.stop())
         try:
@@ -182,6 +188,8 @@ class Consumer:
         finally:
             self._stopping = True
             self._flow.stop()
+            if self._toucher:
+                self._toucher.cancel()
             for link in list(self._flow.links.values()):
                 link.connection.abort()
             await self._membership.close()
@@ -232,6 +240,7 @@ class Consumer:
         log.info("connected to %s", address)
         self._stats.connected += 1
         self._flow.add(link, connection)
+        self._touch()  # its timeout may be shorter
         self._on_reached()
         return None
 
@@ -269,6 +278,7 @@ class Consumer:
                 is_lost=lambda: link.connection.is_lost or self._loop.time() > deadline,
                 size=size if len(part) == count else None,
             )
+            batch.expires, batch.deadline = now + features.msg_timeout, deadline
             if self._all_delivered:  # nsqd may send a message after answering CLS
                 batch.requeue(delay=0, backoff=False)
             else:
@@ -280,7 +290,11 @@ class Consumer:
         while True:
             while self._queue and not self._given_up_waiting:
                 self._flow.handling_since, batch, is_given_up = self._queue.popleft()
-                await self._handle(batch, is_given_up)
+                self._handled = batch
+                self._drop_refused()
+                if not self._drop_expired(batch, batch) and not batch.is_settled:
+                    await self._handle(batch, is_given_up)
+                self._handled = None
             self._flow.caught_up()
             if self._all_delivered or self._given_up_waiting:
                 return
@@ -301,10 +315,55 @@ class Consumer:
             self._log_failure(error, len(batch.unsettled()))
             batch.requeue()
         else:
-            if batch.held:
-                self._hold(batch)
-            else:
+            if not batch.held:
                 batch.finish()
+            if not all(part.is_settled for part in batch.parts):
+                self._hold(batch)
+
+    def _touch(self) -> None:
+        """Touch messages that wait, are handled or are held, before they time out.
+
+        Messages that nsqd delivers again all the same are dropped.
+        """
+        self._drop_refused()
+        now = self._loop.time()
+        for batch in self._unsettled():
+            if batch.expires - now < _TOUCH_BEFORE * batch.msg_timeout:
+                batch.expires, batch.touched = now + batch.msg_timeout, True
+                for part in batch.parts:
+                    if not self._drop_expired(batch, part):
+                        part.touch()
+        if self._toucher:
+            self._toucher.cancel()
+        interval = _TOUCH_CHECK * self._flow.msg_timeout
+        self._toucher = self._loop.call_later(interval, self._touch)
+
+    def _drop_refused(self) -> None:
+        """Forget messages whose TOUCH was refused, but not those that have come again since."""
+        if refused := self._flow.touch_refused:
+            for batch in self._unsettled():
+                for part in batch.parts if batch.touched else ():
+                    part.forget([each for each in part.unsettled() if each.id in refused])
+            refused.clear()
+
+    def _unsettled(self) -> Iterator[Batch]:
+        """The batches that wait, are handled or are held; some may be settled by now."""
+        for _, batch, _ in self._queue:
+            yield batch
+        if self._handled:
+            yield self._handled
+        yield from self._held
+
+    def _drop_expired(self, batch: Batch, part: Batch) -> bool:
+        """Forget what nsqd delivers again in any case; return whether it is that late.
+
+        Messages of a lost connection are handled all the same: nsqd may have crashed, and this may
+        be the only copy.
+        """
+        if self._loop.time() <= batch.deadline:
+            return False
+        part.forget()
+        return True
 
     def _log_failure(self, error: BaseException, count: int) -> None:
         """Log a failure of the handler, with a traceback unless it is an NSQError.
@@ -331,7 +390,9 @@ class Consumer:
         """Remember the batch for the final requeue; settled batches are removed now and then."""
         self._held.append(batch)
         if len(self._held) > self._held_limit:
-            self._held = [held for held in self._held if not held.is_settled]
+            self._held = [
+                held for held in self._held if not all(part.is_settled for part in held.parts)
+            ]
             self._held_limit = 2 * len(self._held) + 16
 
     # The end.
@@ -367,8 +428,9 @@ class Consumer:
             partial(self._handler.drain, self._subscription.topic), deadline
         )
         error = await self._end_handler(self._handler.close, deadline) or error
-        for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
-            batch.requeue(delay=0, backoff=False)
+        for batch in list(self._unsettled()):
+            for part in batch.parts:
+                part.requeue(delay=0, backoff=False)
         self._queue.clear()
         if connections:
             await asyncio.sleep(_LINGER)

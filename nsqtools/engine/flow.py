@@ -102,8 +102,14 @@ class Link(Listener):
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
         """Count it; it is no failure of the handler, so there is no backoff (go-nsq#116)."""
-        self._flow.stats.too_late += 1
         log.debug("%s", error)
+        if error.code == "E_TOUCH_FAILED":  # nsqd names the message (protocol_v2.go, TOUCH)
+            self._flow.touch_refused.update(word.encode() for word in error.text.split()[2:3])
+            return
+        self._flow.stats.too_late += 1
+        if error.code == "E_FIN_FAILED":
+            self._flow.stats.finished -= 1
+            self._flow.refused(1)
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """Share the connection's RDY among the others."""
@@ -140,8 +146,9 @@ class Link(Listener):
         self.connection.settle(touch=[message.id for message in messages])
 
     def forget(self, messages: Sequence[Message]) -> None:
-        """Send nothing, but count the messages as no longer in flight."""
+        """Send nothing, but count the messages as timed out and no longer in flight."""
         if not self.connection.is_lost:
+            self._flow.stats.too_late += len(messages)
             self.connection.forget(len(messages))
             self._settled()
 
@@ -155,8 +162,9 @@ class Flow:
     """The connections of a consumer, in ``links`` by address, and their RDY.
 
     ``deliver`` is called with the messages of one read and the size of their bodies in bytes,
-    ``lost`` with the address of a connection that ended on the server's side, and ``broken`` with
-    the error of a bug in planning: without a plan the consumer must stop.
+    ``refused`` with the number of FINs that nsqd refused, ``lost`` with the address of a connection
+    that ended on the server's side, and ``broken`` with the error of a bug in planning: without a
+    plan the consumer must stop.
     """
 
     def __init__(
@@ -166,6 +174,7 @@ class Flow:
         *,
         rng: Random,
         deliver: Callable[[Link, list[Message], int], object],
+        refused: Callable[[int], object],
         lost: Callable[[Address], object],
         broken: Callable[[Exception], object],
     ) -> None:
@@ -175,6 +184,9 @@ class Flow:
         """When the handler got its current batch; None while it has none."""
         self._config = config
         self._rng = rng
+        self.touch_refused: set[bytes] = set()
+        """The ids of messages that timed out before they were touched."""
+        self.refused = refused
         self._deliver = deliver
         self._lost = lost
         self._broken = broken
@@ -222,6 +234,12 @@ class Flow:
     def peers(self) -> list[Peer]:
         """Return the current facts of each connection."""
         return [link.peer() for link in self.links.values()]
+
+    @property
+    def msg_timeout(self) -> float:
+        """The shortest timeout of an unsettled message on any connection, in seconds."""
+        timeouts = [link.connection.features.msg_timeout for link in self.links.values()]
+        return min(timeouts, default=_USUAL_MSG_TIMEOUT)
 
     def totals(self) -> ConsumerStats:
         """Return a copy of the totals, with the current values."""
@@ -317,11 +335,10 @@ class Flow:
     def _tick(self) -> None:
         """Check RDY and the handler.
 
-        If the handler has kept a batch for a quarter of msg_timeout, RDY goes to 0. Otherwise
-        queued messages would time out, and nsqd would send them again and again.
+        If the handler has kept a batch for a quarter of msg_timeout, RDY goes to 0: other consumers
+        of the channel can have what would only wait here.
         """
-        timeouts = [link.connection.features.msg_timeout for link in self.links.values()]
-        patience = min(timeouts, default=_USUAL_MSG_TIMEOUT) / 4
+        patience = self.msg_timeout / 4
         now = self._loop.time()
         if self.handling_since is not None and now - self.handling_since > patience:
             if not self._behind:

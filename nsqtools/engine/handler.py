@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, overload
@@ -45,8 +46,9 @@ class Batch(Sequence[Message]):
     that collects messages should settle them now (building_client_libraries, Message Flow
     Starvation). ``msg_timeout`` is nsqd's timeout for an unsettled message, in seconds.
     ``is_lost()`` is true once nsqd is certain to deliver the messages again: the connection has
-    ended, or max_msg_timeout has passed, and TOUCH no longer helps. Call ``forget`` then. Settling
-    a message twice has no effect.
+    ended, or max_msg_timeout has passed. Call ``forget`` then. Until that time unsettled messages
+    are touched, however long they wait, are handled, or are held. Settling a message twice has no
+    effect.
 
     Finish some messages and requeue the others for half a minute::
 
@@ -58,17 +60,21 @@ class Batch(Sequence[Message]):
 
     __slots__ = (
         "_messages",
+        "_parts",
         "_settle",
         "_size",
         "_unsettled",
         "_watcher",
         "channel",
+        "deadline",
+        "expires",
         "held",
         "is_lost",
         "msg_timeout",
         "source",
         "starved",
         "topic",
+        "touched",
     )
 
     def __init__(
@@ -91,6 +97,12 @@ class Batch(Sequence[Message]):
         self.msg_timeout = msg_timeout
         self.is_lost = is_lost
         self.held = False
+        self.expires = math.inf
+        """Event loop time at which nsqd times out messages that are not touched before."""
+        self.deadline = math.inf
+        """Event loop time from which TOUCH no longer helps, as max_msg_timeout has passed."""
+        self.touched = False
+        self._parts: list[Batch] = []
         self._size = size
         self._watcher: Callable[[int, int], object] | None = None
         self._messages = messages
@@ -154,7 +166,10 @@ class Batch(Sequence[Message]):
         self._size = None
 
     def part(self, messages: Iterable[Message]) -> Batch:
-        """Return a batch of these messages that is settled by itself; they leave this one."""
+        """Return a batch of these messages that is settled by itself; they leave this one.
+
+        Call this before ``handle`` returns.
+        """
         chosen = self._take(messages)
         part = Batch(
             chosen,
@@ -167,7 +182,15 @@ class Batch(Sequence[Message]):
             is_lost=self.is_lost,
         )
         part._watcher = self._watcher
+        self._parts.append(part)
         return part
+
+    @property
+    def parts(self) -> Iterator[Batch]:
+        """This batch, and those that ``part`` has returned."""
+        yield self
+        for part in self._parts:
+            yield from part.parts
 
     def unsettled(self) -> Sequence[Message]:
         """The messages that are neither finished nor requeued."""
@@ -182,7 +205,7 @@ class Batch(Sequence[Message]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every message is finished or requeued."""
+        """Whether every message is finished or requeued, apart from those of ``part``."""
         return self._unsettled is not None and not self._unsettled
 
     def _take(self, messages: Iterable[Message] | None) -> Sequence[Message]:
@@ -271,6 +294,9 @@ class Handler(ABC):
         """
         self.lost += len(batch)
         log.error("%s", loss_of(batch))
+
+    def refused(self, count: int) -> None:
+        """Note that nsqd refused the FIN of so many messages: they timed out, and come again."""
 
     def flush(self) -> None:
         """Settle soon the messages that are held only to be written together with later ones."""

@@ -56,7 +56,9 @@ class RunOutcome:
     left_behind: int
     """Messages that stay in nsqd because no endpoint or consumer can take them."""
     left: int | None
-    """Messages left in the channels if --max-duration ended --until-empty; None if unknown."""
+    """Messages left in the channels if --max-duration ended --until-empty, None if unknown; with
+    --count, messages that nsqd delivers again because their FIN came too late.
+    """
     unreached: Sequence[str]
     """Topics that could never be consumed."""
     undrained: Sequence[str]
@@ -239,6 +241,8 @@ class Runner:
                 is_ours = isinstance(error, NSQError)
                 log.error("%s", error, exc_info=None if is_ours else error)
             raise self._errors[0]
+        if self._reason == "count" and self._subscriptions.count:
+            self._left = self._subscriptions.count.unfinished
         if (
             self._stop_options.until_empty
             and self._reason == "max-duration"

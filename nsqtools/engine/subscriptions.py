@@ -276,6 +276,12 @@ class _TopicHandler(Handler):
         """Pass on the batch; messages that are given up do not count."""
         await self._owner.handler.gave_up(batch)
 
+    def refused(self, count: int) -> None:
+        """Take back what ``--count`` has counted too early."""
+        if self._owner.count:
+            self._owner.count.refused(count)
+        self._owner.handler.refused(count)
+
     async def drain(self, topic: str) -> None:
         """Let the handler settle the topic's messages."""
         self.joined = False

@@ -1,4 +1,4 @@
-"""Batches that a sink holds until their messages are safe; they are touched and settled in time."""
+"""Batches that a sink holds until their messages are safe."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.engine.handler import Batch, Message
-
-_SHARE = 0.55
-"""Part of msg_timeout after which a batch is touched; batches settled by half of it never are."""
 
 
 class HoldingHandler(Handler):
@@ -36,23 +33,18 @@ class HoldingHandler(Handler):
 class Held:
     """The batches of a topic that a sink settles later, always through this object.
 
-    Batches are touched, so that nsqd does not deliver them again. Messages that nsqd has taken back
-    all the same, for example after a lost connection, are forgotten instead of requeued.
+    Messages that nsqd has taken back, for example after a lost connection, are forgotten instead of
+    requeued.
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._due: dict[Batch, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._batches: dict[Batch, None] = {}
         self._settled = asyncio.Event()
 
     def add(self, batch: Batch) -> None:
         """Hold a batch, so that it is not finished when ``handle`` returns."""
         batch.hold()
-        due = self._loop.time() + _SHARE * batch.msg_timeout
-        self._due[batch] = due
-        if self._timer is None or due < self._timer.when():
-            self._look_at(due)
+        self._batches[batch] = None
 
     def finish(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
         """Finish these messages, or all that are not settled."""
@@ -76,7 +68,7 @@ class Held:
     @property
     def batches(self) -> list[Batch]:
         """The batches that are held now, in order of arrival."""
-        return list(self._due)
+        return list(self._batches)
 
     def give_back(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
         """Requeue these messages, or all that are not settled, for immediate delivery."""
@@ -92,33 +84,12 @@ class Held:
 
     async def settled(self) -> None:
         """Wait until no batch is held."""
-        while self._due:
+        while self._batches:
             self._settled.clear()
             await self._settled.wait()
 
-    def close(self) -> None:
-        """Stop touching batches."""
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-
     def _release(self, batch: Batch) -> None:
         if batch.is_settled:
-            self._due.pop(batch, None)
-            if not self._due:
+            self._batches.pop(batch, None)
+            if not self._batches:
                 self._settled.set()
-
-    def _look_at(self, due: float) -> None:
-        self.close()
-        self._timer = self._loop.call_at(due, self._touch)
-
-    def _touch(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        for batch, due in self._due.items():
-            if due <= now:
-                if not batch.is_lost():
-                    batch.touch()
-                self._due[batch] = now + _SHARE * batch.msg_timeout
-        if self._due:
-            self._look_at(min(self._due.values()))

@@ -67,8 +67,3 @@ class PeekSink(StreamSink):
             *(topic, counted(len(attempts), "message")),
             least if least == most else f"{least} to {most}",
         )
-
-    async def close(self, *, at_once: bool = False) -> None:
-        """Stop using the output; batches that are still held are dropped."""
-        self._held.close()
-        await super().close(at_once=at_once)

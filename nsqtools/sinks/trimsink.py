@@ -100,7 +100,6 @@ class TrimSink(HoldingHandler):
         """Close the archive; raises its errors."""
         if self._ticking:
             await end([self._ticking])
-        self._held.close()
         if self._archive:
             await self._archive.close(at_once=at_once)
 

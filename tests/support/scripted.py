@@ -256,7 +256,7 @@ class ScriptedNsqd:
 
     def _settle(self, client: Client, number: int, verb: str) -> Stored | None:
         if number not in client.in_flight:
-            self._answer(client, wire.error(f"E_{verb}_FAILED {verb} {number} failed"))
+            self._answer(client, wire.error(f"E_{verb}_FAILED {verb} {number:016x} failed"))
             return None
         stored, timer = client.in_flight.pop(number)
         timer.cancel()

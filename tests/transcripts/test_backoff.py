@@ -139,5 +139,5 @@ async def test_a_command_that_came_too_late_is_counted_and_never_causes_backoff(
     async with running(consumer):
         await feed(nsqd, b"1", b"2", b"3")
         assert "RDY 0" not in nsqd.commands
-        assert consumer.stats().too_late == 3
+        assert consumer.stats().too_late == (3 if command != "TOUCH" else 0)
         assert consumer.stats().connections == 1

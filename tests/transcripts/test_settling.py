@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -153,41 +154,86 @@ async def test_giving_up_that_fails_requeues(nsqd: ScriptedNsqd) -> None:
         assert consumer.stats().given_up == 1
 
 
-async def test_touching_keeps_a_held_message_beyond_its_timeout() -> None:
+def touches(nsqd: ScriptedNsqd) -> list[tuple[float, str]]:
+    return [(round(at, 1), text[6:]) for at, text in nsqd.log if text.startswith("TOUCH")]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+async def test_what_waits_for_a_slow_handler_is_touched_until_it_is_handled(
+    one_by_one: bool,
+) -> None:
+    async def slow(batch: Batch) -> None:
+        await elapse(1.5 * len(batch))
+
+    nsqd = Network().nsqd(msg_timeout=2000)
+    nsqd.one_by_one = one_by_one
+    recorder = Recorder(slow)
+    consumer = consume(recorder, nsqd, max_in_flight=20)
+    async with running(consumer):
+        nsqd.publish(*[b"x"] * 20)
+        await elapse(60)
+        assert sorted(recorder.seen) == [(number, 1) for number in range(1, 21)]
+        assert (consumer.stats().finished, consumer.stats().too_late) == (20, 0)
+
+
+async def test_what_is_held_is_touched_by_its_own_timeout_until_it_is_settled() -> None:
     nsqd = Network().nsqd(msg_timeout=10_000)
     recorder = Recorder(hold)
     consumer = consume(recorder, nsqd)
     async with running(consumer):
+        for number in range(10):
+            nsqd.publish(b"x")
+            await elapse(4.9)
+            recorder.batches[number].finish()
+        assert touches(nsqd) == []
         nsqd.publish(b"x")
-        for _ in range(5):
-            await elapse(8)
-            recorder.batches[0].touch()
-        recorder.batches[0].finish()
-        await elapse(0.01)
-        assert recorder.seen == [(1, 1)]
-        assert (consumer.stats().touched, consumer.stats().too_late) == (5, 0)
+        await elapse(48)
+        assert recorder.seen[-1] == (11, 1)
+        times = [at for at, _ in touches(nsqd)]
+        assert len(times) in (8, 9)
+        assert all(later - earlier < 6.1 for earlier, later in pairwise(times))
+        recorder.batches[-1].finish()
+        await elapse(60)
+        assert [at for at, _ in touches(nsqd)] == times
 
 
-async def test_a_message_that_timed_out_comes_again_and_its_first_fin_is_too_late() -> None:
+async def test_a_message_whose_touch_is_refused_does_not_reach_the_handler_and_comes_again() -> (
+    None
+):
     nsqd = Network().nsqd(msg_timeout=10_000)
+    taken: list[str] = []
+
+    def refuse(text: str) -> str | None:
+        if text == "TOUCH 2" and not taken:
+            taken.append(text)
+            return f"E_TOUCH_FAILED TOUCH {2:016x} failed"
+        return None
+
+    async def slow(batch: Batch) -> None:
+        await elapse(8.0)
+
+    nsqd.one_by_one, nsqd.refuses = True, refuse
+    recorder = Recorder(slow)
+    consumer = consume(recorder, nsqd, max_in_flight=20)
+    async with running(consumer):
+        nsqd.publish(b"x", b"x", b"x")
+        await elapse(40)
+        assert recorder.seen == [(1, 1), (3, 1), (2, 2)]
+        assert (consumer.stats().finished, consumer.stats().too_late) == (3, 1)
+
+
+async def test_what_is_held_beyond_max_msg_timeout_is_dropped_and_counted() -> None:
+    nsqd = Network().nsqd(msg_timeout=10_000, max_msg_timeout=30_000)
     recorder = Recorder(hold)
     consumer = consume(recorder, nsqd)
     async with running(consumer):
-        await elapse(0.5)
         nsqd.publish(b"x")
-        await elapse(15)
-        assert recorder.seen == [(1, 1), (1, 2)]
-        assert [round(at, 1) for at, text in nsqd.log if text == "RDY 0"] == [10.5]
-        first, again = recorder.batches
+        await elapse(45)
+        first = recorder.batches[0]
+        assert first.is_settled
         first.finish()
-        await elapse(0.01)
-        assert nsqd.in_flight == 0  # nsqd takes it for a FIN of the second delivery
-        again.finish()
-        await elapse(0.01)
-        assert (consumer.stats().too_late, consumer.stats().in_flight) == (1, 0)
-        nsqd.publish(b"y")
-        await elapse(0.01)
-        assert recorder.seen[2:] == [(2, 1)]
+        assert (consumer.stats().finished, consumer.stats().too_late) == (0, 1)
+        assert nsqd.commands.count("FIN 1") == 0
 
 
 @pytest.mark.parametrize("how", ["finish", "requeue", "touch"])

@@ -266,7 +266,6 @@ class _TopicQueue:
         """Finish the current write and write nothing more."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        self._held.close()
 
     async def _work_or_fail(self) -> None:
         try:

@@ -136,7 +136,6 @@ class HttpSink(HoldingHandler):
         """Stop the workers and close the connections."""
         for topic in self._topics.values():
             topic.stop_timer()
-            topic.held.close()
         await self._tasks.close()
         self._repeats.close()
         await self._courier.close()

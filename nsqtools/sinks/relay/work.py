@@ -130,7 +130,6 @@ class Work:
     async def leave(self) -> None:
         """Stop publishing."""
         self._waiting.clear()
-        self._held.close()
         await self._tasks.close()
 
     def _start(self) -> None:

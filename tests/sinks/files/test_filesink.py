@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.sinks.threads import Threads
-from tests.support.archiving import Settled, batch
+from tests.support.archiving import batch
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
 from tests.support.sinking import SOON, counted, sinking, slow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     import pytest
 
-    from nsqtools.engine.handler import Message
 
 FIRST, SECOND = "events-000000.log", "events-000001.log"
 
@@ -101,18 +97,6 @@ class TestGathering:
         assert "0000000000000001 0000000000000002" in record.message
 
 
-class Touched(Settled):
-    """Notes when."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-
-    def touch(self, messages: Sequence[Message]) -> None:
-        super().touch(messages)
-        self.times.append(asyncio.get_running_loop().time())
-
-
 class TestAInLoop:
     @virtual
     async def test_batches_gather_while_a_sync_runs(self, tmp_path: Path) -> None:
@@ -128,44 +112,6 @@ class TestAInLoop:
             assert running.finished == [b"one", b"two", b"three"]
             (work,) = running.names()
             assert (tmp_path / "out" / work).read_bytes().count(b"\x1f\x8b\x08") == 2
-
-    @virtual
-    async def test_what_waits_for_it_is_touched_and_finished_once(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path) as running:
-            slow(running, 50.0)
-            await running.handle(b"one", starved=True)
-            await elapse(10)
-            await running.handle(b"two", starved=True)
-            assert running.settled.touched == []
-            await elapse(20 + 3.1)
-            assert running.settled.touched == [b"one"]
-            await elapse(10)
-            assert running.settled.touched == [b"one", b"two"]
-            await elapse(7)
-            assert running.finished == [b"one"]
-            await elapse(50)
-            assert running.finished == [b"one", b"two"]
-            assert running.settled.touched[2:] == [b"two"]
-            slow(running, 0)
-
-    @virtual
-    async def test_no_message_times_out_behind_a_step_that_has_none(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path) as running:
-            await running.handle(b"one", starved=True)
-            await elapse(SOON)
-            slow(running, 20.0)
-            running.sink.reopen()
-            await elapse(SOON)
-            settled = Touched()
-            begin = asyncio.get_running_loop().time()
-            await running.sink.handle(batch(b"two", settled=settled, msg_timeout=3.0))
-            await elapse(19.9)
-            slow(running, 0)
-            await elapse(0.2)
-            end = asyncio.get_running_loop().time()
-            assert settled.finished == [b"two"]
-            times = [begin, *settled.times, end]
-            assert max(b - a for a, b in itertools.pairwise(times)) < 3
 
     async def test_one_that_blocks_holds_back_the_finish_but_not_the_loop(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

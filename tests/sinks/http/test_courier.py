@@ -59,7 +59,7 @@ class TestFailover:
 @virtual
 class TestBreaker:
     @pytest.mark.parametrize("mode", MODES)
-    async def test_while_it_is_open_messages_are_held_and_touched(self, mode: str) -> None:
+    async def test_while_it_is_open_messages_are_held(self, mode: str) -> None:
         async with delivering(mode=mode) as running:
             await open_breaker(running)
             await running.deliver(*[b"%d" % n for n in range(20)], msg_timeout=2.0, wait=0.9)
@@ -70,7 +70,6 @@ class TestBreaker:
             assert running.finished == []
             assert len(running.requeued) == 4
             held = {b"%d" % n for n in range(20)} - {body for body, *_ in running.requeued}
-            assert set(running.settled.touched) >= held
             running.web.ever = {"a": OK}
             await elapse(20)
             assert set(running.finished) == held

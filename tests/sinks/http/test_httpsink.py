@@ -87,9 +87,7 @@ class TestSettling:
             assert running.settled.forgotten == [b"lost"]
             await asyncio.wait_for(running.sink.drain("events"), 1)
 
-    async def test_what_is_lost_while_it_waits_for_an_endpoint_is_neither_sent_nor_touched(
-        self,
-    ) -> None:
+    async def test_what_is_lost_while_it_waits_for_an_endpoint_is_not_sent(self) -> None:
         async with delivering() as running:
             await open_breaker(running)
             running.web.ever = {}
@@ -97,36 +95,10 @@ class TestSettling:
             await running.handle(b"1", b"2", is_lost=lambda: bool(lost), msg_timeout=0.4)
             await running.deliver(b"3", wait=0.3)
             lost.append(True)
-            running.settled.touched.clear()
             await elapse(1)
             assert running.web.bodies() == [b"3"]
-            assert set(running.settled.touched) <= {b"3"}
             assert running.requeued == []
             await asyncio.wait_for(running.sink.drain("events"), 1)
-
-
-@virtual
-class TestTouching:
-    async def test_what_waits_or_is_under_way_is_touched_well_before_its_timeout(self) -> None:
-        async with delivering(workers=1, timeout=1e3) as running:
-            running.web.ever["a"] = Answer(after=100)
-            await running.handle(b"sent", b"queued", msg_timeout=10.0)
-            last = {b"sent": 0.0, b"queued": 0.0}
-            for second in range(1, 100):
-                await elapse(1)
-                for body in running.settled.touched:
-                    last[body] = second
-                running.settled.touched.clear()
-                assert all(second - touched < 7 for touched in last.values())
-
-    async def test_what_is_settled_soon_or_at_last_is_not_touched(self) -> None:
-        async with delivering() as running:
-            for _ in range(100):
-                await running.deliver(b"x", msg_timeout=1.0, wait=0.1)
-            assert running.settled.touched == []
-            running.web.next["a"] = [Answer(), Answer(500), NEVER]
-            await running.deliver(b"one", b"two", b"three", msg_timeout=4.0, wait=3)
-            assert set(running.settled.touched) == {b"three"}
 
 
 @virtual

@@ -117,23 +117,6 @@ class TestPublishing:
             assert run.destination.times == pytest.approx([0, 0.1, 0.2, 0.25])
             assert len(run.fates.finished) == 30
 
-    async def test_what_waits_is_touched_in_time_and_what_is_published_soon_never(self) -> None:
-        async with relaying() as run:
-            run.destination.answers.clear()
-            for body in numbers(6):
-                await run.handle(body, msg_timeout=30.0)
-            for _ in range(4):
-                run.fates.touched.clear()
-                await elapse(16.6)
-                assert set(run.fates.touched) == set(numbers(6))
-            run.destination.answers.set()
-            await turns()
-            run.fates.touched.clear()
-            for _ in range(100):
-                await run.handle(b"x", msg_timeout=30.0)
-                await elapse(1)
-            assert run.fates.touched == []
-
 
 @virtual
 class TestDeadLetters:
@@ -215,7 +198,6 @@ class TestDeadLetters:
             assert batch.held
             await elapse(90)
             assert run.fates.finished == []
-            assert run.fates.touched[:2] == [b"1", b"2"]
             await run.drain()
             assert run.letters.written == [(b"1", "too many attempts"), (b"2", "too many attempts")]
             assert run.fates.finished == [b"1", b"2"]
