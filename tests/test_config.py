@@ -110,7 +110,7 @@ GO_NSQ: dict[str, tuple[object, object, object]] = {
     "backoff_strategy": ("exponential", None, None),
     "max_backoff_duration": (2 * M, 0, 60 * M),
     "backoff_multiplier": (1 * S, 0, 60 * M),
-    "max_attempts": (5, 0, 65535),
+    "max_attempts": (0, 0, 65535),  # no limit: go-nsq's 5 loses messages
     "low_rdy_idle_timeout": (10 * S, 1 * S, 5 * M),
     "low_rdy_timeout": (30 * S, 1 * S, 5 * M),
     "rdy_redistribute_interval": (5 * S, 1 * MS, 5 * S),

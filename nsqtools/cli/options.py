@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-CONSUMING: dict[str, Any] = {"max_in_flight": 2500, "max_attempts": 0}
-"""The defaults of ConsumerConfig for commands: they take large batches, and discard nothing."""
+CONSUMING: dict[str, Any] = {"max_in_flight": 2500}
+"""The defaults of ConsumerConfig for commands: they take large batches."""
 
 R = TypeVar("R")
 

@@ -150,7 +150,7 @@ class ConsumerConfig(ClientConfig):
 
     For example::
 
-        config = ConsumerConfig(max_in_flight=500, max_attempts=0, tls_v1=True)
+        config = ConsumerConfig(max_in_flight=500, max_attempts=20, tls_v1=True)
         slow = config.with_values(max_in_flight=10, msg_timeout=300.0)
         assert slow.tls_v1 and slow.drain_timeout == 30.0
     """
@@ -173,7 +173,7 @@ class ConsumerConfig(ClientConfig):
         maximum=99,
     )
     max_attempts: int = integer(
-        "Maximum deliveries of a message before it is given up; 0 for no limit.", 5, maximum=65535
+        "Maximum deliveries of a message before it is given up; 0 for no limit.", 0, maximum=65535
     )
     default_requeue_delay: float = duration(
         "Delay of a requeued message, multiplied by the number of its attempts.",

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 MAX_CONNECTIONS = 250
-"""Maximum connections of a server; further ones are closed, to save file descriptors."""
+"""Maximum connections of a server, to save file descriptors. Another one replaces the connection
+that has been idle longest, or is closed if none is idle.
+"""
 
 
 @contextlib.contextmanager
@@ -66,6 +68,7 @@ class StreamServer:
         self._serve = serve
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
@@ -84,13 +87,33 @@ class StreamServer:
         if self._server:
             await self._server.wait_closed()
 
+    def set_idle(self, idle: bool) -> None:
+        """Note whether this task's connection may be closed to make room for a new one.
+
+        Connections are not idle at first.
+        """
+        task = asyncio.current_task()
+        assert task
+        self._idle.pop(task, None)
+        if idle:
+            self._idle[task] = None
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._stopped or len(self._tasks) >= MAX_CONNECTIONS:
+        is_full = len(self._tasks) >= MAX_CONNECTIONS
+        if self._stopped or (is_full and not self._idle):
             writer.transport.abort()
             return
+        if is_full:
+            longest = next(iter(self._idle))
+            del self._idle[longest]
+            longest.cancel()
         task = asyncio.get_running_loop().create_task(self._run(reader, writer))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._idle.pop(task, None)
 
     async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -29,7 +29,7 @@ _TLS_FLAGS = "--http-tls"
     essential="topic channel nsqd_tcp_address lookupd_http_address post get mode concurrency "
     "max_attempts dead_letter_dir dead_letter_topic",
 )
-@options(source={"channel": "nsq_to_http"}, config={"max_in_flight": 200, "max_attempts": 0})
+@options(source={"channel": "nsq_to_http"}, config={"max_in_flight": 200})
 def to_http(
     *,
     source: SourceOptions,

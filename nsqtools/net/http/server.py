@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on h11.
 
 A client that breaks the protocol gets a 4xx response and is disconnected. A slow client occupies a
-coroutine, for ``TIMEOUT`` seconds at most.
+coroutine, for ``HEAD_TIMEOUT`` and ``TIMEOUT`` seconds at most.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from email.utils import formatdate
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HEAD_TIMEOUT = 10.0
+"""Maximum time for the head of a request, and for the first byte of a connection, in seconds."""
 TIMEOUT = 120.0
-"""Maximum time for a request and its response, in seconds, including the idle time before it."""
+"""Maximum time for the rest and the response, and before another request, in seconds."""
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -71,7 +72,7 @@ async def serve(
 
     Port 0 means any free port. Raises OSError whose ``filename`` is the address.
     """
-    server = StreamServer(partial(_converse, handler, max_body + _SLACK))
+    server = StreamServer(lambda *streams: _converse(handler, max_body + _SLACK, server, *streams))
     await server.start(host, port)
     return server
 
@@ -79,16 +80,16 @@ async def serve(
 async def _converse(
     handler: RequestHandler,
     max_body: int,
+    server: StreamServer,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
     """Answer requests until either side closes; raises OSError if a connection breaks."""
-    conversation = _Conversation(handler, max_body, reader, writer)
     async with asyncio.timeout(None) as limit:
-        going_on = True
-        while going_on:
-            limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
-            going_on = await conversation.exchange()
+        conversation = _Conversation(handler, max_body, server, limit, reader, writer)
+        conversation.allow(HEAD_TIMEOUT)
+        while await conversation.exchange():
+            conversation.allow(TIMEOUT)
         if writer.can_write_eof():
             writer.write_eof()
         with contextlib.suppress(TimeoutError):
@@ -106,15 +107,23 @@ class _Conversation:
         self,
         handler: RequestHandler,
         max_body: int,
+        server: StreamServer,
+        limit: asyncio.Timeout,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
+        self._server = server
+        self._limit = limit
         self._handler = handler
         self._max_body = max_body
         self._reader = reader
         self._writer = writer
         self._peer = peer_address(writer)
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+
+    def allow(self, seconds: float) -> None:
+        """Close the connection after this time."""
+        self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
     async def exchange(self) -> bool:
         """Answer one request; returns whether the connection can be used again."""
@@ -148,6 +157,8 @@ class _Conversation:
         """
         head: h11.Request | None = None
         body = bytearray()
+        begun = False
+        self._server.set_idle(True)
         while True:
             event = self._h11.next_event()
             if event is h11.NEED_DATA:
@@ -156,9 +167,15 @@ class _Conversation:
                         status_code=100, headers=[], reason="Continue"
                     )
                     self._writer.write(self._h11.send(go_on))
-                self._h11.receive_data(await self._reader.read(_READ))
+                data = await self._reader.read(_READ)
+                if data and not begun:
+                    begun = True
+                    self.allow(HEAD_TIMEOUT)
+                self._h11.receive_data(data)
             elif isinstance(event, h11.Request):
                 head = event
+                self._server.set_idle(False)
+                self.allow(TIMEOUT)
                 if (length := _declared_length(head)) > self._max_body:
                     return _request(head, b"", length)
             elif isinstance(event, h11.Data) and head:

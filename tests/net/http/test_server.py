@@ -116,28 +116,67 @@ async def test_a_handler_that_fails_costs_one_reply(caplog: pytest.LogCaptureFix
     assert "ValueError('a bug')" in caplog.text
 
 
-@pytest.mark.parametrize("start", [b"", GET[:10], POST + b"Content-Length: 5\r\n\r\nab"])
+@pytest.mark.parametrize(
+    ("limit", "start"),
+    [
+        ("HEAD_TIMEOUT", b""),
+        ("HEAD_TIMEOUT", GET[:10]),
+        ("TIMEOUT", POST + b"Content-Length: 5\r\n\r\nab"),
+    ],
+)
 async def test_a_client_that_says_nothing_for_long_is_closed(
-    start: bytes, monkeypatch: pytest.MonkeyPatch
+    limit: str, start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_http, "TIMEOUT", 0.01)
+    monkeypatch.setattr(serving_http, limit, 0.01)
     async with serving(echo) as server:
         with contextlib.suppress(ConnectionResetError):
             assert await ask(server.address, start, half_close=False) == b""
 
 
-async def test_one_connection_too_many_is_closed_and_the_others_stay(
+async def test_one_connection_too_many_takes_the_place_of_one_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp, "MAX_CONNECTIONS", 2)
-    async with serving(echo) as server:
-        streams = [await asyncio.open_connection(*server.address) for _ in range(2)]
-        for reader, writer in streams:
-            writer.write(GET)
-            assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    """Clients that send half a request keep no probe out."""
+    monkeypatch.setattr(tcp, "MAX_CONNECTIONS", 3)
+    busy, answered = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        if request.method == "POST":
+            busy.set()
+            await answered.wait()
+        return Response(200, b"")
+
+    async with serving(answer) as server:
+        streams = [await asyncio.open_connection(*server.address) for _ in range(3)]
+        (slow, _), (half, _), _ = streams
+        streams[0][1].write(POST + b"Content-Length: 0\r\n\r\n")
+        streams[1][1].write(GET[:10])
+        await busy.wait()
+        for _ in range(5):
+            assert statuses(await ask(server.address, GET)) == [200]
         with contextlib.suppress(ConnectionResetError):
-            assert await ask(server.address, b"", half_close=False) == b""
-        for reader, writer in streams:
-            writer.write(GET)
-            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            assert await half.read() == b""
+        answered.set()
+        assert b"200 OK" in await asyncio.wait_for(slow.readuntil(b"\r\n\r\n"), 60)
+        for _, writer in streams:
             writer.transport.abort()
+
+
+async def test_where_all_connections_have_requests_another_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp, "MAX_CONNECTIONS", 1)
+    busy, answered = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Request) -> Response:
+        busy.set()
+        await answered.wait()
+        return Response(200, b"")
+
+    async with serving(answer) as server:
+        asking = asyncio.create_task(ask(server.address, GET))
+        await busy.wait()
+        with contextlib.suppress(OSError):  # a reset, before or after the request
+            assert await ask(server.address, GET) == b""
+        answered.set()
+        assert statuses(await asking) == [200]
