@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     SizeRule = Callable[[str, str], Iterator[str]]
 
 ROOT = Path(__file__).parents[1]
-MIN_FILE, MAX_FILE, MAX_FUNCTION, MAX_FOLDER = 40, 400, 60, 12
+MIN_FILE, MAX_FILE, MAX_FUNCTION, MAX_FOLDER = 40, 600, 60, 12
 
 LAYERS = {
     part: tuple(re.findall(r"`(.+?)`", row[3]))

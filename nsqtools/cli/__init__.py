@@ -36,7 +36,7 @@ COMMANDS = {
     "pub": LazyCommand("Publish", "Publish messages to a topic."),
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
     "bench": LazyCommand("Look", "Measure the speed of publishing and consuming."),
-    "verify": LazyCommand("Look", "Check archives and manifests."),
+    "verify": LazyCommand("Look", "Check archives, manifests, and whole directories of to-file."),
     "lookup": LazyCommand("Look", "List topics, channels and nsqds that nsqlookupd knows."),
     "doctor": LazyCommand("Look", "Find out why a consumer sees nothing."),
     "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
@@ -119,9 +119,11 @@ class LazyGroup(Group):
         if name in _REPLACED:
             near = _REPLACED[name]
             return click.UsageError(f"No such command {name!r}. Did you mean {near!r}?", ctx)
-        return click.exceptions.NoSuchCommand(
-            name, possibilities=sorted({*self.table, *guides}), ctx=ctx
-        )
+        names = sorted({*self.table, *guides})
+        error = click.exceptions.NoSuchCommand(name, possibilities=names, ctx=ctx)
+        if guides and not error.possibilities:
+            return click.UsageError(f"no help for {name!r}: guides are {', '.join(guides)}", ctx)
+        return error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands and the guides before the options of the program."""

@@ -20,10 +20,12 @@ line that names file, table and key.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any
 
+from nsqtools.config.connection import without_waiting
 from nsqtools.config.option import CLASSES, KINDS, MASK, flag_name
 from nsqtools.config.pairs import PAIRS, pair_name, pairs_key, parse_pairs
 from nsqtools.config.units import format_size, nearest
@@ -40,6 +42,7 @@ NO_FILE = "none"
 _DEFAULT_PROFILE = "default_profile"
 _TOP_TABLES = ("defaults", "profile")
 _MAX_SIZE = 1 << 20  # bytes
+_NEWLINE_IN_TEXT = "Illegal character '\\n'"
 
 
 class Source(StrEnum):
@@ -320,7 +323,7 @@ def _load(path: str, asked_by: str) -> ConfigFile:
     import tomllib
 
     try:
-        with open(os.path.expanduser(path), "rb") as file:
+        with open(os.path.expanduser(path), "rb", opener=without_waiting) as file:
             is_public = may_be_read_by_others(file)
             data = file.read(_MAX_SIZE + 1)
     except OSError as error:
@@ -336,4 +339,13 @@ def _load(path: str, asked_by: str) -> ConfigFile:
     except RecursionError:
         raise ConfigFileError(f"{path}: nested too deeply") from None
     except ValueError as error:  # of tomllib, or a number of thousands of digits
-        raise ConfigFileError(f"{path}: {error}") from None
+        raise ConfigFileError(f"{path}: {_plain(str(error))}") from None
+
+
+def _plain(text: str) -> str:
+    """A message of tomllib, with the position first."""
+    found = re.fullmatch(r"(.*) \(at (line \d+), column \d+\)", text)
+    if not found:
+        return text
+    what = "a text in quotes is not closed" if found[1] == _NEWLINE_IN_TEXT else found[1]
+    return f"{found[2]}: {what[0].lower()}{what[1:]}"

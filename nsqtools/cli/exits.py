@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 from enum import IntEnum
 from typing import TYPE_CHECKING, Self
@@ -173,11 +174,29 @@ def cause(error: BaseException) -> BaseException:
     return error
 
 
+_DEFAULT_SERVER = re.compile(r"(127\.0\.0\.1:(4150|4151|4161)): connection refused$")
+_SERVERS = {
+    "4150": ("nsqd", "--nsqd-tcp-address or --lookupd-http-address"),
+    "4151": ("nsqd", "--nsqd-http-address or --lookupd-http-address"),
+    "4161": ("nsqlookupd", "--lookupd-http-address"),
+}
+
+
+def _with_fix(text: str) -> str:
+    """The text, or for a server that is not running at its default address, what to do."""
+    if not (found := _DEFAULT_SERVER.search(text)):
+        return text
+    kind, flags = _SERVERS[found[2]]
+    return f"cannot reach {kind} at {found[1]} (the default): start one, or give {flags}"
+
+
 def words(error: BaseException) -> str:
     """The line that tells the user why a run ended."""
-    from nsqtools.errors import NSQError
+    from nsqtools.errors import NSQError, UnreachableError
 
     match error:
+        case UnreachableError():
+            return _with_fix(describe(error))
         case click.ClickException():
             return error.format_message()
         case NSQError():

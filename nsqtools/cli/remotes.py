@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqtools.config.connection import without_waiting
 from nsqtools.names import NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def warn_if_public(path: str) -> None:
 
     from nsqtools.cli.configfile import may_be_read_by_others
 
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), open(path, "rb", opener=without_waiting) as file:
         if may_be_read_by_others(file):
             getLogger(__name__).warning("%s may be read by others: chmod 600 it", path)
 

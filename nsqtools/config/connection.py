@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+
 from nsqtools import __version__
 from nsqtools.config.option import (
     Options,
@@ -21,6 +25,8 @@ from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 
 _LONGEST_SECRET = 65536
+_FIFO_WAIT = 10.0
+"""Maximum seconds until a FIFO has its first byte, as of a process substitution."""
 
 CA_FILE = path("CA certificates to trust instead of the system's (PEM file).")
 
@@ -32,10 +38,25 @@ def check_pair(options: Options, one: str, other: str) -> None:
         raise ConfigError(f"{both} belong together: give both or neither")
 
 
+def without_waiting(path: str, flags: int) -> int:
+    """The ``opener`` of ``open`` that raises OSError for a FIFO that nobody writes to."""
+    import select
+
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode) and not select.select([fd], [], [], _FIFO_WAIT)[0]:
+            raise OSError(errno.EAGAIN, "a FIFO that nobody writes to", path)
+        os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def read_secret(path: str, where: str) -> str:
     """Return the secret in a file. Raises ConfigError, which begins with ``where``."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=without_waiting) as file:
             return checked_secret(file.read(_LONGEST_SECRET + 1), where)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"

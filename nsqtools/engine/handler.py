@@ -329,7 +329,12 @@ def _several(messages: Iterable[Message]) -> Iterable[Message]:
     return messages
 
 
-def loss_of(messages: Sequence[Message], reason: str = "too many attempts") -> str:
+TOO_MANY = "too many attempts"
+
+
+def loss_of(messages: Sequence[Message], reason: str = TOO_MANY) -> str:
     """Return the log line for messages that were given up without a dead letter."""
+    if reason == TOO_MANY:
+        reason = counted(max(message.attempts for message in messages) - 1, "attempt")
     ids = " ".join(message.id.decode("ascii", "backslashreplace") for message in messages)
     return f"gave up {counted(len(messages), 'message')} after {reason}, lost: {ids}"

@@ -8,9 +8,9 @@ import re
 import ssl
 from functools import lru_cache
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsqtools.config.connection import without_waiting
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def load_identity(context: ssl.SSLContext, flags: str, cert: str, key: str) -> N
 
 def _check_readable(option: str, path: str) -> None:
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=without_waiting) as file:
             file.read(1)
     except (OSError, ValueError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error

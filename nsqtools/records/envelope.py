@@ -24,10 +24,10 @@ def envelope_of(line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         if NEVER_IN_JSON.search(line):
             raise RecordError(CONTROLS) from None
-        raise RecordError(f"not JSON: {error.msg} at column {error.colno}") from None
+        raise RecordError(f"not JSON at column {error.colno}") from None
     # an integer that is too long, or arrays that are nested too deep
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"not usable JSON: {error}") from None
+    except (ValueError, RecursionError):
+        raise RecordError("not usable JSON: a number too long, or nested too deeply") from None
     if not isinstance(value, dict):
         raise RecordError(f"expected an object with a body, found {_kind(value)}")
     return value

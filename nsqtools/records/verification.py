@@ -65,6 +65,9 @@ def check(
     missing is a problem, unless its file waits.
     """
     try:
+        if _is_special(path):
+            yield Verification(problem="not a regular file", unreadable=True)
+            return
         with open(path, "rb") as file:
             if method_of(path) == "none" and is_manifest(file):
                 yield from _ManifestCheck(
@@ -104,6 +107,11 @@ def _inspect(file: BinaryIO, layout: Layout, compression: str, max_msg_size: int
     if compression == "none" or found.good or found.problem:
         return found
     return replace(found, problem=f"empty: it has no {METHODS[compression].noun}")
+
+
+def _is_special(path: str) -> bool:
+    """Whether it is a device, directory, or FIFO, of which reading might never end."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _reason(error: OSError) -> str:
@@ -191,6 +199,8 @@ class _ManifestCheck:
 
     def _look(self, told: Published) -> Verification | None:
         """Inspect the file that a line lists; None if it does not exist."""
+        if not self.uploaded and _is_special(told.path):
+            return Verification(problem="not a regular file")
         try:
             with self.uploaded(told.name) if self.uploaded else open(told.path, "rb") as file:
                 hashed = _Hashed(file)

@@ -83,7 +83,8 @@ class Nowhere(DeadLetters):
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Log the ids at ERROR."""
-        log.error("topic %s: %s", batch.topic, loss_of(messages, reason))
+        text = loss_of(messages, reason)
+        log.error("topic %s: %s: --dead-letter-dir keeps such messages", batch.topic, text)
 
 
 class ToTopic(DeadLetters):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 import tomllib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from nsqtools.config import connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -344,3 +348,23 @@ def test_show_changed_leaves_out_what_is_as_the_command_has_it(
     assert behind == (code, out, err)
     for_all = nsqtools("config", "show", "--changed", "--config", file)[1]
     assert for_all == f"tail\tmax-attempts\t5\tfile\t{file}: [tail]\n"
+
+
+def test_a_fifo_is_read_if_somebody_writes_to_it(
+    refused: Refused, nsqtools: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_FIFO_WAIT", 0.01)
+        assert "--config fifo: a FIFO that nobody writes to" in refused("--config", "fifo", "tail")
+    writer = threading.Thread(target=fifo.write_text, args=("[tail]\nbogus = 1\n",))
+    writer.start()
+    assert "unknown key 'bogus'" in nsqtools("--config", "fifo", "config", "check")[2]
+    writer.join()
+
+
+def test_a_text_that_is_not_closed_is_told_with_its_line(refused: Refused, write: Write) -> None:
+    name = write('[tail]\ntopic = "events\n')
+    said = refused("--config", name, "tail", "--topic", "t")
+    assert said == f"nsqtools: {name}: line 2: a text in quotes is not closed\n"

@@ -11,7 +11,13 @@ import pytest
 
 @pytest.mark.parametrize(
     ("words", "waits"),
-    [(["to-file", "--topic", "t"], True), (["tail", "--topic", "to-file"], False), ([], False)],
+    [
+        (["to-file", "--topic", "t"], True),
+        (["-q", "--config", "x", "to-file"], True),
+        (["--config", "to-file", "tail"], False),
+        (["tail", "--topic", "to-file"], False),
+        ([], False),
+    ],
 )
 def test_a_hangup_while_the_program_loads_is_ignored_for_to_file_alone(
     words: list[str], waits: bool, monkeypatch: pytest.MonkeyPatch

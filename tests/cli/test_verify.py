@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from typing import TYPE_CHECKING
 
 from nsqtools.records.manifest import Published
@@ -91,6 +92,17 @@ def test_of_a_directory_the_state_of_each_file_is_told(nsqtools: Called, tmp_pat
         f"out/lost.gz.part: ok, 1 record, {(folder / 'lost.gz.part').stat().st_size} bytes\n",
     )
     under_way.crash()
+
+
+def test_what_might_never_end_is_not_read(nsqtools: Called, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("fifo", "/dev/zero"):
+        assert nsqtools("verify", name) == (1, "", f"nsqtools: {name}: not a regular file\n")
+    publish(tmp_path, "a.log", b"one\n")
+    (tmp_path / "a.log").unlink()
+    os.mkfifo(tmp_path / "a.log")
+    told = "manifest: line 1: a.log: not a regular file\n"
+    assert nsqtools("verify", "manifest") == (4, told, "")
 
 
 def test_a_good_manifest_gets_the_sums_of_its_files(nsqtools: Called, tmp_path: Path) -> None:

@@ -134,10 +134,10 @@ class TestJsonLines:
     @pytest.mark.parametrize(
         ("line", "complaint"),
         [
-            (b"hello", "not JSON: Expecting value at column 1"),
-            (b'{"body":"a"', "not JSON: "),
+            (b"hello", "not JSON at column 1"),
+            (b'{"body":"a"', "not JSON at column "),
             (b'{"body":"\xff"}', "not UTF-8 at byte 10"),
-            (b'\xef\xbb\xbf{"body":"a"}', "not JSON: "),
+            (b'\xef\xbb\xbf{"body":"a"}', "not JSON at column "),
             (b"[1]", "expected an object"),
             (b"null", "expected an object"),
             (b'{"topic":"a"}', "expected either body or body_b64"),

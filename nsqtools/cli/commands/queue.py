@@ -137,7 +137,10 @@ def _queues(data_path: str) -> list[DiskQueue]:
     from nsqtools.errors import ConfigError
     from nsqtools.records.diskqueue.queuefiles import disk_queues
 
-    found, strange = disk_queues(data_path)
+    try:
+        found, strange = disk_queues(data_path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"{data_path}: {error.strerror}") from error
     if not found and not os.path.exists(os.path.join(data_path, "nsqd.dat")):
         raise ConfigError(f"{data_path}: not the data path of an nsqd")
     for reason in strange:

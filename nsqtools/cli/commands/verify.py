@@ -33,8 +33,10 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> No
     Each file gets a line: ok, or its first fault and where it is. A manifest gets a line for each
     of its bad lines. For a directory, incomplete files are listed too, and the last line counts
     its files by state. With -q only faults are printed. Files whose names end in .gz or .zst are
-    decompressed. With --uploaded, the uploaded files of manifests are checked, not the local ones.
-    The exit status is 4 if a file is bad, else 1 if a file could not be read.
+    decompressed. Records of --format raw are any lines: of such a file only the end can be bad,
+    unless a manifest has its checksum. With --uploaded, the uploaded files of manifests are
+    checked, not the local ones. The exit status is 4 if a file is bad, else 1 if a file could not
+    be read.
     """
     import os
 
@@ -86,7 +88,7 @@ class _Checks:
         from collections import Counter
 
         from nsqtools.records.verification import listed
-        from nsqtools.sinks.files.survey import FAULTS, survey
+        from nsqtools.sinks.files.journal import FAULTS, survey
 
         try:
             found = list(survey(directory))

@@ -43,8 +43,6 @@ MAX_REPLY = 64 << 20
 
 _DIGITS = 25
 _V1 = "nsq; version=1.0"
-_CHECK_PORT = "check that this is the HTTP port of the right server"
-
 # Codes for an unknown topic; nsqlookupd before 0.3 answered 500 INVALID_ARG_TOPIC.
 _UNKNOWN_TOPIC = frozenset({"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"})
 
@@ -123,6 +121,7 @@ class HTTPClient:
     as midway between request and response, in monotonic seconds.
     """
 
+    kind: ClassVar[str]
     default_port: ClassVar[int]
 
     def __init__(
@@ -148,6 +147,10 @@ class HTTPClient:
             tls = client_context(ClientConfig())
         self._fields = self._render_fields(token)
         self._connections = Connections(tls, connect_timeout=connect_timeout, max_body=MAX_REPLY)
+
+    @property
+    def _fix(self) -> str:
+        return f"give the HTTP port of an {self.kind}, {self.default_port} by default"
 
     async def __aenter__(self) -> Self:
         return self
@@ -254,7 +257,7 @@ class HTTPClient:
             target = show(reply.header("Location"))
             text = f"redirect to {target!r}: redirects are not followed: give the final address"
         elif code == "NOT_FOUND":  # of a path; TOPIC_NOT_FOUND is another code
-            text += f": {_CHECK_PORT}"
+            text += f": {self._fix}"
         line = f"/{name}: {status} {text}".rstrip()
         raise HTTPError(line, self.address, status=status, code=code)
 
@@ -288,8 +291,7 @@ class HTTPClient:
             return f"the response is incomplete: {text}", reason
         if cause:
             return text, reason
-        fix = f"give the server's HTTP port, {self.default_port} by default"
-        return f"no usable response: {text}: {fix}", ""
+        return f"does not answer in HTTP: {self._fix}", ""
 
 
 @lru_cache(1000)
@@ -309,7 +311,7 @@ def _unwrap(reply: Reply) -> tuple[int, str, Any]:
         text = show(reply.body)
         if reply.status != 200:
             return reply.status, text, None
-        raise ValueError(f"not JSON, but {text!r}: {_CHECK_PORT}") from error
+        raise ValueError(f"not JSON, but {text!r}") from error
     fields = data if isinstance(data, dict) else {}
     if reply.header("X-NSQ-Content-Type") == _V1 or "status_code" not in fields:
         return reply.status, str(fields.get("message", "")), data

@@ -40,7 +40,7 @@ class Lookupd(HTTPClient):
     other endpoints are expected beside it.
     """
 
-    default_port = LOOKUPD_HTTP_PORT
+    kind, default_port = "nsqlookupd", LOOKUPD_HTTP_PORT
 
     async def topics(self) -> list[str]:
         """Return all topics."""
@@ -68,7 +68,7 @@ class Lookupd(HTTPClient):
 class NsqdHTTP(HTTPClient):
     """The HTTP API of an nsqd; a path in the URL is a prefix of the endpoints' paths."""
 
-    default_port = NSQD_HTTP_PORT
+    kind, default_port = "nsqd", NSQD_HTTP_PORT
 
     async def info(self) -> NsqdInfo:
         """Return the nsqd's addresses, version and start time."""

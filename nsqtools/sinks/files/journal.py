@@ -41,12 +41,12 @@ import stat
 import threading
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.disk import WORK, check_links, open_locked
+from nsqtools.sinks.files.disk import TORN, WORK, check_links, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import is_locked, sync_directory, write_all
@@ -71,7 +71,7 @@ _LARGEST = 1 << 16
 """Maximum bytes of an entry; those written here have about 1,000."""
 
 
-class State(enum.Enum):
+class FileState(enum.Enum):
     """The states above of files that have an entry."""
 
     BEGUN = "begun"
@@ -114,14 +114,14 @@ class Entry:
         ours = (self.inode, self.mtime_ns, self.published.size)
         return (there.st_ino, there.st_mtime_ns, there.st_size) == ours
 
-    def state(self, output_dir: str) -> State:
+    def state(self, output_dir: str) -> FileState:
         """Return the state in which this file is found."""
         if os.path.lexists(self.work_path(output_dir)):
-            return State.NAMED if self.is_published() else State.UNDER_WAY
+            return FileState.NAMED if self.is_published() else FileState.UNDER_WAY
         if not self.inode:
-            return State.BEGUN
+            return FileState.BEGUN
         # Its time and size may have changed, as with touch.
-        return State.OWING if os.path.lexists(self.published.path) else State.GONE
+        return FileState.OWING if os.path.lexists(self.published.path) else FileState.GONE
 
     def work_path(self, output_dir: str) -> str:
         """Return the path of the work file."""
@@ -418,9 +418,9 @@ def entries(
 def unfinished(entry: Entry, output_dir: str) -> str:
     """Return the path of a file that an ended process left unfinished; empty if there is none."""
     state, work = entry.state(output_dir), entry.work_path(output_dir)
-    if state in (State.UNDER_WAY, State.NAMED):
+    if state in (FileState.UNDER_WAY, FileState.NAMED):
         return "" if is_locked(work) else work
-    return entry.published.path if state == State.OWING and entry.owes else ""
+    return entry.published.path if state == FileState.OWING and entry.owes else ""
 
 
 def enumerated(paths: list[str]) -> str:
@@ -489,3 +489,75 @@ def _read(output_dir: str, path: str) -> Entry:
     if not set(DEBTS).issuperset(entry.owes) or "\0" in entry.work_dir:
         raise ValueError("not an entry (wrong values)")
     return entry
+
+
+FAULTS = ("orphaned", "damaged")
+"""States that need somebody's attention."""
+
+
+class Surveyed(NamedTuple):
+    """A file of an archive.
+
+    ``published`` is complete; ``owing`` as well, and waits for an upload, for example; ``under
+    way`` is being written, or will be published by the next start; ``orphaned`` is a work file
+    that no entry of the journal names; ``torn`` has bytes that recovery has put aside; ``damaged``
+    is an entry that cannot be read. ``note`` has details for people, or is empty.
+    """
+
+    path: str
+    state: Literal["published", "owing", "under way", "orphaned", "torn", "damaged"]
+    note: str = ""
+
+
+def survey(output_dir: str) -> Iterator[Surveyed]:
+    """Yield the files of an archive; raises OSError for a directory that cannot be read.
+
+    Files in work directories that the journal names are included, hidden files and symbolic links
+    are not.
+    """
+    output_dir = os.path.abspath(output_dir)
+    damaged: list[tuple[str, OSError | ValueError]] = []
+    owing, works, folders = {}, set(), {output_dir}
+    for entry in entries(output_dir, lambda *found: damaged.append(found)):
+        works.add(entry.work_path(output_dir))
+        if entry.work_dir and os.path.isdir(entry.work_dir):
+            folders.add(entry.work_dir)
+        if entry.owes:
+            owing[entry.published.path] = f"waits for {entry.owes[0]}"
+    for path, error in damaged:
+        reason = getattr(error, "strerror", None) or error
+        yield Surveyed(path, "damaged", f"the journal entry cannot be read: {reason}")
+    for path in sorted({path for folder in folders for path in _regular_files(folder)}):
+        if path.endswith(WORK):
+            yield _work_file(path, known=path in works)
+        elif path.endswith(TORN):
+            yield Surveyed(path, "torn", "put aside: bytes that are no complete record")
+        elif path in owing:
+            yield Surveyed(path, "owing", owing[path])
+        elif path.startswith(os.path.join(output_dir, "")):
+            yield Surveyed(path, "published")
+
+
+def _work_file(path: str, *, known: bool) -> Surveyed:
+    if is_locked(path):
+        return Surveyed(path, "under way")
+    if known:
+        note = "left by a crash: the next start with the same options publishes it"
+        return Surveyed(path, "under way", note)
+    return Surveyed(
+        path,
+        "orphaned",
+        "left by a crash, but unknown to the journal: verify it, then remove .part from its name",
+    )
+
+
+def _regular_files(root: str) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(root, onerror=fail):
+        folders[:] = [name for name in folders if name != FOLDER]
+        for name in names:
+            path = os.path.join(folder, name)
+            if not name.startswith(".") and stat.S_ISREG(os.lstat(path).st_mode):
+                yield path

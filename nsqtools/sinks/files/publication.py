@@ -15,7 +15,7 @@ from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.policy.filenames import REV, Revisions
 from nsqtools.sinks.files import disk
-from nsqtools.sinks.files.journal import DELETE, State
+from nsqtools.sinks.files.journal import DELETE, FileState
 from nsqtools.sinks.files.workfile import digest_of, good_part
 from nsqtools.stores.mounted import sync_directory
 
@@ -111,12 +111,12 @@ class Publication:
 
     def _salvage(self, entry: Entry, work: str) -> None:
         match entry.state(self.rules.output_dir):
-            case State.UNDER_WAY:
+            case FileState.UNDER_WAY:
                 self._publish_leftover(entry, work)
-            case State.NAMED:
+            case FileState.NAMED:
                 self.complete(entry, work)
                 self.follow(entry)
-            case State.OWING:
+            case FileState.OWING:
                 self.complete(entry, work)
                 self._care.settle(entry)
             case _ if not entry.work_dir_is_there():
@@ -125,7 +125,7 @@ class Publication:
                     f"one or, if it is lost, remove {entry.key}.json from the directory .nsqtools"
                 )
             case state:
-                if state == State.GONE and entry.owes and entry.owes[0] != DELETE:
+                if state == FileState.GONE and entry.owes and entry.owes[0] != DELETE:
                     log.warning("%s is gone: it waited for %s", entry.published.path, entry.owes[0])
                 self.journal.remove(entry)
 

@@ -12,7 +12,7 @@ from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import OutputError
+from nsqtools.errors import ConfigError, OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
@@ -70,12 +70,16 @@ class Archives:
     def open(self) -> None:
         """Create the directories, recover files that crashes left, and apply retention.
 
-        Raises OSError, or ConfigError if ``--manifest`` names a file that is not a manifest.
+        Raises OSError, or ConfigError if a directory cannot be used or ``--manifest`` names a file
+        that is not a manifest.
         """
         rules = self.rules
         self.care.check()
-        for directory in (rules.output_dir, rules.work_dir):
-            disk.make_writable_directory(directory)
+        for flag, directory in (("output", rules.output_dir), ("work", rules.work_dir)):
+            try:
+                disk.make_writable_directory(directory)
+            except (NotADirectoryError, PermissionError) as error:
+                raise ConfigError(f"--{flag}-dir {directory}: {error.strerror}") from error
         for name, revision in self._journal.revisions():
             self._publication.revisions.skip(name, revision)
         self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.handler import TOO_MANY
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Verdict
 from nsqtools.sinks.holding import Held, HoldingHandler
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
+_GIVEN_UP = Outcome(Verdict.DROP, reason=TOO_MANY)
 
 
 class HttpSink(HoldingHandler):

@@ -7,6 +7,7 @@ import binascii
 import hmac
 from typing import TYPE_CHECKING
 
+from nsqtools.config.connection import without_waiting
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def read_lines(path: str, flag: str) -> Iterator[tuple[str, str]]:
     """
     file = f"{flag} {path}"
     try:
-        with open(path, encoding="utf-8-sig", newline="") as opened:
+        with open(path, encoding="utf-8-sig", newline="", opener=without_waiting) as opened:
             text = opened.read(_MAX_FILE + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not text"

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.engine.handler import TOO_MANY
 from nsqtools.errors import REFUSED_BODY, OutputError, PublishError, RecordError, ServerError
 from nsqtools.sinks.holding import Held
 from nsqtools.tasks import Tasks, is_cancelled
@@ -262,7 +263,7 @@ class Work:
     async def _bury(self, batches: Sequence[Batch]) -> None:
         """Write messages with too many attempts as dead letters, or log their loss."""
         for batch in batches:
-            await self._write(batch, batch.unsettled(), "too many attempts")
+            await self._write(batch, batch.unsettled(), TOO_MANY)
 
     async def _write(self, batch: Batch, messages: Sequence[Message], reason: str) -> bool:
         """Write dead letters and settle them; return whether they are safe."""

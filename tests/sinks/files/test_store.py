@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import LockedError
+from nsqtools.errors import ConfigError, LockedError
 from tests.support.archiving import below, make_rules
 from tests.support.sinking import make_archives
 
@@ -69,10 +69,10 @@ class TestOpening:
         self, rules: Rules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "work").write_bytes(b"")
-        with pytest.raises(OSError, match=str(tmp_path / "work")):
+        with pytest.raises(ConfigError, match=f"--work-dir {tmp_path / 'work'}"):
             make_archives(rules).open()
         monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-        with pytest.raises(PermissionError, match=str(tmp_path / "out")):
+        with pytest.raises(ConfigError, match=f"--output-dir {tmp_path / 'out'}"):
             make_archives(rules).open()
 
     @pytest.mark.parametrize("moment", ["open", "care.prune"])

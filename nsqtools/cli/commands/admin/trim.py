@@ -57,7 +57,7 @@ def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) ->
     for each in silent:
         log.error("nsqd %s", each.error)
     if not holdings:
-        raise NSQError(f"no nsqd that answers has {target}")
+        raise NSQError(f"no reachable nsqd has {target}")
     if paused := [each.node.name for each in holdings if each.is_paused(target)]:
         names = ", ".join(paused)
         raise NSQError(f"{target} is paused on nsqd {names}, and delivers nothing: unpause it")

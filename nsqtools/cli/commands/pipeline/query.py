@@ -32,6 +32,7 @@ from nsqtools.cli.commands.pipeline.stream import Places, StreamJob
 from nsqtools.cli.commands.pipeline.views import StepView
 from nsqtools.cli.output import print_rows
 from nsqtools.cli.remotes import beside_producer
+from nsqtools.config.connection import without_waiting
 from nsqtools.config.lake import result_format
 from nsqtools.errors import ConfigError
 from nsqtools.spark.executors import packages_of
@@ -179,7 +180,7 @@ def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
     text = asked.query
     if text.startswith("@"):
         try:
-            with open(text[1:], encoding="utf-8") as file:
+            with open(text[1:], encoding="utf-8", opener=without_waiting) as file:
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"

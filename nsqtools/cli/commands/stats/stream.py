@@ -71,7 +71,7 @@ class Absence:
         if not self._name:
             return
         if not report.rows and not self._told:
-            log.warning("%s: no nsqd that answers has it", self._name)
+            log.error("%s: no reachable nsqd has it", self._name)
         self._told = not report.rows
         self._seen = self._seen or bool(report.rows)
 
