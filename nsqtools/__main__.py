@@ -23,7 +23,7 @@ def _command(words: list[str]) -> str:
 if _command(sys.argv[1:]) == "to-file" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-from nsqtools.cli import main as run
+from nsqtools.cli import main as run  # noqa: E402 - signals come first
 
 
 def main() -> None:
