@@ -226,6 +226,11 @@ class LakeOptions(Options):
         metavar="SQL",
         default_note="all",
     )
+    check: bool = flag(
+        "Check the topics, Java, Spark's libraries, the staging and the output, and take no "
+        "message.",
+        in_file=False,
+    )
 
 
 class InputOptions(Options):

@@ -18,6 +18,7 @@ from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.source import NsqStreamReader
 from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.source.stagingreader import StagingReader
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import StaleError
 from nsqtools.spark.staging.partitions import Claim
@@ -114,11 +115,15 @@ def test_a_stream_that_has_a_name_goes_on_with_what_one_of_that_name_has_staged(
     first = driven.anew(streamName="mine")
     start, done, _ = first.first(ReadMaxRows(2))
     assert start == Offset("mine", 0, ()).to_json()
-    rows = first.read(done, first.plan(done, ReadMaxRows(2)))
+    planned = first.plan(done, ReadMaxRows(2))
+    first.reader.commit(done)
+    rows = first.read(done, planned)
     driven.nsqd.empty(driven.topic, "c")
     again = first.anew()
     assert again.reader.initialOffset() == Offset("mine", 1, ()).to_json()
-    assert again.drain()[1] == [rows]
+    last, batches = again.drain()
+    assert batches == [rows]
+    again.reader.commit(last)
     assert first.anew().reader.initialOffset() == Offset("mine", 2, ()).to_json()
 
 
@@ -159,17 +164,53 @@ def test_a_batch_is_the_same_whoever_reads_it_and_however_often(driven: Driven) 
 
 
 @pytest.mark.parametrize("by_commit", [False, True])
-def test_what_is_committed_is_removed_before_the_next_plan(driven: Driven, by_commit: bool) -> None:
+def test_what_is_committed_is_removed_by_the_commit_or_the_next_run(
+    driven: Driven, by_commit: bool
+) -> None:
     driven.publish(10)
     start, end, _ = driven.first()
     assert driven.ledger(end).rows() == 10
     if by_commit:
         driven.reader.commit(end)
     else:
-        assert driven.plan(end) == end
+        assert driven.anew().plan(end) == end
     assert driven.ledger(end).rows() == 0
     with pytest.raises(StaleError):
         driven.read(start, end)
+
+
+def test_batches_that_spark_has_not_logged_yet_are_kept_and_repeated_by_the_next_run(
+    driven: Driven,
+) -> None:
+    """With asyncProgressTrackingEnabled, Spark plans on before its logs are written."""
+    driven.publish(30)
+    offset = start = driven.reader.initialOffset()
+    rows = []
+    for _ in range(3):
+        end = driven.plan(offset, ReadMaxRows(10))
+        rows.append(driven.read(offset, end))
+        offset = end
+    killed = driven.anew()
+    assert killed.drain(start)[1] == rows
+
+
+def test_a_new_checkpoint_is_refused_while_the_staging_has_messages_of_another(
+    driven: Driven,
+) -> None:
+    driven.publish(10)
+    start, end, rows = driven.first()
+    with pytest.raises(OutputError, match=f"10 messages of another .*{start['stream']}"):
+        driven.anew().reader.initialOffset()
+    staged = StagingReader(driven.options["stagingLocation"])
+    found = [
+        row
+        for partition in staged.partitions()
+        for batch in staged.read(partition)
+        for row in batch.to_pylist()
+    ]
+    assert found == [row | {"channel": ""} for row in rows]
+    driven.reader.commit(end)
+    assert driven.anew().reader.initialOffset()["batch"] == 0
 
 
 @pytest.mark.parametrize("read", [False, True])

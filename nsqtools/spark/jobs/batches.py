@@ -30,7 +30,6 @@ class BatchFiles:
         self._form = form
         self._checkpoint = checkpoint
         self._stamp = stamp
-        self._is_first = True
 
     def write(
         self, rows: DataFrame, query: str, number: int, *, few: bool = True, **more: Any
@@ -47,11 +46,7 @@ class BatchFiles:
         offsets = self._checkpoint.planned(number) if few else []
         tasks = tasks_for([quota for offset in offsets for quota in offset.quotas])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
-        files = write_files(
-            rows, self._output, self._form, name=name, tasks=tasks, replace=self._is_first, **more
-        )
-        self._is_first = False
-        return summary(files)
+        return summary(write_files(rows, self._output, self._form, name=name, tasks=tasks, **more))
 
 
 def tasks_for(quotas: Sequence[Quota]) -> int | None:

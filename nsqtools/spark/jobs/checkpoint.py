@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.source.plans import Offset
-from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.ledger import Ledger, orphaned
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import below, local
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _OFFSETS, _COMMITS = "offsets", "commits"
 _NO_OFFSET = "-"
 _STAMP = "nsq-source"
+OFFSET_VERSION = "spark.sql.streaming.offsetLog.formatVersion"
+"""The property of Spark for the form of its offset log, of which 1 is supported."""
 _UNREADABLE = (OSError, ValueError, LookupError, NSQError)
 
 
@@ -78,9 +80,14 @@ class Checkpoint:
         with as_output_error(self.staging.place):
             return sum(Ledger(self.staging, name).rows() for name in self.staging.list(""))
 
-    def has_orphans(self) -> bool:
-        """Whether messages are staged although the checkpoint does not exist."""
-        return self._last(_OFFSETS) < 0 and self.staged() > 0
+    def check_orphans(self) -> None:
+        """Raise OutputError if messages are staged although the checkpoint does not exist."""
+        if self._last(_OFFSETS) >= 0:
+            return
+        with as_output_error(self.staging.place):
+            for name in self.staging.list(""):
+                if rows := Ledger(self.staging, name).rows():
+                    raise orphaned(self.staging.place, name, rows)
 
     def check_staged(self) -> None:
         """Raise OutputError if the unfinished batch is staged elsewhere.
@@ -132,7 +139,12 @@ class Checkpoint:
 
     def _logged(self, batch: int) -> list[Offset]:
         """Spark's log has its version, facts about the batch, and a line for each source."""
-        _, _, *lines = self.store.get(f"{_OFFSETS}/{batch}").decode().splitlines()
+        version, _, *lines = self.store.get(f"{_OFFSETS}/{batch}").decode().splitlines()
+        if version != "v1":
+            raise OutputError(
+                f"{self.place}: offset log of version {version}: give another --checkpoint, and "
+                f"leave {OFFSET_VERSION} at 1"
+            )
         return [Offset.from_json(json.loads(line)) for line in lines if line != _NO_OFFSET]
 
     def _last(self, folder: str) -> int:

@@ -8,6 +8,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.errors import ConfigError
+from nsqtools.spark.jobs.checkpoint import OFFSET_VERSION
 from nsqtools.spark.jobs.progress import ProgressListener
 from nsqtools.spark.sparksession import explain
 from nsqtools.stores.places import as_url, local
@@ -72,6 +74,9 @@ def run(
     next run starts with it. The stamp is written once all is drained. Raises NSQError, and errors
     of ``write``.
     """
+    version = frame.sparkSession.conf.get(OFFSET_VERSION, "1")
+    if version != "1":
+        raise ConfigError(f"--conf {OFFSET_VERSION}={version}: only version 1 is supported")
     batches = _Batches(write, stop)
     listener = ProgressListener(batches.written, report)
     streams = frame.sparkSession.streams

@@ -53,15 +53,14 @@ _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 _NUMBERS = dict.fromkeys(("rows", "size", "oldest", "newest"), pa.int64())
-_SUMMARY = pa.schema({"path": pa.string(), **_NUMBERS, "again": pa.bool_()})
-_SUMMARY_DDL = "path STRING, rows LONG, size LONG, oldest LONG, newest LONG, again BOOLEAN"
+_SUMMARY = pa.schema({"path": pa.string(), **_NUMBERS})
+_SUMMARY_DDL = "path STRING, rows LONG, size LONG, oldest LONG, newest LONG"
 
 
 class PartFile(NamedTuple):
     """A file that a task wrote; ``path`` is relative to the output, ``size`` its bytes of rows.
 
     ``oldest`` and ``newest`` are in microseconds since the epoch, None if there were no times.
-    ``again`` tells that an earlier attempt of the task may have written other files.
     """
 
     path: str
@@ -69,7 +68,6 @@ class PartFile(NamedTuple):
     size: int
     oldest: int | None
     newest: int | None
-    again: bool
 
 
 def write_files(
@@ -90,9 +88,10 @@ def write_files(
     Rows go below ``<partition>=<value>`` for the columns ``partitions`` and, with a ``name``, below
     ``batch=<name>``, into files whose names begin with ``prefix``. These lack the partitions, and
     the column ``times``, whose timestamps are summarised only. At most ``tasks`` tasks write, each
-    as many files as ``size`` bytes of rows need. With ``replace``, other files of tasks in the same
-    directories are removed afterwards, which an earlier attempt wrote. Raises OutputError, and
-    errors of Spark.
+    as many files as ``size`` bytes of rows need. Other files of tasks in the same directories are
+    removed afterwards, as an earlier attempt of a task or stage, or an earlier run, may have
+    written them; without ``name`` and ``prefix`` only with ``replace``, as they may be of others.
+    Raises OutputError, and errors of Spark.
     """
     path = local(output)
     output = output if path is None else str(path)  # tasks have another current directory
@@ -106,8 +105,8 @@ def write_files(
     work = WriteTask(output, form, name, tuple(partitions), times, size, prefix)
     files = [PartFile(**each.asDict()) for each in _map_in_arrow(rows, work).collect()]
     store = open_store(output, "--output")
-    # Without a name, the files of others may be there.
-    replace |= bool(name or prefix != _PART) and any(each.again for each in files)
+    # Spark does not tell a task that its whole stage is tried again.
+    replace = replace or bool(name) or prefix != _PART
     with as_output_error(output):
         _settle(store, files, prefix if replace else "")
     return files
@@ -174,9 +173,8 @@ class WriteTask:
         """Write the files, and yield their summary as one batch."""
         context = TaskContext.get()
         number = context.partitionId() if context else 0
-        again = context is not None and context.attemptNumber() > 0
         with as_output_error(self.output), ExitStack() as stack:
-            files = _PartFiles(self, number, stack, again=again)
+            files = _PartFiles(self, number, stack)
             for batch in batches:
                 for values, part in self._parts(batch):
                     files.add(values, part)
@@ -227,12 +225,11 @@ class _PartFiles:
     Those that are not complete when ``stack`` ends never appear.
     """
 
-    def __init__(self, task: WriteTask, number: int, stack: ExitStack, *, again: bool) -> None:
+    def __init__(self, task: WriteTask, number: int, stack: ExitStack) -> None:
         self.done: list[PartFile] = []
         self._task = task
         self._number = number
         self._stack = stack
-        self._again = again
         self._store = open_store(task.output, "--output")
         self._open: OrderedDict[tuple[Any, ...], _IncompletePart] = OrderedDict()
         self._count: dict[str, int] = {}
@@ -271,7 +268,7 @@ class _PartFiles:
         file.close()
         del self._open[values]
         times = file.oldest, file.newest
-        self.done.append(PartFile(file.path, file.rows, file.size, *times, self._again))
+        self.done.append(PartFile(file.path, file.rows, file.size, *times))
 
 
 class _IncompletePart:

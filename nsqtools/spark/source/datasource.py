@@ -4,7 +4,7 @@ that has nsqtools installed, so it loads the rest of the package only where a to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.source.sink import NsqStreamWriter, NsqWriter
     from nsqtools.spark.source.source import NsqStreamReader
+    from nsqtools.spark.source.stagingreader import StagingReader
 
 SCHEMA = (
     "topic string, channel string, nsqd string, message_id string, "
@@ -40,7 +41,8 @@ class NsqDataSource(DataSource):
                 "source nsq: Spark does not pass the options of a table on: use CREATE TEMPORARY "
                 "VIEW, not TABLE"
             )
-        parse_source(self.options)
+        if not self._names_staging_alone:
+            parse_source(self.options)
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802
@@ -55,12 +57,24 @@ class NsqDataSource(DataSource):
             )
         return NsqStreamReader(parse_source(self.options))
 
-    def reader(self, schema: StructType) -> NoReturn:
-        """Refuse ``read``: raises ConfigError."""
-        raise ConfigError(
-            "source nsq: a batch read would consume messages at each load(): use readStream "
-            "with trigger(availableNow=True), or nsqtools pipeline"
-        )
+    def reader(self, schema: StructType) -> StagingReader:
+        """Return the reader of a staging, for ``read`` with stagingLocation alone.
+
+        Raises ConfigError for other options, which would read from nsqd.
+        """
+        if not self._names_staging_alone:
+            raise ConfigError(
+                "source nsq: a batch read would consume messages at each load(): use readStream "
+                "with trigger(availableNow=True), or nsqtools pipeline; to read what is staged, "
+                "give stagingLocation alone"
+            )
+        from nsqtools.spark.source.stagingreader import StagingReader
+
+        return StagingReader(self.options["stagingLocation"])
+
+    @property
+    def _names_staging_alone(self) -> bool:
+        return [name.lower() for name in self.options] == ["staginglocation"]
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         """Return the writer for ``write``; raises ConfigError or UnreachableError."""

@@ -28,10 +28,14 @@ log = logging.getLogger(__name__)
 class Depths:
     """Queries nsqds; with nsqlookupds, the nsqds are looked up each time.
 
+    Topics that do not exist are created on fixed nsqds if ``creates`` is set. Otherwise
+    ``missing`` has those that no nsqd had at the last look; it is empty if one did not answer.
     Raises ConfigError for invalid TLS options.
     """
 
-    def __init__(self, settings: SourceSettings) -> None:
+    def __init__(self, settings: SourceSettings, *, creates: bool = True) -> None:
+        self.missing: set[str] = set()
+        self._creates = creates
         self._settings = settings
         self._silence = Silence()
         self._silent: set[str] = set()
@@ -54,6 +58,7 @@ class Depths:
         has ever answered, unless ``wait_for_servers`` is set: then an address is probably wrong,
         and a run would end without doing anything.
         """
+        self.missing = set(self._settings.topics)
         topics = await self._places()
         found: dict[TopicOnNsqd, int] = {}
         failures: dict[str, HTTPError] = {}
@@ -63,6 +68,8 @@ class Depths:
                 failures[url] = answer
             else:
                 found |= answer
+        if failures:
+            self.missing = set()
         if failures and not (found or self._heard or self._subscriptions):
             way = "give --nsqd-http-address" if self._settings.flags else "write host:tcp/http"
             raise UnreachableError(
@@ -109,6 +116,10 @@ class Depths:
                     stats = {each.name: each for each in await nsqd.stats(topic)}
                     channel = self._settings.channel
                     found[topic, address] = depth(stats.get(topic), channel)
+                    if topic in stats:
+                        self.missing.discard(topic)
+                    elif not self._creates:
+                        continue
                     if not _has_channel(stats, topic, channel):
                         # nsqd gives a channel what is published after it was made, and it is made
                         # by its first consumer: without messages there would never be one.

@@ -29,9 +29,10 @@ from nsqtools.spark.properties import refuse_speculative_task
 from nsqtools.spark.rows import RowOrigin
 from nsqtools.spark.source.plans import Offset, plan
 from nsqtools.spark.source.receive import receive
-from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.ledger import Ledger, orphaned
 from nsqtools.spark.staging.partitions import Claim
 from nsqtools.stores import open_store, probe
+from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -78,7 +79,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What is left of that by topic and nsqd, once it was seen.
         self._target: Counter[TopicOnNsqd] | None = None
         self._resting: dict[TopicOnNsqd, _Rest] = {}
-        self._prepared = self._cleaned = 0
+        # The newest batches that were read, looked at, and removed from the staging in this run.
+        self._prepared = self._accounted = self._cleaned = 0
         self._probed = False
         self._backlog = 0
         # What executors had to say in this run, and whether a batch was planned since.
@@ -86,10 +88,23 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._untold = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the offset before the first batch of a new checkpoint; called twice."""
+        """Return the offset before the first batch of a new checkpoint; called twice.
+
+        Raises OutputError if the staging has messages of another checkpoint, which this query would
+        never write.
+        """
         name = self._settings.stream
+        if not name:
+            self._refuse_orphans()
         self._stream = self._stream or name or uuid4().hex
         return Offset(self._stream, self._ledger(name).done() if name else 0, ()).to_json()
+
+    def _refuse_orphans(self) -> None:
+        staging = open_store(self._settings.staging)
+        with as_output_error(staging.place):
+            for stream in staging.list(""):
+                if rows := Ledger(staging, stream).rows():
+                    raise orphaned(staging.place, stream, rows)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return ``maxMessagesPerTrigger``."""
@@ -107,16 +122,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the plan of the next batch, or ``start`` if there is nothing to read.
 
-        Spark calls this after the commit of ``start``, so that its staging can be removed. The
-        batch is prepared before Spark logs it, so that a logged batch is known to be staged. Raises
-        ConfigError, OutputError, or UnreachableError if no server has ever answered.
+        ``start`` of an earlier run comes from Spark's log, so that its staging can be removed; that
+        of this run may not be there yet, with asyncProgressTrackingEnabled. The batch is prepared
+        before Spark logs it, so that a logged batch is known to be staged. Raises ConfigError,
+        OutputError, or UnreachableError if no server has ever answered.
         """
         offset = Offset.from_json(start)
         if not self._probed:
             probe(open_store(self._settings.staging))
             self._probed = True
         self._account(offset)
-        self._clean(offset)
+        if self._prepared != offset.batch:
+            self._clean(offset)
         # Spark does not fsync its log: what it forgot in a power failure was staged all the same.
         ledger = self._ledger(offset.stream)
         if staged := ledger.prepared(offset.batch + 1):
@@ -171,8 +188,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from held.batches(RowOrigin(quota.topic, self._settings.channel, quota.nsqd))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Remove the staging of committed batches; Spark calls this late, and not for a run's last
-        batch.
+        """Remove the staging of committed batches.
+
+        Spark calls this once the batch after it is in its log, so not for a run's last batch.
         """
         self._clean(Offset.from_json(end))
 
@@ -203,8 +221,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         and else rests for a while: it may be that executors cannot reach that nsqd. What was staged
         before and came again is something, but was taken off the target then.
         """
-        if self._prepared != offset.batch or offset.batch <= self._cleaned:
+        if self._prepared != offset.batch or offset.batch <= self._accounted:
             return
+        self._accounted = offset.batch
         complete = self._ledger(offset.stream).complete(offset)
         rows: Counter[TopicOnNsqd] = Counter()
         gave: set[TopicOnNsqd] = set()

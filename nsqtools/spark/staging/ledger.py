@@ -34,6 +34,7 @@ import logging
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.staging import redelivered
@@ -95,7 +96,7 @@ class Ledger:
         raise OutputError(
             f"{self.store.url(self._batch(batch))}: does not exist: the batch is staged "
             "elsewhere: give the previous --staging (stagingLocation), which the driver and all "
-            "executors share"
+            "executors share or, if that is lost with its messages, a new checkpoint"
         )
 
     def _other_offset(self, batch: int) -> OutputError:
@@ -204,7 +205,7 @@ class Ledger:
         return sum(
             entry.rows
             for batch in self.batches(self.names())
-            for k in _numbers("p", self.store.list(self._batch(batch)))
+            for k in self.partitions(batch)
             for entry in self.partition_log(batch, k).read_on()
         )
 
@@ -260,6 +261,10 @@ class Ledger:
         """Return the batches among the names, in order."""
         return sorted(_numbers("b", names))
 
+    def partitions(self, batch: int) -> list[int]:
+        """Return the numbers of a batch's partitions that have a log. Raises OSError."""
+        return sorted(_numbers("p", self.store.list(self._batch(batch))))
+
     def partition_log(self, batch: int, k: int) -> PartitionLog:
         """Return the log of a partition."""
         path = f"{self._batch(batch)}/p{k:05d}"
@@ -267,6 +272,15 @@ class Ledger:
 
     def _batch(self, batch: int) -> str:
         return f"{self.folder}/b{batch:010d}"
+
+
+def orphaned(place: str, stream: str, rows: int) -> OutputError:
+    """Return the error for messages in a staging whose checkpoint is another one."""
+    return OutputError(
+        f"{place}: has {counted(rows, 'message')} of another checkpoint (stream {stream}), which "
+        "may be the only copies: continue with that checkpoint or, if it is lost, see 'Read the "
+        "staging' in nsqtools help pipeline"
+    )
 
 
 def _mark(kind: str, batch: int) -> str:

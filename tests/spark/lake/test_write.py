@@ -75,7 +75,7 @@ def first_page(path: Path) -> int:
 def test_a_file_is_named_by_partition_batch_and_task_and_lacks_the_columns(tmp_path: Path) -> None:
     (found,) = run(task(tmp_path), batch([b"1", b"2"]), batch([b"3"]))
     assert found.path == "hour=09/topic=a%23b/batch=q-7/part-00000-000.parquet"
-    assert (found.rows, found.oldest, found.newest, found.again) == (3, 1000, 1001, False)
+    assert (found.rows, found.oldest, found.newest) == (3, 1000, 1001)
     assert there(tmp_path) == {found.path: [b"1", b"2", b"3"]}
     schema = pq.read_schema(tmp_path / found.path)
     assert schema.names == ["body"]

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import ConfigError, PeerError
+from nsqtools.errors import ConfigError, NSQError, PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.sinks.files.locks import Lock
@@ -65,14 +65,18 @@ def check_inputs(inputs: Iterable[str]) -> None:
             raise ConfigError(f"--input {given}: {error.strerror}") from error
 
 
-async def waiting(options: Mapping[str, str], master: str) -> int:
+async def waiting(options: Mapping[str, str], master: str, *, creates: bool) -> int:
     """The number of messages that wait for a source with these options.
 
-    Raises UnreachableError or another PeerError if no nsqd can be asked, or if all would refuse
+    Raises NSQError if no nsqd has a topic, unless ``creates`` is set: then it is created. Raises
+    UnreachableError or another PeerError if no nsqd can be asked, or if all would refuse
     executors on this machine. Raises ConfigError for wrong options.
     """
     settings = replace(parse_source(options), wait_for_servers=False)
-    depths = await Depths(settings).ask()
+    asked = Depths(settings, creates=creates)
+    depths = await asked.ask()
+    if asked.missing and not creates:
+        raise NSQError(f"no nsqd has topic {min(asked.missing)}: check the name")
     if is_local(master):
         found = {Address.parse(nsqd) for _, nsqd in depths}
         await _greet(sorted(found), with_secret(settings))

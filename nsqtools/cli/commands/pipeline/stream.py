@@ -9,6 +9,9 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+import click
 
 from nsqtools.cli.commands.pipeline.preflight import check_sink, locked, waiting
 from nsqtools.cli.commands.pipeline.run import Run
@@ -24,12 +27,13 @@ from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.streams import Stream
 from nsqtools.spark.lake.folders import check_output
+from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.stores import probe
-from nsqtools.stores.places import OURS, below, local
+from nsqtools.stores import open_store, probe
+from nsqtools.stores.places import OURS, as_url, below, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -108,6 +112,7 @@ def archive(
         spark,
         metrics,
         verb="archived",
+        check=lake.check,
     ).run()
 
 
@@ -117,7 +122,8 @@ class StreamJob:
 
     ``source`` and ``sink`` are options of Spark's source and sink. A checkpoint may only be
     continued with the same ``stamp``. ``verb`` is the one of ``StreamView``. With ``prints``, the
-    query prints on the terminal, so no progress is shown there.
+    query prints on the terminal, so no progress is shown there. With ``check``, nothing is done but
+    to try what a run needs.
     """
 
     work: PipelineJob
@@ -130,6 +136,7 @@ class StreamJob:
     verb: str = ""
     prints: bool = False
     sink: Mapping[str, str] = field(default_factory=dict)
+    check: bool = False
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -164,13 +171,7 @@ class StreamJob:
                 probe(checkpoint.staging)
             Stamp.check(checkpoint, self.stamp)
             checkpoint.check_staged()
-            if checkpoint.has_orphans():
-                log.warning(
-                    "--staging %s has messages of another checkpoint than %s: nsqd has "
-                    "forgotten them, so only a run with that checkpoint can still write them",
-                    self.places.staging,
-                    self.places.checkpoint,
-                )
+            checkpoint.check_orphans()
             asyncio.run(self._run(guard))
 
     def _run_kept(self, guard: RunGuard) -> None:
@@ -204,12 +205,17 @@ class StreamJob:
         if self.sink:
             await check_sink(self.sink, self.spark.master)
         try:
-            count = await waiting(self.source, self.spark.master)
+            count = await waiting(
+                self.source, self.spark.master, creates=self.stream.continuous and not self.check
+            )
         except PeerError as error:
-            if checkpoint.is_finished() and not left:
+            if self.check or (checkpoint.is_finished() and not left):
                 raise
             log.warning("%s", error)  # staged messages need no nsqd
         else:
+            if self.check:
+                await self._try(run, count)
+                return
             settled = not left and checkpoint.is_settled(self.stamp)
             if not count and not self.stream.continuous and settled:
                 log.info("no messages wait")
@@ -241,6 +247,22 @@ class StreamJob:
                 f"{view.totals.corrupt:,}",
                 counted(view.totals.received, "message"),
             )
+
+    async def _try(self, run: Run, count: int) -> None:
+        """Start Spark, and let it write and read in the output; raises what a run would raise."""
+        require_spark()
+        probe(self.checkpoint.staging)
+        place = below(self.places.output, OURS, f"check-{uuid4().hex}")
+
+        def work(spark: Any, **_: Any) -> None:
+            try:
+                write_files(spark.range(1), place, "parquet")
+                spark.read.parquet(as_url(place)).count()
+            finally:
+                open_store(self.places.output).delete(f"{OURS}/{place.rpartition('/')[2]}")
+
+        await run.until_done(work, if_stopped="stopped before the check was done")
+        click.echo(f"ready: {counted(count, 'message')} waiting for {self.places.output}")
 
 
 @contextlib.contextmanager
