@@ -90,20 +90,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset before the first batch of a new checkpoint; called twice.
 
-        Raises OutputError if the staging has messages of another checkpoint, which this query would
-        never write.
+        Spark also calls this while the first batch of a checkpoint is not committed.
         """
         name = self._settings.stream
-        if not name:
-            self._refuse_orphans()
         self._stream = self._stream or name or uuid4().hex
         return Offset(self._stream, self._ledger(name).done() if name else 0, ()).to_json()
 
-    def _refuse_orphans(self) -> None:
+    def _refuse_orphans(self, own: str) -> None:
+        """Raise OutputError if the staging has messages that a new checkpoint would never write."""
         staging = open_store(self._settings.staging)
         with as_output_error(staging.place):
             for stream in staging.list(""):
-                if rows := Ledger(staging, stream).rows():
+                if stream != own and (rows := Ledger(staging, stream).rows()):
                     raise orphaned(staging.place, stream, rows)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -123,16 +121,19 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the plan of the next batch, or ``start`` if there is nothing to read.
 
         ``start`` of an earlier run comes from Spark's log, so that its staging can be removed; that
-        of this run may not be there yet, with asyncProgressTrackingEnabled. The batch is prepared
-        before Spark logs it, so that a logged batch is known to be staged. Raises ConfigError,
-        OutputError, or UnreachableError if no server has ever answered.
+        of this run may not be there yet, with asyncProgressTrackingEnabled, which Spark refuses for
+        AvailableNow. The batch is prepared before Spark logs it, so that a logged batch is known to
+        be staged. Raises ConfigError, OutputError if the staging has messages of another
+        checkpoint, or UnreachableError if no server has ever answered.
         """
         offset = Offset.from_json(start)
         if not self._probed:
             probe(open_store(self._settings.staging))
             self._probed = True
         self._account(offset)
-        if self._prepared != offset.batch:
+        if not (offset.batch or self._settings.stream):
+            self._refuse_orphans(offset.stream)
+        if self._available_now or self._prepared != offset.batch:
             self._clean(offset)
         # Spark does not fsync its log: what it forgot in a power failure was staged all the same.
         ledger = self._ledger(offset.stream)

@@ -33,6 +33,8 @@ class Query:
         self.spark, self.folder, self.options = spark, folder, options
         self.batches: list[list[Row]] = []
         self.fails: Callable[[int], bool] = lambda batch: False
+        self.late: dict[str, str] = {}
+        """Options of the query itself."""
 
     @property
     def rows(self) -> list[Row]:
@@ -53,6 +55,7 @@ class Query:
         frame = self.spark.readStream.format("nsq").options(**self.options).load()
         writer = frame.writeStream.foreachBatch(self._keep).trigger(**trigger)
         writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+        writer = writer.options(**self.late)
         query: StreamingQuery = writer.start()
         return query
 
@@ -100,6 +103,30 @@ def test_available_now_reads_all_there_is_in_batches_and_a_restart_goes_on(
         spark.conf.unset("spark.sql.timestampType")
     assert again.bodies == Counter(numbered(100))
     assert not list((tmp_path / "staging").glob("*/b*"))
+
+
+def test_nothing_is_lost_though_spark_writes_its_logs_late_and_in_another_form(
+    query: Query, nsqd: Nsqd, topic: str
+) -> None:
+    """With asyncProgressTrackingEnabled a killed query has planned more than its logs tell."""
+    query.spark.conf.set("spark.sql.streaming.offsetLog.formatVersion", "2")
+    query.late = {
+        "asyncProgressTrackingEnabled": "true",
+        "asyncProgressTrackingCheckpointIntervalMs": "3600000",
+        "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
+    }
+    try:
+        for number in range(3):
+            with query.running():
+                for part in range(3):
+                    count = len(query.bodies)
+                    publish(nsqd, topic, numbered(300 * number + 100 * part, 100))
+                    eventually(lambda count=count: len(query.bodies) >= count + 100, timeout=START)
+        assert query.logged("offsets") < len(query.batches)
+    finally:
+        query.spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion")
+    assert set(query.bodies) == set(numbered(900))
+    assert drained(nsqd, topic, "c")
 
 
 def test_a_batch_that_failed_is_the_same_when_it_is_run_again(
