@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,19 @@ def test_count_is_exact_over_topics_and_everything_counted_is_finished(tail: Tai
     channels = [tail.nsqd.channel(each, "c") for each in (tail.topic, other)]
     assert sum(channel["depth"] for channel in channels) == 150
     assert not any(channel["in_flight_count"] for channel in channels)
+
+
+def test_a_slow_reader_gets_each_message_once_and_what_is_counted_is_finished(tail: Tail) -> None:
+    tail.make_known()
+    bodies = [b"%06d" % number + b"x" * 1000 for number in range(4000)]
+    tail.publish(bodies)
+    running = tail.start("-n", "4000", "--msg-timeout", "2s", stdout=PIPE)
+    running.connect()
+    time.sleep(6)  # three times the timeout
+    assert running.process.stdout
+    assert sorted(running.process.stdout.read().splitlines()) == bodies
+    assert running.process.wait(100) == 0
+    assert tail.held == 0
 
 
 def test_a_signal_drains_what_is_in_flight(tail: Tail) -> None:

@@ -225,8 +225,8 @@ class _TopicQueue:
 
     async def pause(self) -> None:
         """Wait until a failed write is ``_PAUSE`` ago."""
-        while (left := self._pause_until - self._loop.time()) > 0 and not self._task.done():
-            await asyncio.sleep(left)
+        if (left := self._pause_until - self._loop.time()) > 0:
+            await asyncio.wait([self._task], timeout=left)
 
     def add(self, batch: Batch) -> None:
         """Queue a batch for writing."""
