@@ -4,6 +4,8 @@ Membership decides which nsqds to connect to, and Flow controls RDY. One worker 
 batches one at a time, so that reading, heartbeats and RDY never wait for the handler.
 """
 
+# size: the queue, the touching and the end of a run share the unsettled batches
+
 from __future__ import annotations
 
 import asyncio

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
+from tests.support.metrics import Serving
 from tests.support.process import COMMAND, neutral
 from tests.support.servers import at, empty
 
@@ -83,12 +83,21 @@ def test_a_slow_reader_gets_each_message_once_and_what_is_counted_is_finished(ta
     tail.make_known()
     bodies = [b"%06d" % number + b"x" * 1000 for number in range(4000)]
     tail.publish(bodies)
-    running = tail.start("-n", "4000", "--msg-timeout", "2s", stdout=PIPE)
-    running.connect()
-    time.sleep(6)  # three times the timeout
-    assert running.process.stdout
-    assert sorted(running.process.stdout.read().splitlines()) == bodies
-    assert running.process.wait(100) == 0
+    options = ("-n", "4000", "--msg-timeout", "2s", "--metrics-address", ":0", *at(tail.nsqd))
+    serving = Serving(tail.cli, tail.folder, *tail.command(*options), stdout=PIPE)
+
+    def held_for_two_timeouts() -> bool:
+        values = serving.all()
+        touched, waiting = (
+            values[f"nsqtools_messages_{name}", "c", tail.topic]
+            for name in ("touched_total", "in_flight")
+        )
+        return touched > 4 * waiting > 0 or bool(tail.channel()["timeout_count"])
+
+    eventually(held_for_two_timeouts)
+    assert serving.process.stdout
+    assert sorted(serving.process.stdout.read().splitlines()) == bodies
+    assert serving.process.wait(100) == 0
     assert tail.held == 0
 
 
