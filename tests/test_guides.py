@@ -106,7 +106,7 @@ def test_a_program_of_the_library_guide_runs(nsqd: Nsqd, tmp_path: Path, title: 
     program = program.replace("until_empty=True", depth)
     for written in ("print", "journal"):
         program = program.replace(f'"{written}"', f'"{channel}"')
-    nsqd.publish("events", [b"one", b"end"])
+    nsqd.publish("events", [*[b"one"] * 59, b"end"])  # fewer than Journal settles at once
     ran = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,

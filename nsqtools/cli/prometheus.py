@@ -53,7 +53,7 @@ _OF_CONSUMERS = (
     (
         "too_late",
         "messages_timed_out_total",
-        "Times that nsqd had timed out what was to be finished, requeued or touched.",
+        "Messages that timed out before they were finished or requeued.",
     ),
     ("in_flight", "messages_in_flight", "Messages in flight."),
     ("connections", "connections", "Connections to nsqd."),

@@ -4,6 +4,8 @@ Membership decides which nsqds to connect to, and Flow controls RDY. One worker 
 batches one at a time, so that reading, heartbeats and RDY never wait for the handler.
 """
 
+# size: the queue, the touching and the end of a run share the unsettled batches
+
 from __future__ import annotations
 
 import asyncio
@@ -155,9 +157,8 @@ class Consumer:
         )
         self._queue: deque[tuple[float, Batch, bool]] = deque()
         self._handled: Batch | None = None
-        self._held: list[Batch] = []
+        self._held: dict[Batch, None] = {}
         self._toucher: asyncio.TimerHandle | None = None
-        self._held_limit = 16
         self._stopping = False
         self._all_delivered = False
         self._given_up_waiting = False
@@ -289,17 +290,21 @@ class Consumer:
         """Pass batches to the handler until the connections are drained and the queue is empty."""
         while True:
             while self._queue and not self._given_up_waiting:
-                self._flow.handling_since, batch, is_given_up = self._queue.popleft()
-                self._handled = batch
-                self._drop_refused()
-                if not self._drop_expired(batch, batch) and not batch.is_settled:
-                    await self._handle(batch, is_given_up)
-                self._handled = None
+                await self._handle_next()
             self._flow.caught_up()
             if self._all_delivered or self._given_up_waiting:
                 return
             self._wake.clear()
             await self._wake.wait()
+
+    async def _handle_next(self) -> None:
+        self._flow.handling_since, batch, is_given_up = self._queue.popleft()
+        self._handled = batch
+        self._drop_refused()
+        self._drop_expired(batch)
+        if not batch.is_settled:
+            await self._handle(batch, is_given_up)
+        self._handled = None
 
     async def _handle(self, batch: Batch, is_given_up: bool) -> None:
         try:
@@ -317,8 +322,10 @@ class Consumer:
         else:
             if not batch.held:
                 batch.finish()
-            if not all(part.is_settled for part in batch.parts):
-                self._hold(batch)
+        for part in batch.parts:
+            if not part.is_settled:
+                self._held[part] = None
+                part.keeper = self._held.pop
 
     def _touch(self) -> None:
         """Touch messages that wait, are handled or are held, before they time out.
@@ -328,11 +335,10 @@ class Consumer:
         self._drop_refused()
         now = self._loop.time()
         for batch in self._unsettled():
+            self._drop_expired(batch)
             if batch.expires - now < _TOUCH_BEFORE * batch.msg_timeout:
                 batch.expires, batch.touched = now + batch.msg_timeout, True
-                for part in batch.parts:
-                    if not self._drop_expired(batch, part):
-                        part.touch()
+                batch.touch()
         if self._toucher:
             self._toucher.cancel()
         interval = _TOUCH_CHECK * self._flow.msg_timeout
@@ -342,8 +348,8 @@ class Consumer:
         """Forget messages whose TOUCH was refused, but not those that have come again since."""
         if refused := self._flow.touch_refused:
             for batch in self._unsettled():
-                for part in batch.parts if batch.touched else ():
-                    part.forget([each for each in part.unsettled() if each.id in refused])
+                if batch.touched:
+                    batch.forget([each for each in batch.unsettled() if each.id in refused])
             refused.clear()
 
     def _unsettled(self) -> Iterator[Batch]:
@@ -351,19 +357,18 @@ class Consumer:
         for _, batch, _ in self._queue:
             yield batch
         if self._handled:
-            yield self._handled
-        yield from self._held
+            yield from self._handled.parts
+        yield from list(self._held)
 
-    def _drop_expired(self, batch: Batch, part: Batch) -> bool:
-        """Forget what nsqd delivers again in any case; return whether it is that late.
+    def _drop_expired(self, batch: Batch) -> None:
+        """Forget what nsqd delivers again in any case, as it was not touched in time or too long.
 
         Messages of a lost connection are handled all the same: nsqd may have crashed, and this may
         be the only copy.
         """
-        if self._loop.time() <= batch.deadline:
-            return False
-        part.forget()
-        return True
+        now = self._loop.time()
+        if now > batch.deadline or (now > batch.expires and not batch.is_lost()):
+            batch.forget()
 
     def _log_failure(self, error: BaseException, count: int) -> None:
         """Log a failure of the handler, with a traceback unless it is an NSQError.
@@ -385,15 +390,6 @@ class Consumer:
             f": {error}" if ours else "",
             exc_info=None if ours else error,
         )
-
-    def _hold(self, batch: Batch) -> None:
-        """Remember the batch for the final requeue; settled batches are removed now and then."""
-        self._held.append(batch)
-        if len(self._held) > self._held_limit:
-            self._held = [
-                held for held in self._held if not all(part.is_settled for part in held.parts)
-            ]
-            self._held_limit = 2 * len(self._held) + 16
 
     # The end.
 
@@ -429,8 +425,7 @@ class Consumer:
         )
         error = await self._end_handler(self._handler.close, deadline) or error
         for batch in list(self._unsettled()):
-            for part in batch.parts:
-                part.requeue(delay=0, backoff=False)
+            batch.requeue(delay=0, backoff=False)
         self._queue.clear()
         if connections:
             await asyncio.sleep(_LINGER)

@@ -70,6 +70,7 @@ class Batch(Sequence[Message]):
         "expires",
         "held",
         "is_lost",
+        "keeper",
         "msg_timeout",
         "source",
         "starved",
@@ -102,6 +103,8 @@ class Batch(Sequence[Message]):
         self.deadline = math.inf
         """Event loop time from which TOUCH no longer helps, as max_msg_timeout has passed."""
         self.touched = False
+        self.keeper: Callable[[Batch], object] | None = None
+        """Called with the batch once all its messages are settled."""
         self._parts: list[Batch] = []
         self._size = size
         self._watcher: Callable[[int, int], object] | None = None
@@ -182,6 +185,7 @@ class Batch(Sequence[Message]):
             is_lost=self.is_lost,
         )
         part._watcher = self._watcher
+        part.expires, part.deadline, part.touched = self.expires, self.deadline, self.touched
         self._parts.append(part)
         return part
 
@@ -221,6 +225,8 @@ class Batch(Sequence[Message]):
     def _tell(self, finished: int, *, of: int) -> None:
         if self._watcher:
             self._watcher(finished, of - finished)
+        if self.keeper and self.is_settled:
+            self.keeper(self)
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import OutputError
+from nsqtools.errors import NSQError, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,10 @@ class Threads:
                     await asyncio.wait([call])
             call.exception()  # marks the error as retrieved
             raise
-        return call.result()
+        try:
+            return call.result()
+        finally:
+            del call  # the traceback of its error refers to this frame: a cycle
 
     def close(self) -> None:
         """Release the threads."""
@@ -47,3 +50,14 @@ def as_output_error(error: Exception) -> Exception:
         return error
     reason = error.strerror or str(error)
     return OutputError(f"{error.filename}: {reason}" if error.filename else reason)
+
+
+def without_frames(error: Exception) -> Exception:
+    """Return the error fit to be kept: the frames of its traceback hold what could not be written.
+
+    Bugs keep theirs.
+    """
+    if isinstance(error, OSError | NSQError):
+        error = as_output_error(error).with_traceback(None)
+        error.__cause__ = error.__context__ = None
+    return error

@@ -69,6 +69,18 @@ async def test_three_nsqds_are_found_through_one_of_two_nsqlookupds_and_a_fourth
         await eventually_async(lambda: handler.counts.get(b"again"))
 
 
+async def test_what_waits_longer_than_its_timeout_is_handled_once(nsqd: Nsqd, topic: str) -> None:
+    make_known(nsqd, topic)
+    bodies = numbered(500)
+    nsqd.publish(topic, bodies)
+    handler = Bodies(pause=6.0)
+    consumer = consume(handler, nsqd.tcp, topic=topic, max_in_flight=500, msg_timeout=2)
+    async with running(consumer):
+        await eventually_async(lambda: drained(nsqd, topic, "c"))
+        assert handler.counts == dict.fromkeys(bodies, 1)
+        assert (consumer.stats().finished, consumer.stats().too_late) == (500, 0)
+
+
 async def test_a_handler_that_stalls_over_many_heartbeats_keeps_its_connection_and_messages(
     nsqd: Nsqd, topic: str
 ) -> None:

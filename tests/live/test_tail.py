@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
+from tests.support.metrics import Serving
 from tests.support.process import COMMAND, neutral
 from tests.support.servers import at, empty
 
@@ -76,6 +77,28 @@ def test_count_is_exact_over_topics_and_everything_counted_is_finished(tail: Tai
     channels = [tail.nsqd.channel(each, "c") for each in (tail.topic, other)]
     assert sum(channel["depth"] for channel in channels) == 150
     assert not any(channel["in_flight_count"] for channel in channels)
+
+
+def test_a_slow_reader_gets_each_message_once_and_what_is_counted_is_finished(tail: Tail) -> None:
+    tail.make_known()
+    bodies = [b"%06d" % number + b"x" * 1000 for number in range(4000)]
+    tail.publish(bodies)
+    options = ("-n", "4000", "--msg-timeout", "2s", "--metrics-address", ":0", *at(tail.nsqd))
+    serving = Serving(tail.cli, tail.folder, *tail.command(*options), stdout=PIPE)
+
+    def held_for_two_timeouts() -> bool:
+        values = serving.all()
+        touched, waiting = (
+            values[f"nsqtools_messages_{name}", "c", tail.topic]
+            for name in ("touched_total", "in_flight")
+        )
+        return touched > 4 * waiting > 0 or bool(tail.channel()["timeout_count"])
+
+    eventually(held_for_two_timeouts)
+    assert serving.process.stdout
+    assert sorted(serving.process.stdout.read().splitlines()) == bodies
+    assert serving.process.wait(100) == 0
+    assert tail.held == 0
 
 
 def test_a_signal_drains_what_is_in_flight(tail: Tail) -> None:

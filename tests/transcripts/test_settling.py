@@ -1,8 +1,10 @@
 """FIN, REQ and TOUCH on the wire, and messages that are given up."""
 
 import asyncio
+import gc
 import logging
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from nsqtools.engine.handler import Batch
 from nsqtools.errors import OutputError
-from tests.support.clock import elapse
+from tests.support.clock import VirtualLoop, elapse
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -234,6 +236,55 @@ async def test_what_is_held_beyond_max_msg_timeout_is_dropped_and_counted() -> N
         first.finish()
         assert (consumer.stats().finished, consumer.stats().too_late) == (0, 1)
         assert nsqd.commands.count("FIN 1") == 0
+
+
+async def test_what_times_out_while_a_handler_blocks_the_process_is_handled_once() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+
+    async def block(batch: Batch) -> None:
+        if len(recorder.batches) == 2:  # the others have been received
+            loop.advance(5.0)
+
+    nsqd = Network().nsqd(msg_timeout=2000)
+    nsqd.one_by_one = True
+    recorder = Recorder(block)
+    consumer = consume(recorder, nsqd, max_in_flight=20)
+    async with running(consumer):
+        nsqd.publish(*[b"x"] * 5)
+        await elapse(20)
+        assert sorted(each for each in recorder.seen if each[0] > 2) == [(3, 2), (4, 2), (5, 2)]
+        assert (nsqd.depth, nsqd.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize("settle", [Batch.finish, Batch.requeue, Batch.forget])
+async def test_what_is_settled_is_in_memory_no_more(
+    nsqd: ScriptedNsqd, settle: Callable[[Batch], None]
+) -> None:
+    """Not even the batches of which a sink has kept one part."""
+    held: list[Batch] = []
+
+    async def hold(batch: Batch) -> None:
+        batch.hold()
+        held.extend([batch.part(batch[:1]), batch])
+
+    nsqd.one_by_one = True
+    async with running(consume(handler := Recorder(hold), nsqd, max_in_flight=10)):
+        nsqd.publish(*[b"x"] * 10)
+        await elapse(1)
+        assert _batches() == 20
+        gc.disable()
+        handler.batches.clear()
+        while held:
+            settle(held.pop())
+        await elapse(0)
+        left = _batches()
+        gc.enable()
+        assert left == 0
+
+
+def _batches() -> int:
+    return sum(type(each) is Batch for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("how", ["finish", "requeue", "touch"])

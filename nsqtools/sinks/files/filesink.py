@@ -20,7 +20,7 @@ from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.files.topicarchive import Arrival, OwedError
 from nsqtools.sinks.holding import Held, HoldingHandler
-from nsqtools.sinks.threads import Threads, as_output_error
+from nsqtools.sinks.threads import Threads, as_output_error, without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +44,10 @@ memory.
 _LONGEST_REST = 32
 """Maximum seconds between attempts to publish after failures; new messages cause an attempt at
 once.
+"""
+_PAUSE = 1.0
+"""Seconds after a failed write in which no batch is accepted, so that even without backoff messages
+do not go to and fro between nsqd and a full disk. Backoff waits longer.
 """
 _QUIET = 60.0
 """Minimum seconds from the line that writing succeeds again to the next one that it fails. On a
@@ -107,7 +111,9 @@ class FileSink(HoldingHandler):
 
     async def handle(self, batch: Batch) -> None:
         """Accept a batch; it is settled when its records are safe."""
-        self._topics[batch.topic].add(batch)
+        work = self._topics[batch.topic]
+        await work.pause()
+        work.add(batch)
 
     async def drain(self, topic: str) -> None:
         """Sync and publish the files of a topic; raises OutputError on failure.
@@ -213,9 +219,14 @@ class _TopicQueue:
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._failures = 0
-        self._rest_until = self._quiet_until = 0.0
+        self._rest_until = self._quiet_until = self._pause_until = 0.0
         self._complained = False
         self._task = self._loop.create_task(self._work_or_fail())
+
+    async def pause(self) -> None:
+        """Wait until a failed write is ``_PAUSE`` ago."""
+        if (left := self._pause_until - self._loop.time()) > 0:
+            await asyncio.wait([self._task], timeout=left)
 
     def add(self, batch: Batch) -> None:
         """Queue a batch for writing."""
@@ -355,9 +366,11 @@ class _TopicQueue:
                 as_output_error(error),
             )
         if not (fate == "close" and isinstance(error, OwedError)):  # a later run writes them
-            self._error = error
+            self._error = without_frames(error)
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
         self._failures += 1
+        if arrivals:
+            self._pause_until = self._loop.time() + _PAUSE
         for _, batch in arrivals:
             self._held.requeue(batch, delay=0, backoff=fate != "close")
         return goes_on

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +15,7 @@ from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.topicarchive import Archive
 from nsqtools.sinks.threads import Threads
+from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse, virtual
 from tests.support.faults import broken, file_limit
 from tests.support.gathering import errors
@@ -151,6 +155,52 @@ class TestResting:
                 await running.handle(b"one", **more)
                 await elapse(longest)
                 assert running.finished.pop() == b"one"
+
+
+@virtual
+class TestReturning:
+    async def test_what_goes_back_is_in_memory_no_more(self, tmp_path: Path, out: Path) -> None:
+        async with sinking(tmp_path) as running:
+            with blocked(out):
+                await write(running, b"one")
+                gc.collect()
+                gc.disable()
+                fates = Settled()
+                await running.sink.handle(batch(b"two", settled=fates, starved=True))
+                await elapse(SOON)
+                assert fates.requeued == [(b"two", 0, True)]
+                left = weakref.ref(fates)
+                del fates
+                gc.enable()
+                assert left() is None
+
+    async def test_it_is_accepted_again_after_a_second_even_if_nothing_else_slows_it_down(
+        self, tmp_path: Path, out: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            loop = asyncio.get_running_loop()
+            with blocked(out):
+                while loop.time() < 10:
+                    await write(running, b"one")
+            assert 9 <= len(running.settled.requeued) <= 11
+            await write(running, b"one")
+            await write(running, b"two")
+            assert running.finished == [b"one", b"two"]
+            assert loop.time() < 12
+
+    async def test_what_waits_for_that_goes_back_when_the_topic_is_drained(
+        self, tmp_path: Path, out: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            with blocked(out):
+                await write(running, b"one")
+                waiting = asyncio.ensure_future(running.handle(b"two"))
+                await elapse(SOON)
+                with contextlib.suppress(OutputError):
+                    await running.close()
+                await waiting
+            assert asyncio.get_running_loop().time() < 0.5
+            assert running.settled.requeued == [(b"one", 0, True), (b"two", 0, False)]
 
 
 @virtual
