@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -226,6 +227,28 @@ def test_mode_all_copies_to_each_nsqd(nsqtools_cli: Cli, make_nsqd: MakeNsqd, to
     published = nsqtools_cli("pub", "--topic", topic, "--mode", "all", *addresses, "one", "two")
     assert published.code == 0
     assert [count(nsqd, topic) for nsqd in nsqds] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "published"), [("round-robin", 0, 3), ("hostpool", 0, 3), ("all", 3, 0)]
+)
+def test_an_nsqd_that_hangs_is_named_and_not_waited_for(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, mode: str, code: int, published: int
+) -> None:
+    nsqds = [make_nsqd(), make_nsqd()]
+    nsqds[1].create(topic)
+    addresses = [word for nsqd in nsqds for word in at(nsqd)]
+    os.kill(nsqds[0].pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        ended = nsqtools_cli("pub", "--topic", topic, "--mode", mode, *addresses, "a", "b", "c")
+        took = time.monotonic() - began
+    finally:
+        os.kill(nsqds[0].pid, signal.SIGCONT)
+    assert ended.code == code, ended.stderr
+    assert str(nsqds[0].tcp) in ended.stderr
+    assert count(nsqds[1], topic) == published
+    assert took < 10  # two seconds on an idle machine; a handshake has twenty
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
