@@ -302,6 +302,8 @@ class Options:
     shared: ClassVar[bool] = False
     """Whether all commands share one environment variable, NSQTOOLS_<OPTION>, for each option."""
     opt_flag: ClassVar[str] = ""
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """Names that pairs may have without effect."""
     """The flag that takes ``name,value`` texts with go-nsq's names, if the class has such a flag.
     """
     _declared: ClassVar[dict[str, Option]] = {}
