@@ -221,6 +221,11 @@ def test_a_bad_pair_is_refused_with_flag_and_culprit(pair: str, culprit: str) ->
         parse_pairs(ConsumerConfig, ["snappy,false", pair], "--consumer-opt")
 
 
+def test_an_integer_may_be_hexadecimal_as_in_go() -> None:
+    values = parse_pairs(ConsumerConfig, ["max_in_flight,0x10", "max_attempts,010"], "x")
+    assert values == {"max_in_flight": 16, "max_attempts": 10}
+
+
 def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer() -> None:
     values = parse_pairs(ProducerConfig, ["deflate_level,9", "write-timeout,2s"], "--producer-opt")
     assert values == {"deflate_level": 9, "write_timeout": 2.0}

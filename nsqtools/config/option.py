@@ -67,6 +67,12 @@ def _parse_bool(text: str) -> bool:
     raise ConfigError(f"{text!r} is not a boolean: write true or false")
 
 
+def _parse_integer(text: str) -> int:
+    """Return a decimal number, or a hexadecimal one as Go's flags take it; raises ValueError."""
+    is_hexadecimal = text.strip().lower().removeprefix("-").startswith("0x")
+    return int(text, 16 if is_hexadecimal else 10)
+
+
 class ValueKind(NamedTuple):
     """The type of the values of a kind; ``expected`` names it in error messages."""
 
@@ -84,7 +90,7 @@ KINDS: Mapping[Kind, ValueKind] = {
     "choice": ValueKind(""),
     "flag": ValueKind("", _parse_bool, bool, "true or false"),
     "count": ValueKind("", int, int, "a whole number"),
-    "integer": ValueKind("N", int, int, "a whole number"),
+    "integer": ValueKind("N", _parse_integer, int, "a whole number"),
     "number": ValueKind("NUMBER", float, (int, float), "a number"),
     "duration": ValueKind("DURATION", parse_duration, (int, float), "a number of seconds"),
     "size": ValueKind("SIZE", parse_size, int, "a size"),
