@@ -69,8 +69,7 @@ def _parse_bool(text: str) -> bool:
 
 def _parse_integer(text: str) -> int:
     """Return a decimal number, or a hexadecimal one as Go's flags take it; raises ValueError."""
-    is_hexadecimal = text.strip().lower().removeprefix("-").startswith("0x")
-    return int(text, 16 if is_hexadecimal else 10)
+    return int(text, 16 if text.strip().lower().startswith("0x") else 10)
 
 
 class ValueKind(NamedTuple):
@@ -308,8 +307,7 @@ class Options:
     shared: ClassVar[bool] = False
     """Whether all commands share one environment variable, NSQTOOLS_<OPTION>, for each option."""
     opt_flag: ClassVar[str] = ""
-    ignored: ClassVar[frozenset[str]] = frozenset()
-    """Names that pairs may have without effect."""
+    ignored: ClassVar[frozenset[str]] = frozenset()  # names that pairs may have without effect
     """The flag that takes ``name,value`` texts with go-nsq's names, if the class has such a flag.
     """
     _declared: ClassVar[dict[str, Option]] = {}
