@@ -221,11 +221,19 @@ def test_a_bad_pair_is_refused_with_flag_and_culprit(pair: str, culprit: str) ->
         parse_pairs(ConsumerConfig, ["snappy,false", pair], "--consumer-opt")
 
 
-def test_producer_opt_takes_the_names_of_a_connection_and_not_those_of_a_consumer() -> None:
+def test_an_integer_may_be_hexadecimal_as_in_go() -> None:
+    values = parse_pairs(ConsumerConfig, ["max_in_flight,0x10", "max_attempts,010"], "x")
+    assert values == {"max_in_flight": 16, "max_attempts": 10}
+
+
+def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer() -> None:
     values = parse_pairs(ProducerConfig, ["deflate_level,9", "write-timeout,2s"], "--producer-opt")
     assert values == {"deflate_level": 9, "write_timeout": 2.0}
-    with pytest.raises(ConfigError, match=r"--producer-opt.*'max_attempts'"):
-        parse_pairs(ProducerConfig, ["max_attempts,3"], "--producer-opt")
+    known = set(ProducerConfig.declared())
+    for name in GO_NSQ.keys() - known - {"tls_config"}:
+        assert parse_pairs(ProducerConfig, [f"{name},1"], "--producer-opt") == {}
+    with pytest.raises(ConfigError, match=r"--producer-opt.*'drain_timeout'"):
+        parse_pairs(ProducerConfig, ["drain_timeout,3s"], "--producer-opt")
 
 
 @pytest.mark.parametrize(

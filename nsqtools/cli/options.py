@@ -20,7 +20,7 @@ from click.types import BoolParamType
 
 from nsqtools import __version__
 from nsqtools.cli.frame import Group, brief_help, write_examples
-from nsqtools.cli.settings import Chosen, Settings, variables
+from nsqtools.cli.settings import Chosen, Settings, named, tell_ignored, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options
 from nsqtools.config import ClientConfig, ConsumerConfig, FileOptions, LogOptions, ProducerConfig
@@ -352,6 +352,8 @@ def options(
             log = made.pop(_LOG)
             assert isinstance(log, LogOptions)
             configure(log, [*(chosen.warnings if chosen else ()), *_unknown_variables(ctx)])
+            tell_ignored(bound, params)
+            made = {keyword: named(each, ctx) for keyword, each in made.items()}
             own = {name: value for name, value in params.items() if name not in flags}
             with augment_usage_errors(ctx):
                 return function(**made, **own)

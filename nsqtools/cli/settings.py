@@ -16,9 +16,9 @@ from click.core import ParameterSource
 from nsqtools.cli.configfile import NO_FILE, Source, load, shared_options
 from nsqtools.cli.frame import SHARED_FLAGS
 from nsqtools.cli.tree import contexts, file_options, groups_of, words
-from nsqtools.config import FileOptions
+from nsqtools.config import ClientConfig, FileOptions
 from nsqtools.config.option import flag_name
-from nsqtools.config.pairs import PAIRS, pairs_key, parse_pairs
+from nsqtools.config.pairs import PAIRS, ignored_pairs, pairs_key, parse_pairs
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -211,6 +211,33 @@ class Settings:
                 raise ConfigError(f"{variable}: {error}") from None
             found[name] = Setting(value, Source.ENVIRONMENT, variable)
         return found
+
+
+def tell_ignored(groups: Groups, params: Mapping[str, Any]) -> None:
+    """Log the pairs that are accepted for the Go tools' sake and set nothing."""
+    import logging
+
+    for cls, _ in groups.values():
+        if cls.ignored and (names := ignored_pairs(cls, params.get(pairs_key(cls)) or ())):
+            text = "--%s: ignored, as a producer does not use it: %s"
+            logging.getLogger(__name__).info(text, cls.opt_flag, ", ".join(names))
+
+
+def named(options: Options, ctx: click.Context) -> Options:
+    """Put the command into the user agent, so that nsqadmin tells commands apart."""
+    if not isinstance(options, ClientConfig):
+        return options
+    usual = options.declared()["user_agent"].default
+    if options.user_agent != usual:
+        return options
+    return options.with_values(user_agent=f"{usual} ({' '.join(words(ctx))})")
+
+
+def is_default(ctx: click.Context, keyword: str, name: str) -> bool:
+    """Whether nobody set this option of the running command, in any place."""
+    chosen = Chosen.of(ctx)
+    settings = Settings(ctx, groups_of(ctx.command), chosen.tables(ctx)).of(keyword)
+    return settings[name].source is Source.DEFAULT
 
 
 def set_variable(ctx: click.Context, name: str, *, shared: bool) -> str:

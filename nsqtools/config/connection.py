@@ -266,6 +266,16 @@ class ProducerConfig(ClientConfig):
 
     title = "Producer options"
     opt_flag = "producer-opt"
+    # go-nsq has one Config for both sides, so that its tools take these, too.
+    ignored = frozenset(
+        (
+            *("max_in_flight", "msg_timeout", "sample_rate", "max_attempts"),
+            *("default_requeue_delay", "max_requeue_delay", "backoff_strategy"),
+            *("backoff_multiplier", "max_backoff_duration", "low_rdy_idle_timeout"),
+            *("low_rdy_timeout", "rdy_redistribute_interval", "lookupd_poll_interval"),
+            *("lookupd_poll_jitter", "lookupd_poll_timeout", "skip_lookupd_authorization"),
+        )
+    )
 
     heartbeat_interval: float = like(ClientConfig.heartbeat_interval, default=10.0)
     read_timeout: float = like(

@@ -67,6 +67,11 @@ def _parse_bool(text: str) -> bool:
     raise ConfigError(f"{text!r} is not a boolean: write true or false")
 
 
+def _parse_integer(text: str) -> int:
+    """Return a decimal number, or a hexadecimal one as Go's flags take it; raises ValueError."""
+    return int(text, 16 if text.strip().lower().startswith("0x") else 10)
+
+
 class ValueKind(NamedTuple):
     """The type of the values of a kind; ``expected`` names it in error messages."""
 
@@ -84,7 +89,7 @@ KINDS: Mapping[Kind, ValueKind] = {
     "choice": ValueKind(""),
     "flag": ValueKind("", _parse_bool, bool, "true or false"),
     "count": ValueKind("", int, int, "a whole number"),
-    "integer": ValueKind("N", int, int, "a whole number"),
+    "integer": ValueKind("N", _parse_integer, int, "a whole number"),
     "number": ValueKind("NUMBER", float, (int, float), "a number"),
     "duration": ValueKind("DURATION", parse_duration, (int, float), "a number of seconds"),
     "size": ValueKind("SIZE", parse_size, int, "a size"),
@@ -302,6 +307,7 @@ class Options:
     shared: ClassVar[bool] = False
     """Whether all commands share one environment variable, NSQTOOLS_<OPTION>, for each option."""
     opt_flag: ClassVar[str] = ""
+    ignored: ClassVar[frozenset[str]] = frozenset()  # names that pairs may have without effect
     """The flag that takes ``name,value`` texts with go-nsq's names, if the class has such a flag.
     """
     _declared: ClassVar[dict[str, Option]] = {}

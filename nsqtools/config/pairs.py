@@ -35,10 +35,16 @@ def pair_name(pair: str) -> str:
     return pair.partition(",")[0].strip().replace("-", "_")
 
 
+def ignored_pairs(cls: type[Options], pairs: Iterable[str]) -> list[str]:
+    """Return the names of pairs that are accepted and set nothing."""
+    return [name for name in map(pair_name, pairs) if name in cls.ignored]
+
+
 def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[str, Any]:
     """Return the values that pairs set. A name without a value is true.
 
-    Raises ConfigError, beginning with ``where``, for an unknown name or an invalid value.
+    Names of ``cls.ignored`` set nothing. Raises ConfigError, beginning with ``where``, for an
+    unknown name or an invalid value.
     """
     known = {}
     for name, declared in cls.declared().items():
@@ -48,6 +54,8 @@ def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[st
     for pair in pairs:
         given, comma, text = pair.partition(",")
         key = pair_name(pair)
+        if key in cls.ignored:
+            continue
         if key not in known:
             name, equals, _ = given.partition("=")  # the text after = may be a secret
             near = "; write it with a comma, as NAME,VALUE" if equals else nearest(key, known)

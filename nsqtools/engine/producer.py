@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -24,16 +25,17 @@ from nsqtools.errors import (
     PeerError,
     PublishError,
     ServerError,
+    UnreachableError,
 )
 from nsqtools.names import Address, check_list, check_name, check_seconds, check_type
 from nsqtools.net.connection import Connection, Listener
 from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.policy.endpoints import make_endpoints
 from nsqtools.proto import commands
-from nsqtools.tasks import Tasks, call_each
+from nsqtools.tasks import Tasks, call_each, end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from nsqtools.net.connection import Dial
     from nsqtools.policy.endpoints import Endpoints
@@ -45,6 +47,7 @@ _PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED", "E_INVALID"}
 
 _RETRY_DELAY = 0.1
 
+_CLOSE_TIMEOUT = 0.5
 
 _Refusal: TypeAlias = tuple[Sequence[int], NSQError]
 """Positions of bodies that were not accepted, and the error."""
@@ -116,6 +119,7 @@ class Producer(Listener):
         self._failing: set[Address] = set()  # for these a new connection does not count as success
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._connections: dict[Address, Connection] = {}
+        self._unanswered: Counter[Connection] = Counter()
         self._changed = asyncio.Event()
         self._keepers = Tasks(self._break)
         self._bug: BaseException | None = None
@@ -133,26 +137,53 @@ class Producer(Listener):
     async def connect(self) -> None:
         """Connect to every nsqd, and keep retrying those that fail.
 
-        Raises UnreachableError if no nsqd can be reached, or in mode ``all`` if one cannot; no
-        connection stays open then. A second call has no effect.
+        Once one nsqd is connected, the others have twice ``dial_timeout`` to follow; those that
+        need longer join later. Raises UnreachableError if no nsqd can be reached, or in mode
+        ``all`` if one cannot in that time; no connection stays open then. A second call has no
+        effect.
         """
         if not self._closed:
             return
         self._closed, self._bug = False, None
+        loop = asyncio.get_running_loop()
+        dials = {address: loop.create_task(self._connect(address)) for address in self._nsqds}
         try:
-            errors = [error for error in await call_each(self._nsqds, self._connect) if error]
+            errors = await self._first_errors(dials)
             if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
                 raise errors[0]
         except BaseException:
             self._closed = True
+            await end(dials.values())
             for connection in list(self._connections.values()):
                 connection.abort()
             raise
         for error in errors:
             log.warning("cannot connect: %s", error)
         self._keepers = Tasks(self._break)
-        for address in self._nsqds:
-            self._keepers.begin(self._keep(address))
+        for address, dial in dials.items():
+            self._keepers.begin(self._keep(address, dial))
+
+    async def _first_errors(
+        self, dials: Mapping[Address, asyncio.Task[NSQError | None]]
+    ) -> list[NSQError]:
+        """Wait for the first connection, then briefly for the others; returns errors in order."""
+        left: set[asyncio.Task[NSQError | None]] = set(dials.values())
+        connected = False
+        while left and not connected:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            connected = any(dial.result() is None for dial in done)
+        if left:
+            await asyncio.wait(left, timeout=2 * self._config.dial_timeout)
+        errors: list[NSQError] = []
+        for address, dial in dials.items():
+            if not dial.done():
+                text = "still no answer to IDENTIFY, although another nsqd answered"
+                if self._config.mode == "all":
+                    text += f"; {self._config.spelled('dial_timeout')} sets how long to wait"
+                errors.append(UnreachableError(text, address, reason="silence"))
+            elif error := dial.result():
+                errors.append(error)
+        return errors
 
     async def close(self) -> None:
         """Close all connections; pending publishes fail."""
@@ -161,7 +192,8 @@ class Producer(Listener):
         self._pulse()
         try:
             await self._keepers.close()
-            await call_each(connections, Connection.close)
+            # nsqd has read all that it confirmed, and nothing else is worth a wait.
+            await call_each(connections, lambda each: each.close(drain=_CLOSE_TIMEOUT))
         finally:
             for connection in connections:
                 connection.abort()
@@ -286,6 +318,7 @@ class Producer(Listener):
         """Send one request and report the result to the mode; raises PeerError."""
         loop = asyncio.get_running_loop()
         began, well = loop.time(), False
+        self._unanswered[connection] += 1
         try:
             await connection.request(batch.command(), replies=batch.replies)
             well = True
@@ -293,6 +326,9 @@ class Producer(Listener):
             well = _is_permanent(error) or connection in self._blameless
             raise
         finally:
+            self._unanswered[connection] -= 1
+            if not self._unanswered[connection]:
+                del self._unanswered[connection]
             self._report(connection.address, ok=well, took=loop.time() - began)
 
     def _report(self, address: Address, *, ok: bool, took: float) -> None:
@@ -324,17 +360,27 @@ class Producer(Listener):
         return None
 
     def _preferred(self, fresh: Sequence[Connection]) -> Connection | None:
-        """Return the connection that the mode chooses; None if all endpoints are paused."""
+        """Return the connection that the mode chooses; None if all endpoints are paused.
+
+        Connections with the fewest unanswered requests come first, so that one nsqd that hangs
+        does not collect all batches.
+        """
+        least = min(map(self._unanswered.__getitem__, fresh))
+        idle = [each for each in fresh if self._unanswered[each] == least]
         if not self._endpoints:
             self._turn += 1
-            return fresh[self._turn % len(fresh)]
+            return idle[self._turn % len(idle)]
         now = asyncio.get_running_loop().time()
         known = {str(connection.address): connection for connection in fresh}
+        busier = None
         for name in self._endpoints.choose(now=now, rng=self._rng):
-            if chosen := known.get(name):
+            if not (chosen := known.get(name)):
+                self._endpoints.report(name, ok=False, took=0.0, now=now)
+            elif chosen in idle:
                 return chosen
-            self._endpoints.report(name, ok=False, took=0.0, now=now)
-        return None
+            else:
+                busier = busier or chosen
+        return busier
 
     async def _connect(self, address: Address) -> NSQError | None:
         loop = asyncio.get_running_loop()
@@ -357,9 +403,10 @@ class Producer(Listener):
         self._pulse()
         return None
 
-    async def _keep(self, address: Address) -> None:
-        """Reconnect whenever the connection is lost."""
+    async def _keep(self, address: Address, dial: asyncio.Task[NSQError | None]) -> None:
+        """Wait for the first dial, and reconnect whenever the connection is lost."""
         loop = asyncio.get_running_loop()
+        await dial
         while True:
             while address in self._connections:
                 await self._changed.wait()

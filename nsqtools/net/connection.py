@@ -31,6 +31,7 @@ from nsqtools.net.tls import (
     http_context,
     plain,
     uses_tls,
+    warn_of_no_tls,
     warn_of_secret_in_clear,
 )
 from nsqtools.proto import commands
@@ -161,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         (timed out, TLS, AUTH, refused, no nsqd), or ConfigError if a TLS file cannot be used.
         """
         http_context(config)  # an unusable file is an error even if nsqd does not offer TLS
+        warn_of_no_tls(config)
         identify = identify_body(config)
         read_timeout = config.read_timeout
         while True:

@@ -45,18 +45,36 @@ _REASONS = {
 _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
+_unused: set[str] = set()
+"""TLS options without tls_v1 that were warned of."""
+
 _in_clear: list[Address] = []
 """The first address to which a secret was sent without TLS."""
 
 
 def uses_tls(config: ClientConfig) -> bool:
-    """Whether TLS is used; any tls option enables it, as in go-nsq (``config.go``)."""
-    return bool(
-        config.tls_v1
-        or config.tls_root_ca_file
-        or config.tls_cert
-        or config.tls_insecure_skip_verify
-    )
+    """Whether nsqd is asked for TLS: only tls_v1 does, as in go-nsq (``conn.go``, identify)."""
+    return config.tls_v1
+
+
+def _names_tls(config: ClientConfig) -> list[str]:
+    """Return the options that say how to use TLS."""
+    names = ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify")
+    return [name for name in names if getattr(config, name)]
+
+
+def warn_of_no_tls(config: ClientConfig) -> None:
+    """Warn, once per process and option, of TLS options without tls_v1."""
+    if config.tls_v1:
+        return
+    for name in _names_tls(config):
+        if name not in _unused:
+            _unused.add(name)
+            log.warning(
+                "%s is set without %s: nsqd is connected to without TLS, as go-nsq does",
+                config.spelled(name),
+                config.spelled("tls_v1"),
+            )
 
 
 def http_context(config: ClientConfig) -> ssl.SSLContext | None:
@@ -64,7 +82,7 @@ def http_context(config: ClientConfig) -> ssl.SSLContext | None:
 
     Raises ConfigError like ``client_context``.
     """
-    return client_context(config) if uses_tls(config) else None
+    return client_context(config) if config.tls_v1 or _names_tls(config) else None
 
 
 def client_context(config: ClientConfig, *, flags: str = "--tls") -> ssl.SSLContext:

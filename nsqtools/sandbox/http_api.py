@@ -42,6 +42,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
 def router(routes: Mapping[tuple[str, str], ApiEndpoint]) -> RequestHandler:
     """Return a handler for a table of (method, path); errors are those of Go's httprouter.
 
+    A last part ``*`` of a path stands for any name.
     An endpoint returns a Response, an object to send as JSON, or None for an empty response.
     """
     allowed: dict[str, list[str]] = {}
@@ -49,12 +50,16 @@ def router(routes: Mapping[tuple[str, str], ApiEndpoint]) -> RequestHandler:
         allowed.setdefault(path, []).append(method)
 
     async def route(request: Request) -> Response:
-        if request.path not in allowed:
+        path = request.path
+        if path not in allowed:
+            folder, _, name = path.rpartition("/")
+            path = f"{folder}/*" if name else path  # as httprouter's /config/:opt
+        if path not in allowed:
             raise Refused(404, "NOT_FOUND")
-        if endpoint := routes.get((request.method, request.path)):
+        if endpoint := routes.get((request.method, path)):
             said = endpoint(request)
             return _reply(await said if isawaitable(said) else said)
-        methods = ", ".join([*sorted(allowed[request.path]), "OPTIONS"])
+        methods = ", ".join([*sorted(allowed[path]), "OPTIONS"])
         if request.method == "OPTIONS":
             return Response(headers=(("Allow", methods),))
         raise Refused(405, "METHOD_NOT_ALLOWED", ("Allow", methods))
@@ -103,9 +108,9 @@ def names_of(request: Request) -> tuple[str, str]:
     return topic, channel
 
 
-def ok_reply() -> Response:
-    """Return OK as a response of version 1."""
-    return Response(200, b"OK", TEXT, _V1)
+def text_reply(text: str) -> Response:
+    """Return text as a response of version 1; an empty one has no type."""
+    return Response(200, text.encode("utf-8", "replace"), TEXT if text else "", _V1)
 
 
 def json_reply(value: Any) -> Response:

@@ -221,7 +221,7 @@ def test_a_commands_own_defaults_replace_those_of_the_class() -> None:
 
 def test_an_option_without_a_flag_is_set_by_go_nsqs_name() -> None:
     made = client("--client-opt", "heartbeat-interval,10s", "-client-opt=tls_v1")
-    assert made == Client(heartbeat_interval=10.0, tls_v1=True)
+    assert made == Client(heartbeat_interval=10.0, tls_v1=True, user_agent=made.user_agent)
     assert "No such option '--heartbeat-interval'." in refusal(
         "--heartbeat-interval", "10s", client=Client
     )

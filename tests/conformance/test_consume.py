@@ -159,3 +159,27 @@ def test_what_was_in_flight_stays_so_when_its_consumer_leaves(
     eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 0)
     found = nsqd.channel(topic, "c")
     assert (found["in_flight_count"], found["depth"]) == (2, 0)
+
+
+@pytest.mark.nsqd_only("it is about messages on disk")
+def test_a_killed_nsqd_keeps_only_what_waited_on_disk(
+    make_nsqd: MakeNsqd, connect: Connect, topic: str
+) -> None:
+    """As the guide ``delivery`` says of -mem-queue-size 0; a clean stop keeps all."""
+    nsqd = make_nsqd("-mem-queue-size=0", "-sync-every=1")
+    nsqd.create(topic, "c")
+    for stop, kept in ((nsqd.kill, 8), (nsqd.stop, 10)):
+        nsqd.empty(topic, "c")
+        nsqd.publish(topic, [b"x"] * 9)
+        nsqd.request("POST", "/pub", b"deferred", topic=topic, defer=600_000)
+        client = connect(nsqd).subscribe(topic, ready=1)
+        client.message()
+
+        def counts() -> list[int]:
+            found = nsqd.channel(topic, "c")
+            return [found[name] for name in ("depth", "in_flight_count", "deferred_count")]
+
+        eventually(lambda: counts() == [8, 1, 1])
+        stop()
+        nsqd.start()
+        assert sum(counts()) == kept

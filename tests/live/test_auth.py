@@ -34,7 +34,7 @@ async def test_the_right_secret_publishes_and_consumes(
 ) -> None:
     options: dict[str, Any] = {"auth_secret": "open sesame"}
     if tls:
-        options["tls_root_ca_file"] = str(certificates.ca)
+        options |= {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
     guarded.create(topic, "c")
     async with undisturbed(), Producer([guarded.tcp], ProducerConfig(**options)) as producer:
         await producer.publish(topic, [b"1", b"2"])

@@ -233,7 +233,7 @@ def test_an_nsqd_that_speaks_only_https(
     doctor: Doctor, make_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:
     nsqd = make_nsqd("-tls-required=true", *certificates.server.nsqd_args())
-    known = (*at(nsqd), "--tls-root-ca-file", str(certificates.ca))
+    known = (*at(nsqd), "--tls-v1", "--tls-root-ca-file", str(certificates.ca))
     assert doctor.cli("pub", "--topic", doctor.topic, *known, "x").code == 0
     for given in (nsqd.http, nsqd.https):
         text, fix = doctor.only("warning", "http", *known, "--nsqd-http-address", str(given))

@@ -119,7 +119,14 @@ def test_a_query_of_what_nsqlookupd_knows_is_printed_over_tls_with_a_secret_and_
     done = nsqtools_cli(
         *("pipeline", "sql", "--topic", topic, "--channel", "c", "--query", query),
         *("--lookupd-http-address", str(nsqlookupd.http)),
-        *("--tls-root-ca-file", str(certificates.ca), "--snappy", "--master", "local[2]"),
+        *(
+            "--tls-v1",
+            "--tls-root-ca-file",
+            str(certificates.ca),
+            "--snappy",
+            "--master",
+            "local[2]",
+        ),
         env={
             "NSQTOOLS_AUTH_SECRET": "open sesame",
             "JDK_JAVA_OPTIONS": java_options(),

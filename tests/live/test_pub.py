@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -226,6 +227,60 @@ def test_mode_all_copies_to_each_nsqd(nsqtools_cli: Cli, make_nsqd: MakeNsqd, to
     published = nsqtools_cli("pub", "--topic", topic, "--mode", "all", *addresses, "one", "two")
     assert published.code == 0
     assert [count(nsqd, topic) for nsqd in nsqds] == [2, 2]
+
+
+def test_several_nsqds_without_a_mode_get_a_warning_that_to_nsq_copied(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqds = [make_nsqd(), make_nsqd()]
+    for nsqd in nsqds:
+        nsqd.create(topic)
+    addresses = [word for nsqd in nsqds for word in at(nsqd)]
+    (file := tmp_path / "chosen.toml").write_text('[pub]\nmode = "round-robin"\n')
+
+    def warned(*options: str) -> bool:
+        published = nsqtools_cli("pub", "--topic", topic, *options, "one", "two")
+        assert published.code == 0, published.stderr
+        return "--mode all" in published.stderr
+
+    assert warned(*addresses)
+    assert sum(count(nsqd, topic) for nsqd in nsqds) == 2
+    assert not warned(*addresses[:2])
+    for mode in ("round-robin", "hostpool"):
+        assert not warned("--mode", mode, *addresses)
+    assert not warned("--producer-opt", "mode,round-robin", *addresses)
+    assert not warned("--config", str(file), *addresses)
+
+
+def test_a_name_of_go_nsq_that_only_consumers_use_is_accepted_and_told_with_v(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    pub = ("pub", "--topic", topic, *at(nsqd), "--producer-opt", "max_attempts,3", "one")
+    ended = nsqtools_cli(*pub)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "max_attempts" in nsqtools_cli(*pub, "-v").stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "published"), [("round-robin", 0, 3), ("hostpool", 0, 3), ("all", 3, 0)]
+)
+def test_an_nsqd_that_hangs_is_named_and_not_waited_for(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, mode: str, code: int, published: int
+) -> None:
+    nsqds = [make_nsqd(), make_nsqd()]
+    nsqds[1].create(topic)
+    addresses = [word for nsqd in nsqds for word in at(nsqd)]
+    os.kill(nsqds[0].pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        ended = nsqtools_cli("pub", "--topic", topic, "--mode", mode, *addresses, "a", "b", "c")
+        took = time.monotonic() - began
+    finally:
+        os.kill(nsqds[0].pid, signal.SIGCONT)
+    assert ended.code == code, ended.stderr
+    assert str(nsqds[0].tcp) in ended.stderr
+    assert count(nsqds[1], topic) == published
+    assert took < 10  # two seconds on an idle machine; a handshake has twenty
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,7 @@ from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
 from tests.support.relays import CHANNEL, Relay, arrived, numbered, published, to
-from tests.support.servers import at, drained
+from tests.support.servers import at, drained, empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,6 +140,27 @@ def test_sigterm_gives_everything_back_while_the_destination_is_down(relay: Rela
 
 
 # To relay to where it comes from, however that is called, is refused.
+
+
+@pytest.mark.parametrize("mode", ["hostpool", "round-robin"])
+def test_a_destination_that_hangs_is_named_and_the_other_gets_all(
+    nsqtools_cli: Cli, relay: Relay, make_nsqd: MakeNsqd, topic: str, mode: str
+) -> None:
+    hung = make_nsqd()
+    relay.publish(*numbered(100))
+    goals = to(hung, relay.goal)
+    options = ("--topic", topic, "--mode", mode, *goals, *empty(relay.source))
+    os.kill(hung.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        ended = nsqtools_cli("relay", *options)
+        took = time.monotonic() - began
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+    assert ended.code == 0, ended.stderr
+    assert str(hung.tcp) in ended.stderr
+    assert relay.arrived() == Counter(numbered(100))
+    assert took < 15  # a handshake has twenty seconds
 
 
 async def test_another_port_is_the_same_nsqd_if_http_says_so(

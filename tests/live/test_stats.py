@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -130,7 +131,7 @@ def test_consumers_are_told_apart_with_their_rates(
         text = nsqtools_cli("stats", "--once", "--clients", *http([nsqd])).stdout.decode()
     tail = consumer(last, "tail")
     assert (tail["compression"], tail["ready_count"]) == ("snappy", 7)
-    assert "nsqtools/" in tail["user_agent"]
+    assert re.fullmatch(r"nsqtools/\S+ \(tail\)", tail["user_agent"])
     names = ("hostname", "user_agent", "tls", "compression", "finished")
     told = [consumer(last, "raw")[name] for name in names]
     assert told == ["a host", "agent of ours", False, None, 0]

@@ -76,7 +76,7 @@ def secure(make_nsqd: MakeNsqd, certificates: Certificates) -> Nsqd:
 
 @pytest.fixture
 def trusting(certificates: Certificates) -> dict[str, Any]:
-    return {"tls_root_ca_file": str(certificates.ca)}  # which turns TLS on, too
+    return {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
 
 
 def identity(certificate: Certificate) -> dict[str, str]:
@@ -109,7 +109,7 @@ async def test_a_certificate_that_does_not_hold_is_refused_unless_that_is_switch
     nsqd = make_nsqd(*getattr(certificates, which).nsqd_args())
     trusted = certificates.other_ca if which == "server" else certificates.ca
     assert culprit in await refused(nsqd, tls_v1=True, tls_root_ca_file=str(trusted))
-    client = await carry(nsqd, topic, [b"x"], tls_insecure_skip_verify=True)
+    client = await carry(nsqd, topic, [b"x"], tls_v1=True, tls_insecure_skip_verify=True)
     assert client["tls"]
 
 
@@ -127,3 +127,12 @@ async def test_a_client_certificate_opens_an_nsqd_that_wants_one(
     assert client["tls"]
     for given in (trusting, trusting | identity(certificates.other_client)):
         assert "certificate" in await refused(nsqd, **given)
+
+
+async def test_tls_options_without_tls_v1_connect_in_clear_with_a_warning(
+    secure: Nsqd, certificates: Certificates, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await carry(secure, topic, [b"x"], tls_root_ca_file=str(certificates.ca))
+    assert not client["tls"]
+    (warning,) = {each for each in caplog.messages if "tls-root-ca-file" in each}
+    assert "--tls-v1" in warning

@@ -53,12 +53,13 @@ def test_identify_leaves_out_what_is_not_asked_for() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"tls_v1": True},
         {"tls_root_ca_file": "ca.pem"},
         {"tls_insecure_skip_verify": True},
         {"tls_cert": "c.pem", "tls_key": "k.pem"},
+        {"tls_min_version": "tls1.3"},
     ],
     ids=lambda values: next(iter(values)),
 )
-def test_any_tls_option_asks_for_tls(values: dict[str, Any]) -> None:
-    assert identify_body(ClientConfig(**values))["tls_v1"] is True
+def test_only_tls_v1_asks_for_tls(values: dict[str, Any]) -> None:
+    assert identify_body(ClientConfig(**values))["tls_v1"] is False
+    assert identify_body(ClientConfig(**values, tls_v1=True))["tls_v1"] is True

@@ -267,7 +267,7 @@ def test_tls_that_cannot_be_is_an_error_of_the_query(
     make_nsqd: MakeNsqd, staging: Staging, certificates: Certificates
 ) -> None:
     staging.nsqd = make_nsqd(*certificates.server.nsqd_args())
-    error = refused(staging, nsq__tls_root_ca_file=str(certificates.other_ca))
+    error = refused(staging, nsq__tls_v1=True, nsq__tls_root_ca_file=str(certificates.other_ca))
     assert isinstance(error, RefusedError | ConfigError)
     assert "nsq.tls_root_ca_file" in str(error)
 

@@ -24,14 +24,9 @@ if TYPE_CHECKING:
 OUT_OF_SCOPE = {
     "authd": "the sandbox knows one secret and asks no auth server",
     "test_https_serves_what_plain_http_refuses_where_tls_is_required_of_both": "no HTTPS",
-    "nsqd-http-config": "no configuration that is changed while it runs",
-    "test_an_nsqd_is_told_of_nsqlookupds_while_it_runs": "nsqlookupds are fixed from the start",
-    "nsqd-http-stats-text": "stats are JSON only",
-    "test_the_memory_in_stats_has_these_fields": "the memory is Go's",
     "nsqd-tcp-go": "numbers and JSON as Go reads them, names as it quotes them, cut commands",
     "test_the_cipher_suite_is_named_as_go_names_it": "OpenSSL names it otherwise",
     "test_the_level_of_deflate_is_clamped_to_the_maximum": "the maximum is fixed",
-    "nsqlookupd-debug": "no /debug",
 }
 """Why fixtures, tests and dialogues want the real nsqd, by their names."""
 

@@ -334,6 +334,51 @@ async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached(network: Ne
     assert len(bad.dials) == 1
 
 
+async def test_an_nsqd_that_hangs_at_the_start_delays_nobody_and_joins_later(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqds = [network.nsqd("hung"), network.nsqd("well")]
+    nsqds[0].silent = True
+    began = now()
+    async with producing(*nsqds) as producer:
+        assert now() - began == pytest.approx(2)
+        assert "hung:4150" in caplog.text
+        await producer.publish("t", [b"one"])
+        assert now() - began == pytest.approx(2)
+        assert nsqds[1].published == [[b"one"]]
+        began = now()
+    assert now() - began < 1
+
+
+async def test_in_mode_all_an_nsqd_that_hangs_at_the_start_is_an_error(network: Network) -> None:
+    nsqds = [network.nsqd("well"), network.nsqd("hung")]
+    nsqds[1].silent = True
+    began = now()
+    with pytest.raises(UnreachableError, match=r"hung:4150.*dial_timeout"):
+        async with producing(*nsqds, mode="all"):
+            pass
+    assert now() - began == pytest.approx(2)
+    await elapse(0.1)
+    assert not nsqds[0].clients
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
+async def test_an_nsqd_that_hangs_later_does_not_collect_the_batches(
+    network: Network, mode: str
+) -> None:
+    nsqds = [network.nsqd("hung"), network.nsqd("well")]
+    async with producing(*nsqds, mode=mode) as producer:
+        nsqds[0].silent = True
+        began = now()
+        stuck = [asyncio.create_task(producer.publish("t", [b"x"])) for _ in range(4)]
+        await elapse(1)
+        for _ in range(100):
+            await producer.publish("t", [b"y"])
+        assert now() - began < 2
+        assert sum(not task.done() for task in stuck) <= 2
+        await asyncio.gather(*stuck)  # another nsqd gets them
+
+
 async def test_publishing_without_having_connected_fails_at_once(nsqd: ScriptedNsqd) -> None:
     producer = Producer([nsqd.address], ProducerConfig())
     with pytest.raises(PublishError, match="not connected") as caught:

@@ -56,6 +56,7 @@ def lookupd_api(lookupd: Nsqlookupd) -> RequestHandler:
             ("GET", "/channels"): lambda it: {"channels": registry.channels(argument(it, "topic"))},
             ("GET", "/lookup"): look_up,
             ("GET", "/nodes"): nodes,
+            ("GET", "/debug"): lambda _: registry.debug(),
             ("POST", "/topic/create"): create_topic,
             ("POST", "/topic/delete"): lambda it: registry.delete_topic(argument(it, "topic")),
             ("POST", "/topic/tombstone"): tombstone,

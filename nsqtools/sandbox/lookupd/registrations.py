@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_NEVER = -6795364578871345152  # UnixNano of Go's zero time
+
+
 @dataclass(slots=True, eq=False)
 class Registrant:
     """An nsqd with the data of its IDENTIFY."""
@@ -133,6 +136,28 @@ class Registrations:
                         if peer in known.producers
                     },
                 )
+
+    def debug(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the response to /debug: the registrations by ``category:key:subkey``."""
+        found: dict[str, list[dict[str, Any]]] = {}
+
+        def add(key: str, peer: Registrant, tombstone: int | None = None) -> None:
+            facts = peer.facts()
+            facts["id"] = facts.pop("remote_address")
+            facts["last_update"] = peer.last_update
+            facts["tombstoned"] = tombstone is not None
+            facts["tombstoned_at"] = _NEVER if tombstone is None else tombstone
+            found.setdefault(key, []).append(dict(sorted(facts.items())))
+
+        for peer in self.peers:
+            add("client::", peer)
+        for topic, known in self.topics.items():
+            for peer, tombstone in known.producers.items():
+                add(f"topic:{topic}:", peer, tombstone)
+            for channel, producers in known.channels.items():
+                for peer in producers:
+                    add(f"channel:{topic}:{channel}", peer)
+        return dict(sorted(found.items()))
 
     def tombstone(self, topic: str, node: str, now: int) -> None:
         """Hide a producer of a topic temporarily; ``node`` is broadcast_address:http_port."""

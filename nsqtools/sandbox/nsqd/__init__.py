@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIES = 20  # attempts to find two consecutive free ports
+_MEM_QUEUE_SIZE = 10_000  # nsqd's default; the sandbox keeps everything in memory
 _SCAN_PAUSE = 0.005
 """Timeouts that expire within this many seconds of each other are handled together."""
 
@@ -71,6 +72,8 @@ class Nsqd:
         self.tcp = self.http = Address("", 0)
         self.broadcast_address = ""
         self.lookupds: list[LookupPeer] = []
+        self.log_level = 2
+        """As set by PUT /config/log_level; of no effect."""
         self._server: asyncio.Server | None = None
         self._http_server: StreamServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,9 +98,20 @@ class Nsqd:
         """
         self.broadcast_address = broadcast_address or name_of(host)
         await self._listen(host, tcp_port, http_port)
-        for address in lookupd_tcp_addresses:
-            self.lookupds.append(LookupPeer(address, self._identity, self._names))
-            self.lookupds[-1].start()
+        await self.use_lookupds(lookupd_tcp_addresses)
+
+    async def use_lookupds(self, addresses: Sequence[Address]) -> None:
+        """Register with these nsqlookupds, and no longer with others."""
+        kept = [peer for peer in self.lookupds if peer.address in addresses]
+        left = [peer for peer in self.lookupds if peer not in kept]
+        known = {peer.address for peer in kept}
+        self.lookupds = kept
+        for address in dict.fromkeys(addresses):
+            if address not in known:
+                self.lookupds.append(LookupPeer(address, self._identity, self._names))
+                self.lookupds[-1].start()
+        for peer in left:
+            await peer.stop()
 
     async def stop(self) -> None:
         """Stop listening, close all connections and discard all messages."""
@@ -136,6 +150,27 @@ class Nsqd:
             "max_output_buffer_size": MAX_OUTPUT_BUFFER_SIZE,
             "max_output_buffer_timeout": MAX_OUTPUT_BUFFER_TIMEOUT * 10**6,
             "max_deflate_level": DEFLATE_LEVEL,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return the values for ``/config``, durations in ns, by nsqd's names."""
+        options = self.options
+        values = {name: getattr(options, name) for name in options.declared()}
+        del values["auth_secret_file"]
+        for name, declared in options.declared().items():
+            if declared.kind == "duration":
+                values[name] = round(values[name] * 1e9)
+        return {
+            **values,
+            "tcp_address": str(self.tcp),
+            "http_address": str(self.http),
+            "broadcast_address": self.broadcast_address,
+            "broadcast_tcp_port": self.tcp.port,
+            "broadcast_http_port": self.http.port,
+            "nsqlookupd_tcp_addresses": [str(peer.address) for peer in self.lookupds],
+            "mem_queue_size": _MEM_QUEUE_SIZE,
+            "tls_required": ("false", "tcp-https", "true").index(options.tls_required),
+            "log_level": self.log_level,
         }
 
     async def settled(self) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING
 
-from nsqtools.errors import ServerError
-from nsqtools.names import is_valid_name
-from nsqtools.sandbox.http_api import Refused, argument, arguments, names_of, ok_reply, ping, router
-from nsqtools.sandbox.nsqd.nsqd_stats import take_stats
+from nsqtools.errors import ConfigError, ServerError
+from nsqtools.names import Address, is_valid_name
+from nsqtools.sandbox.http_api import (
+    Refused,
+    argument,
+    arguments,
+    json_reply,
+    names_of,
+    ping,
+    router,
+    text_reply,
+)
+from nsqtools.sandbox.nsqd.nsqd_stats import stats_text, take_stats
 from nsqtools.sandbox.nsqd.parser import split_bodies, to_number
 
 if TYPE_CHECKING:
@@ -18,6 +28,7 @@ if TYPE_CHECKING:
     from nsqtools.sandbox.nsqd.broker import Topic
     from nsqtools.sandbox.nsqd.channel import Channel
 
+_LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -36,6 +47,8 @@ class NsqdApi:
                 ("GET", "/ping"): ping,
                 ("GET", "/info"): lambda _: self._nsqd.info(),
                 ("GET", "/stats"): self._stats,
+                ("GET", "/config/*"): self._config,
+                ("PUT", "/config/*"): self._configure,
                 ("POST", "/pub"): self._pub,
                 ("POST", "/mpub"): self._mpub,
                 ("POST", "/topic/create"): self._create_topic,
@@ -51,11 +64,39 @@ class NsqdApi:
             }
         )
 
-    def _stats(self, request: Request) -> dict[str, Any]:
+    def _stats(self, request: Request) -> Response:
         given = arguments(request)
-        clients = _BOOLEANS.get(given.get("include_clients", ""), True)
-        topic, channel = given.get("topic", ""), given.get("channel", "")
-        return take_stats(self._nsqd, topic, channel, clients=clients)
+        found = take_stats(
+            self._nsqd,
+            given.get("topic", ""),
+            given.get("channel", ""),
+            clients=_BOOLEANS.get(given.get("include_clients", ""), True),
+            memory=_BOOLEANS.get(given.get("include_mem", ""), True),
+        )
+        return json_reply(found) if given.get("format") == "json" else text_reply(stats_text(found))
+
+    def _config(self, request: Request) -> Response:
+        name = request.path.rpartition("/")[2]
+        values = self._nsqd.settings()
+        if name not in values:
+            raise Refused(400, "INVALID_OPTION")
+        value = values[name]
+        return text_reply(value) if isinstance(value, str) else json_reply(value)
+
+    async def _configure(self, request: Request) -> Response:
+        if not 0 < request.length <= self._nsqd.options.max_msg_size:
+            raise Refused(413, "INVALID_VALUE")
+        match request.path.rpartition("/")[2]:
+            case "nsqlookupd_tcp_addresses":
+                await self._nsqd.use_lookupds(_read_addresses(request.body))
+            case "log_level":
+                level = _LOG_LEVELS.get(request.body.decode("latin-1").lower())
+                if level is None:
+                    raise Refused(400, "INVALID_VALUE")
+                self._nsqd.log_level = level
+            case _:
+                raise Refused(400, "INVALID_OPTION")
+        return self._config(request)
 
     async def _pub(self, request: Request) -> Response:
         options = self._nsqd.options
@@ -86,7 +127,7 @@ class NsqdApi:
     async def _publish(self, topic: str, bodies: Sequence[bytes], defer: float = 0.0) -> Response:
         self._nsqd.publish(topic, bodies, defer=defer)
         await self._nsqd.looked_up(topic)
-        return ok_reply()
+        return text_reply("OK")
 
     async def _create_topic(self, request: Request) -> None:
         await self._nsqd.looked_up(self._made_topic(request))
@@ -124,6 +165,16 @@ class NsqdApi:
             raise Refused(400, "INVALID_TOPIC")
         self._broker.topic(name)
         return name
+
+
+def _read_addresses(body: bytes) -> list[Address]:
+    try:
+        texts = json.loads(body)
+        if not isinstance(texts, list):
+            raise ValueError(texts)
+        return [Address.parse(str(text)) for text in texts]
+    except (ValueError, RecursionError, ConfigError):
+        raise Refused(400, "INVALID_VALUE") from None
 
 
 def _seconds(defer: str, longest: float) -> float:

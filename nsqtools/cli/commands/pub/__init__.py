@@ -36,6 +36,7 @@ def pub(
 
     from nsqtools.cli.commands.pub.publication import PubRun
 
+    _warn_of_turns(target, config)
     if messages and form.file:
         raise click.UsageError("give messages or --file, not both")
     if form.from_archive and not messages:
@@ -49,3 +50,20 @@ def pub(
     if messages and form.pace != "max":
         raise click.UsageError("--pace: messages on the command line have no timestamps")
     asyncio.run(job.run([os.fsencode(message) for message in messages]))
+
+
+def _warn_of_turns(target: TargetOptions, config: ProducerConfig) -> None:
+    """Warn of several nsqds without --mode: to_nsq would publish a copy to each."""
+    import logging
+
+    from nsqtools.cli.settings import is_default
+
+    count = len(set(target.nsqd_tcp_address))
+    turns = config.mode == ProducerConfig.declared()["mode"].default
+    if count > 1 and turns and is_default(click.get_current_context(), "config", "mode"):
+        logging.getLogger(__name__).warning(
+            "each message goes to one of %d nsqds; --mode all publishes a copy to each, as to_nsq "
+            "does (--mode %s silences this warning)",
+            count,
+            config.mode,
+        )
