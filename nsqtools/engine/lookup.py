@@ -11,7 +11,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.membership import Silence
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address, is_ephemeral
-from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
+from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import http_context
 from nsqtools.policy.topics import Change, MatchingTopics
 from nsqtools.tasks import call_each
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ClientConfig
     from nsqtools.engine.membership import Subscription
-    from nsqtools.errors import HTTPError
-    from nsqtools.net.http.daemons import Answers
     from nsqtools.net.http.replies import Registration, TopicStats
 
 T = TypeVar("T")
@@ -84,10 +82,23 @@ async def find_targets(
     return having or others
 
 
-def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
+def nobody(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError:
     """Return the error for servers of one kind, such as nsqd, that all failed."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
+
+
+async def producers_at(
+    lookupd: str, topic: str, config: ConsumerConfig, silence: Silence
+) -> list[Address]:
+    """Return the topic's nsqds as one nsqlookupd lists them; ``silence`` notes that it answered.
+
+    Raises HTTPError if it did not.
+    """
+    async with Lookupd(lookupd, **_poll_limits(config)) as client:
+        found = await client.lookup(topic)
+        silence.heard(Answers([(client.address, found)], []))
+    return [producer.tcp for producer in found.producers]
 
 
 async def find_producers(
@@ -98,10 +109,10 @@ async def find_producers(
     ``silence`` may be shared to log each nsqlookupd once. Raises UnreachableError if no nsqlookupd
     answered (building_client_libraries, Discovery).
     """
-    timeout = config.lookupd_poll_timeout
-    limits = _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
     answers = await ask_lookupds(
-        subscription.lookupds, lambda client: client.lookup(subscription.topic), **limits
+        subscription.lookupds,
+        lambda client: client.lookup(subscription.topic),
+        **_poll_limits(config),
     )
     silence.heard(answers)
     return union_producers(answer.producers for answer in answers.values)
@@ -151,6 +162,11 @@ class TopicFinder:
             complete=not answers.failures,
             now=loop.time(),
         )
+
+
+def _poll_limits(config: ConsumerConfig) -> dict[str, Any]:
+    timeout = config.lookupd_poll_timeout
+    return _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
 
 
 def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, Any]:

@@ -123,7 +123,11 @@ class Runner:
         self._make_consumer = partial(Consumer, config=config, rng=rng, dial=dial)
         self._stop_options, self._refresh = stop, refresh
         self._on_reached, self._on_stopping = on_reached, on_stopping
+        self._patient = not (
+            stop.count or stop.max_duration or stop.idle_timeout or stop.until_empty
+        )
         self._silence = Silence()
+        self._listed: dict[str, dict[str, Iterable[Address]]] = {}
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
         if isinstance(topics, re.Pattern):
@@ -298,7 +302,7 @@ class Runner:
                 on_done=lambda: self._end("count"),
             )
         self._descriptors = Descriptors(
-            max_files, files=self._handler.files, servers=len(self._lookupds) or len(self._nsqds)
+            max_files, files=self._handler.files, servers=1 + (len(self._lookupds) or len(self._nsqds))
         )
         self._descriptors.check([len(self._nsqds)] * len(self._named))
         return Subscriptions(
@@ -320,18 +324,21 @@ class Runner:
         return self._make_consumer(
             subscription,
             handler,
-            find=partial(self._find, subscription),
+            find=partial(self._find, subscription.topic),
             silence=self._silence,
+            patient=self._patient,
             on_reached=on_reached,
         )
 
-    async def _find(self, subscription: Subscription) -> Iterable[Address]:
-        """The nsqds that nsqlookupds name, if there are descriptors for them."""
-        from nsqtools.engine.lookup import find_producers  # loads net.http
+    async def _find(self, topic: str, lookupd: str) -> Iterable[Address]:
+        """The nsqds that an nsqlookupd lists, if there are descriptors for all that are listed."""
+        from nsqtools.engine.lookup import producers_at  # loads net.http
 
-        async with self._descriptors.requests:
-            found = await find_producers(subscription, self._config, self._silence)
-        self._subscriptions.reserve(subscription.topic, len(found))
+        async with self._descriptors.requests(lookupd):
+            found = await producers_at(lookupd, topic, self._config, self._silence)
+        listed = self._listed.setdefault(topic, {})
+        listed[lookupd] = found
+        self._subscriptions.reserve(topic, len(set().union(*listed.values())))
         return found
 
     async def _exists(self, subscription: Subscription) -> bool:
@@ -339,11 +346,11 @@ class Runner:
         until_empty = self._stop_options.until_empty
         if self._finder or not (until_empty or is_ephemeral(self._channel)):
             return True
-        async with self._descriptors.requests:
+        async with self._descriptors.requests("/stats"):
             return await self._backlog(subscription).exists() or not until_empty
 
     async def _backlog_of(self, subscription: Subscription) -> int:
-        async with self._descriptors.requests:
+        async with self._descriptors.requests("/stats"):
             return await self._backlog(subscription).count()
 
     def _backlog(self, subscription: Subscription) -> Backlog:
