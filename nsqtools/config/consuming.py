@@ -98,6 +98,11 @@ class StopOptions(Options):
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether nothing but a signal ends the run."""
+        return not (self.count or self.max_duration or self.idle_timeout or self.until_empty)
+
 
 class DeliveryStopOptions(StopOptions):
     """Stop conditions without ``-n``, which is nsq_to_http's number of concurrent requests."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.config.units import counted
-from nsqtools.engine.flow import Flow, Link
+from nsqtools.engine.flow import Flow, Link, stop_messages
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.membership import Membership, Silence, Subscription
 from nsqtools.errors import ConfigError, NSQError
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# nsqd answers CLS at once, or not at all: after the first answer others have less time.
-_CLS_TIMEOUT = 2.0
-_CLS_GRACE = 0.5
 # How long a handler may take to react to cancellation, or to close, after drain_timeout.
 _CANCEL_TIMEOUT = 1.0
 # How often a repeated failure of the handler is logged.
@@ -170,8 +167,8 @@ class Consumer:
         """Consume until ``stop``, drain, and return the totals.
 
         Raises UnreachableError if no nsqd can be reached at the start, unless ``patient``, or if
-        all refuse the client; later on it reconnects. Cancelling it drops the connections at once. A handler that ignores
-        the cancellation for a second is left running.
+        all refuse the client; later on it reconnects. Cancelling it drops the connections at once.
+        A handler that ignores the cancellation for a second is left running.
         """
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
@@ -351,9 +348,7 @@ class Consumer:
         drain_timeout = self._config.drain_timeout
         deadline = self._loop.time() + drain_timeout
         connections = [link.connection for link in self._flow.links.values()]
-        for connection in connections:
-            connection.stop_messages()
-        silent = await _answer_cls(connections, within=min(_CLS_TIMEOUT, drain_timeout))
+        silent = await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
@@ -373,12 +368,8 @@ class Consumer:
         self._queue.clear()
         if connections:
             await asyncio.sleep(_LINGER)
-        await together(
-            *(
-                each.close(drain=0.0) if each in silent else each.close()
-                for each in (link.connection for link in self._flow.links.values())
-            )
-        )
+        ending = [link.connection for link in self._flow.links.values()]
+        await together(*(c.close(drain=0.0) if c in silent else c.close() for c in ending))
         if error:
             raise error
         if worker.done() and not worker.cancelled():
@@ -402,19 +393,3 @@ class Consumer:
                 self._subscription.topic,
             )
         return None
-
-
-async def _answer_cls(connections: Iterable[Connection], *, within: float) -> set[Connection]:
-    """Wait until all nsqds have answered CLS, or have had their time; returns those that did not."""
-    waiting = {asyncio.ensure_future(each.wait_closing()): each for each in connections}
-    try:
-        left = set(waiting)
-        for timeout, until in (
-            (within, asyncio.FIRST_COMPLETED),
-            (min(within, _CLS_GRACE), asyncio.ALL_COMPLETED),
-        ):
-            if left:
-                _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
-        return {waiting[each] for each in left}
-    finally:
-        await end(waiting)

@@ -106,7 +106,7 @@ async def _consume(
     ended = None
     try:
         config = config.with_values(max_attempts=0)
-        await consume(source, target.channel, config, StopOptions(), sink)
+        await consume(source, target.channel, config, StopOptions(), sink, patient=False)
     except Ended as code:
         ended = code
     _print(target, where, {nsqds[a]: (sink.finished[a], trim.younger.get(a, 0)) for a in nsqds})
