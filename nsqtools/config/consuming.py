@@ -90,7 +90,8 @@ class StopOptions(Options):
         "Stop when no message has arrived for this long.", 0.0, default_note="no limit"
     )
     until_empty: bool = flag(
-        "Stop when no message waits, is in flight or is deferred on any nsqd, checked twice. Fail "
+        "Stop when no message waits, is in flight or is deferred on any nsqd, checked twice. A "
+        "server that does not answer is asked again for 30s, and then makes exit status 4. Fail "
         "if no nsqd has the topic."
     )
     nsqd_http_address: tuple[str, ...] = urls(

@@ -113,18 +113,17 @@ async def producers_at(
 
 
 async def find_producers(
-    subscription: Subscription, config: ConsumerConfig, silence: Silence, **limits: Any
+    subscription: Subscription, config: ConsumerConfig, silence: Silence
 ) -> dict[Address, Registration]:
     """Return the topic's nsqds by broadcast_address:tcp_port.
 
-    ``silence`` may be shared to log each nsqlookupd once; ``limits`` are Lookupd's keyword
-    arguments, by default of the configuration. Raises UnreachableError if no nsqlookupd answered
-    (building_client_libraries, Discovery).
+    ``silence`` may be shared to log each nsqlookupd once. Raises UnreachableError if no nsqlookupd
+    answered (building_client_libraries, Discovery).
     """
     answers = await ask_lookupds(
         subscription.lookupds,
         lambda client: client.lookup(subscription.topic),
-        **(limits or _poll_limits(config)),
+        **_poll_limits(config),
     )
     silence.heard(answers)
     return union_producers(answer.producers for answer in answers.values)
@@ -218,6 +217,7 @@ class Backlog:
         self._subscription = subscription
         self._config = config
         self._silence = silence or Silence()
+        self._limits = _limits(config, _STATS_TIMEOUTS)
         self._tls = http_context(config)
         self._urls = tuple(dict.fromkeys(urls))
         self._nsqds = {
@@ -267,15 +267,17 @@ class Backlog:
         The stats are empty if the nsqd has no such topic.
         """
         unknown: list[str] = []
-        if self._subscription.lookupds:
-            limits = _limits(self._config, _STATS_TIMEOUTS)
+        if lookupds := self._subscription.lookupds:
+            topic = self._subscription.topic
             try:
-                found = await find_producers(
-                    self._subscription, self._config, self._silence, **limits
-                )
-                self._nsqds |= {tcp: str(producer.http) for tcp, producer in found.items()}
+                found = await ask_lookupds(lookupds, lambda c: c.lookup(topic), **self._limits)
             except UnreachableError as error:
                 unknown.append(str(error))
+            else:
+                self._silence.heard(found)
+                unknown += [f"nsqlookupd {error}" for _, error in found.failures]
+                listed = union_producers(answer.producers for answer in found.values)
+                self._nsqds |= {tcp: str(producer.http) for tcp, producer in listed.items()}
         if self._urls and len(self._urls) < len(self._nsqds):
             counts = f"{len(self._urls)} of {len(self._nsqds)}"
             unknown.append(f"--nsqd-http-address is given for {counts} nsqds")
