@@ -90,9 +90,8 @@ class StopOptions(Options):
         "Stop when no message has arrived for this long.", 0.0, default_note="no limit"
     )
     until_empty: bool = flag(
-        "Stop when no message waits, is in flight or is deferred on any nsqd, checked twice. A "
-        "server that does not answer is asked again for 30s, and then makes exit status 4. Fail "
-        "if no nsqd has the topic."
+        "Stop when no message waits, is in flight or is deferred on any nsqd, checked twice. Fail "
+        "if no nsqd has the topic, or a server is silent for 30s."
     )
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd, for --until-empty; may be repeated.",

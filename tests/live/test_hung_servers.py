@@ -95,6 +95,8 @@ def test_a_service_waits_for_its_first_server_and_says_so_once(
             process = nsqtools_cli.start(*words, stdout=log, stderr=log)
             eventually(lambda: b"waiting until" in (tmp_path / "log").read_bytes())
             missing.start()
+            if missing is lookupd:
+                nsqd.restart()  # or it notices nsqlookupd only 15 s later
             nsqd.create(topic, "c")
             eventually(lambda: nsqd.channel(topic, "c")["client_count"])
             process.terminate()
