@@ -163,7 +163,7 @@ class TopicFinder:
 
         async def ask(client: Lookupd) -> list[str]:
             topics = await client.topics()
-            follow(self._topics.looked(topics, complete=False, now=loop.time()))
+            follow(self._topics.heard(topics))
             return topics
 
         try:
