@@ -59,9 +59,9 @@ def adjust(level: str, prefix: str) -> None:
             handler.formatter.prefix = prefix
 
 
-def show_status() -> None:
-    """Let the lines of ``--status-every`` through, except with -q."""
-    logger = logging.getLogger("nsqtools.status")
+def show_status(kind: str = "status") -> None:
+    """Let the lines of ``--status-every``, or of another ``kind``, through, except with -q."""
+    logger = logging.getLogger(f"nsqtools.{kind}")
     if logger.isEnabledFor(logging.WARNING):
         logger.setLevel(logging.INFO)
 

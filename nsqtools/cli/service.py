@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.logs import show_status
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import fixed_nsqds, with_secret
 from nsqtools.config.units import counted
@@ -217,7 +218,8 @@ async def consume(
     """Consume topics into one handler until a stop condition or a signal.
 
     The topics are those of the source, unless ``topics`` names others or a pattern; ``finding`` are
-    Runner's ``refresh`` and ``timeouts``. Metrics are served as ``metrics`` says, from before the
+    Runner's ``refresh``, ``timeouts`` and ``patient``; by default a run that only a signal ends
+    is patient. Metrics are served as ``metrics`` says, from before the
     handler is opened until it is closed; a ``worker`` gives them to
     its parent. ``hangup`` is called for SIGHUP, which otherwise stops.
     Raises Runner's errors, and Ended for every exit code but 0.
@@ -234,6 +236,8 @@ async def consume(
         hangup=hung_up if hangup else None,
     )
     tune_memory()
+    if stop.until_empty and sys.stderr.isatty():
+        show_status("waiting")
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
     notifier = worker or Notifier()
@@ -248,7 +252,7 @@ async def consume(
         max_files=_allow_many_files(),
         on_reached=notifier.ready,
         on_stopping=notifier.stopping,
-        **finding,
+        **{"patient": stop.is_endless, **finding},
     )
     collect = partial(_metrics, runner, channel, handler)
     address = listening_address(metrics.metrics_address) if metrics else None
@@ -295,13 +299,12 @@ def _exit_code(outcome: RunOutcome) -> Exit:
         )
     if outcome.reason == "count" and outcome.left:
         log.error("--count: not finished, as they had timed out: %d", outcome.left)
+    elif outcome.unknown:
+        servers = "; ".join(outcome.unknown)
+        log.error("--until-empty: unknown whether the channel is empty: %s", servers)
     elif outcome.left != 0:
-        log.error(
-            "--max-duration ended the run before the channel was empty: %s",
-            "the number of messages left is unknown"
-            if outcome.left is None
-            else f"{counted(outcome.left, 'message')} left",
-        )
+        left = counted(outcome.left, "message") if outcome.left else "an unknown number of messages"
+        log.error("--until-empty: the run ended before the channel was empty: %s left", left)
     for trouble, topics in (
         ("never consumed", outcome.unreached),
         ("not completely written", outcome.undrained),

@@ -246,7 +246,10 @@ class ConsumerConfig(ClientConfig):
         alias="skip_lookupd_authorization",
     )
     reconnect_delay: float = duration(
-        "First delay before a fixed nsqd is dialled again; it doubles each time.", 8.0, flag=False
+        "First delay before a fixed nsqd is dialled again; it doubles each time, and is shortened "
+        "at random by up to half.",
+        1.0,
+        flag=False,
     )
     max_reconnect_delay: float = duration(
         "Maximum delay before an nsqd is dialled again.", 120.0, flag=False

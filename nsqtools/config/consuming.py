@@ -91,12 +91,17 @@ class StopOptions(Options):
     )
     until_empty: bool = flag(
         "Stop when no message waits, is in flight or is deferred on any nsqd, checked twice. Fail "
-        "if no nsqd has the topic."
+        "if no nsqd has the topic, or a server is silent for 30s."
     )
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd, for --until-empty; may be repeated.",
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether nothing but a signal ends the run."""
+        return not (self.count or self.max_duration or self.idle_timeout or self.until_empty)
 
 
 class DeliveryStopOptions(StopOptions):

@@ -123,6 +123,11 @@ class Survey:
         return bool(self.registries) and all(each.error for each in self.registries)
 
     @property
+    def mute(self) -> list[HTTPError]:
+        """The errors of nsqlookupds that do not answer; each may list nsqds that others do not."""
+        return [each.error for each in self.registries if each.error]
+
+    @property
     def channels(self) -> set[str]:
         """The names of all channels of the topic."""
         known = {name for each in self.registries for name in each.channels}

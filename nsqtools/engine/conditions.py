@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import UnreachableError
 from nsqtools.names import is_ephemeral
-from nsqtools.policy.stopping import StopRule
+from nsqtools.policy.stopping import Left, StopRule
 from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
@@ -22,15 +21,16 @@ if TYPE_CHECKING:
     from nsqtools.policy.stopping import StopReason
 
 log = logging.getLogger(__name__)
+status = logging.getLogger("nsqtools.waiting")
+"""What --until-empty waits for."""
 
 # How often nsqds are asked for the depth, and the handler to flush, in seconds.
 _INTERVAL = 0.5
 # Minimum interval between two checks of the stop conditions.
 _MIN_WATCH = 0.05
-# Replaces --until-empty where no HTTP API answers: an idle timeout in seconds.
-_EMPTY_IDLE = 5.0
-# How long nsqd may take to process the last FINs and to report it.
-_LEFT_TIMEOUT = 5.0
+# Minimum interval between two lines about what is waited for.
+_STATUS_INTERVAL = 30.0
+# How often a channel is looked at until nsqd has processed the last FINs.
 _LEFT_LOOKS = 3
 
 
@@ -85,8 +85,8 @@ class Count:
 class Conditions:
     """Decides when duration, idle time or empty channels end a run, and counts remaining messages.
 
-    ``backlog_of`` asks nsqds how many messages they hold for a subscription, or raises
-    UnreachableError. ``complete()`` says whether all topics are known.
+    ``left_of`` asks nsqds how many messages they hold for a subscription. ``complete()`` says
+    whether all topics are known.
     """
 
     def __init__(
@@ -94,12 +94,11 @@ class Conditions:
         options: StopOptions,
         subscriptions: Subscriptions,
         *,
-        backlog_of: Callable[[Subscription], Awaitable[int]],
+        left_of: Callable[[Subscription], Awaitable[Left]],
         complete: Callable[[], bool],
     ) -> None:
-        self._options = options
         self._subscriptions = subscriptions
-        self._backlog_of = backlog_of
+        self._left_of = left_of
         self._complete = complete
         self._rule = StopRule(
             max_duration=options.max_duration or None,
@@ -107,6 +106,12 @@ class Conditions:
             until_empty=options.until_empty,
         )
         self._empties = 0
+        self._silent_since: float | None = None
+        self._unknown: tuple[str, ...] = ()
+        self._warned: set[str] = set()
+        self._last_message = 0.0
+        self._said = ""
+        self._say_at = 0.0
 
     async def met(self) -> StopReason | None:
         """Wait for the first condition that is met; returns None at once if there is none."""
@@ -119,7 +124,11 @@ class Conditions:
             last = max(started, totals.last_message)
             alive = now if busy else last
             if reason := rule.decide(
-                started=started, last_message=alive, empties=self._empties, now=now
+                started=started,
+                last_message=alive,
+                empties=self._empties,
+                now=now,
+                silent_since=self._silent_since,
             ):
                 return reason
             quiet = rule.idle_timeout is not None and now >= last + rule.idle_timeout
@@ -133,48 +142,60 @@ class Conditions:
                 return None
             await asyncio.sleep(max(due - now, _MIN_WATCH))
             if rule.until_empty:
-                await self._look()
+                limit = rule.next_check(started=started, last_message=alive)
+                with suppress(TimeoutError):  # a server that hangs does not make the run longer
+                    async with asyncio.timeout_at(limit):
+                        await self._look()
 
-    async def backlog(self) -> int:
-        """Return depth + in flight + deferred over all nsqds; raises UnreachableError.
+    async def left(self) -> Left:
+        """Return what the nsqds hold for all topics now."""
+        return sum(await call_each(self._subscriptions.current(), self._left_of), Left())
 
-        A channel that nsqd has not created yet counts as one message.
-        """
-        return sum(await call_each(self._subscriptions.current(), self._backlog_of))
-
-    async def left(self) -> int | None:
-        """Return the backlog after all topics were drained; None if it is unknown."""
+    async def left_at_end(self) -> Left | None:
+        """Return what is left after all topics were drained; None if it cannot be known."""
         if any(is_ephemeral(each.channel) for each in self._subscriptions.current()):
             return None  # nsqd has deleted the channel with our connection
-        count = 0
-        try:
-            async with asyncio.timeout(_LEFT_TIMEOUT):
-                for look in range(_LEFT_LOOKS):
-                    if look:
-                        await asyncio.sleep(_INTERVAL / 2)
-                    if not (count := await self.backlog()):
-                        break
-        except (UnreachableError, TimeoutError):
-            return None
-        return count
+        left = await self.left()
+        for _ in range(_LEFT_LOOKS - 1):
+            if left.unknown or not left.messages:
+                break
+            await asyncio.sleep(_INTERVAL / 2)
+            left = await self.left()
+        return left
 
     async def _look(self) -> None:
-        """Count consecutive checks that find every channel empty."""
-        try:
-            self._empties = 0 if await self._is_any_left() else self._empties + 1
-        except UnreachableError as error:
-            idle = min(self._options.idle_timeout or _EMPTY_IDLE, _EMPTY_IDLE)
-            log.warning(
-                "--until-empty: the depth is unknown (%s): "
-                "stopping after %g s without a message instead",
-                error,
-                idle,
-            )
-            self._rule = replace(self._rule, until_empty=False, idle_timeout=idle)
-
-    async def _is_any_left(self) -> bool:
+        """Note how many consecutive checks find every channel empty, or servers silent."""
         # While messages are in flight here, there is no need to ask.
-        if self._subscriptions.in_flight or not self._complete():
-            return True
-        left = await self.backlog()
-        return bool(left or self._subscriptions.in_flight)
+        left = None
+        if not self._subscriptions.in_flight and self._complete():
+            left = await self.left()
+        if left is None or self._subscriptions.in_flight:
+            self._empties, self._silent_since = 0, None
+            return
+        self._warn(left.unknown)
+        if left.messages:
+            self._empties, self._silent_since = 0, None
+            self._say(left)
+        elif left.unknown:
+            self._empties = 0
+            if self._silent_since is None:
+                self._silent_since = asyncio.get_running_loop().time()
+        else:
+            self._empties, self._silent_since = self._empties + 1, None
+
+    def _warn(self, unknown: tuple[str, ...]) -> None:
+        """Warn once of each server that two checks in a row got no answer from."""
+        self._warned.intersection_update(unknown)
+        for server in unknown:
+            if server in self._unknown and server not in self._warned:
+                log.warning("--until-empty: unknown whether the channel is empty: %s", server)
+                self._warned.add(server)
+        self._unknown = unknown
+
+    def _say(self, left: Left) -> None:
+        """Say what is waited for, if no message came since the check before."""
+        last, now = self._subscriptions.stats().last_message, asyncio.get_running_loop().time()
+        if last == self._last_message and str(left) != self._said and now >= self._say_at:
+            status.info("--until-empty: waiting for messages: %s", left)
+            self._said, self._say_at = str(left), now + _STATUS_INTERVAL
+        self._last_message = last

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from random import Random
@@ -19,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.config.units import counted
-from nsqtools.engine.flow import Flow, Link
+from nsqtools.engine.flow import Flow, Link, stop_messages
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.membership import Membership, Silence, Subscription
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
 from nsqtools.policy.rdy import is_starved
-from nsqtools.tasks import call_each, end, interruptible, is_cancelled
+from nsqtools.tasks import end, interruptible, is_cancelled, together
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# nsqd answers CLS at once, or not at all.
-_CLS_TIMEOUT = 2.0
 # How long a handler may take to react to cancellation, or to close, after drain_timeout.
 _CANCEL_TIMEOUT = 1.0
 # How often a repeated failure of the handler is logged.
@@ -106,9 +103,10 @@ class Consumer:
 
     It calls the handler's ``handle`` and ``gave_up``, and at the end ``drain`` and ``close``; a
     Runner calls the other methods, too. ``find`` returns the addresses of all nsqds that have the
-    topic, and raises UnreachableError if no server answered; by default it asks the subscription's
-    nsqlookupds. ``on_reached`` is called for every new connection, and when ``find`` returns no
-    nsqd.
+    topic according to an nsqlookupd, given as in the subscription, and raises UnreachableError if
+    it does not answer; by default it asks the nsqlookupd. With ``patient`` the consumer waits for
+    servers that cannot be reached at the start. ``on_reached`` is called for every new connection,
+    and when there is no nsqd to connect to yet.
     """
 
     def __init__(
@@ -119,8 +117,9 @@ class Consumer:
         *,
         rng: Random | None = None,
         dial: Dial = Connection.open,
-        find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+        find: Callable[[str], Awaitable[Iterable[Address]]] | None = None,
         silence: Silence | None = None,
+        patient: bool = False,
         on_reached: Callable[[], object] = lambda: None,
     ) -> None:
         config = ConsumerConfig() if config is None else config
@@ -154,6 +153,7 @@ class Consumer:
             silence=self._silence,
             on_nobody=on_reached,
             broken=self._break,
+            patient=patient,
         )
         self._queue: deque[tuple[float, Batch, bool]] = deque()
         self._handled: Batch | None = None
@@ -172,9 +172,9 @@ class Consumer:
     async def run(self) -> ConsumerStats:
         """Consume until ``stop``, drain, and return the totals.
 
-        Raises UnreachableError if no nsqd can be reached at the start, or all refuse the client;
-        later on it reconnects. Cancelling it drops the connections at once. A handler that ignores
-        the cancellation for a second is left running.
+        Raises UnreachableError if no nsqd can be reached at the start, unless ``patient``, or if
+        all refuse the client; later on it reconnects. Cancelling it drops the connections at once.
+        A handler that ignores the cancellation for a second is left running.
         """
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
@@ -245,10 +245,10 @@ class Consumer:
         self._on_reached()
         return None
 
-    async def _find(self) -> Iterable[Address]:
-        from nsqtools.engine.lookup import find_producers  # loads net.http
+    async def _find(self, lookupd: str) -> Iterable[Address]:
+        from nsqtools.engine.lookup import producers_at  # loads net.http
 
-        return await find_producers(self._subscription, self._config, self._silence)
+        return await producers_at(lookupd, self._subscription.topic, self._config, self._silence)
 
     def _break(self, error: BaseException) -> None:
         """Drain, and let ``run`` raise the error of a bug."""
@@ -397,19 +397,15 @@ class Consumer:
         """Send CLS, handle the delivered messages, requeue the rest and close the connections.
 
         All of it takes ``drain_timeout`` at most. An nsqd that does not answer CLS delays the
-        others only for a moment.
+        others only for a moment, and is not waited for again at the end.
         """
         self._stopping = True
         self._flow.stop()
         await self._membership.close()
-        deadline = self._loop.time() + self._config.drain_timeout
+        drain_timeout = self._config.drain_timeout
+        deadline = self._loop.time() + drain_timeout
         connections = [link.connection for link in self._flow.links.values()]
-        for connection in connections:
-            connection.stop_messages()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(_CLS_TIMEOUT, self._config.drain_timeout)):
-                for connection in connections:
-                    await connection.wait_closing()
+        silent = await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
@@ -429,7 +425,8 @@ class Consumer:
         self._queue.clear()
         if connections:
             await asyncio.sleep(_LINGER)
-        await call_each([link.connection for link in self._flow.links.values()], Connection.close)
+        ending = [link.connection for link in self._flow.links.values()]
+        await together(*(c.close(drain=0.0) if c in silent else c.close() for c in ending))
         if error:
             raise error
         if worker.done() and not worker.cancelled():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Spare descriptors for files that are always open, directories, programs and name look-ups.
 _SPARE = 24
-# One of _SHARE descriptors is for HTTP requests, of at most _AT_ONCE topics at a time.
+# One of _SHARE descriptors is for HTTP requests, of at most _AT_ONCE topics per server.
 _SHARE, _AT_ONCE = 16, 32
 
 
@@ -21,15 +21,20 @@ class Descriptors:
     """Reserves file descriptors per topic, so that output files can always be opened.
 
     ``limit`` is for the whole process. A topic needs ``files`` descriptors, and one for each of its
-    nsqds, of which there is at least one. Hold ``requests`` during HTTP requests of one topic,
-    which go to ``servers`` servers at once.
+    nsqds, of which there is at least one. Hold ``requests`` of a server during an HTTP request to
+    it; ``servers`` is how many have their own.
     """
 
     def __init__(self, limit: int, *, files: int, servers: int) -> None:
         self._limit = limit
         self._files = files
         self._nsqds: dict[str, int] = {}
-        self.requests = asyncio.Semaphore(max(1, min(_AT_ONCE, limit // _SHARE // servers)))
+        self._at_once = max(1, min(_AT_ONCE, limit // _SHARE // servers))
+        self._requests: dict[str, asyncio.Semaphore] = {}
+
+    def requests(self, server: str) -> asyncio.Semaphore:
+        """Limits the requests to one server, so that a server that hangs delays no other's."""
+        return self._requests.setdefault(server, asyncio.Semaphore(self._at_once))
 
     def reserve(self, topic: str, nsqds: int, *, topics: int) -> None:
         """Reserve the descriptors of a topic on ``nsqds`` nsqds; raises ConfigError.

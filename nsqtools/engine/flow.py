@@ -15,6 +15,7 @@ from nsqtools.errors import MessageSizeError
 from nsqtools.net.connection import Listener
 from nsqtools.policy.backoff import Backoff, requeue_delay
 from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
+from nsqtools.tasks import end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _USUAL_MSG_TIMEOUT = 60.0
+
+# nsqd answers CLS at once, or not at all: after the first answer the others have less time.
+_CLS_TIMEOUT = 2.0
+_CLS_GRACE = 0.5
 
 
 class Link(Listener):
@@ -361,3 +366,22 @@ class Flow:
                 self._broken(error)
 
         self._timers[name] = self._loop.call_at(when, run)
+
+
+async def stop_messages(connections: Sequence[Connection], *, within: float) -> set[Connection]:
+    """Send CLS, and wait for the answers for a moment; returns the connections without one."""
+    for connection in connections:
+        connection.stop_messages()
+    waiting = {asyncio.ensure_future(each.wait_closing()): each for each in connections}
+    left = set(waiting)
+    try:
+        for most, until in (
+            (_CLS_TIMEOUT, asyncio.FIRST_COMPLETED),
+            (_CLS_GRACE, asyncio.ALL_COMPLETED),
+        ):
+            if left:
+                timeout = min(most, within)
+                _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
+    finally:
+        await end(waiting)
+    return {waiting[each] for each in left}

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nsqtools.config import ConsumerConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.membership import Silence
-from nsqtools.errors import UnreachableError
+from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address, is_ephemeral
-from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
+from nsqtools.net.http.daemons import (
+    Answers,
+    Lookupd,
+    NsqdHTTP,
+    ask_all,
+    attempt,
+    union_producers,
+)
 from nsqtools.net.tls import http_context
+from nsqtools.policy.stopping import Left
 from nsqtools.policy.topics import Change, MatchingTopics
 from nsqtools.tasks import call_each
 
@@ -22,8 +30,6 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ClientConfig
     from nsqtools.engine.membership import Subscription
-    from nsqtools.errors import HTTPError
-    from nsqtools.net.http.daemons import Answers
     from nsqtools.net.http.replies import Registration, TopicStats
 
 T = TypeVar("T")
@@ -31,7 +37,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT = 2.0
-STATS_LIMITS: Mapping[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT, "request_timeout": 5.0}
+_STATS_TIMEOUTS = _CONNECT_TIMEOUT, 5.0
+STATS_LIMITS: Mapping[str, Any] = dict(
+    zip(("connect_timeout", "request_timeout"), _STATS_TIMEOUTS, strict=True)
+)
 """NsqdHTTP's keyword arguments where /stats are asked again and again."""
 # How long looking whether a topic exists may delay the start.
 _LOOK_TIMEOUT = 1.0
@@ -84,10 +93,23 @@ async def find_targets(
     return having or others
 
 
-def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
+def nobody(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError:
     """Return the error for servers of one kind, such as nsqd, that all failed."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
+
+
+async def producers_at(
+    lookupd: str, topic: str, config: ConsumerConfig, silence: Silence
+) -> list[Address]:
+    """Return the topic's nsqds as one nsqlookupd lists them; ``silence`` notes that it answered.
+
+    Raises HTTPError if it did not.
+    """
+    async with Lookupd(lookupd, **_poll_limits(config)) as client:
+        found = await client.lookup(topic)
+        silence.heard(Answers([(client.address, found)], []))
+    return [producer.tcp for producer in found.producers]
 
 
 async def find_producers(
@@ -98,10 +120,10 @@ async def find_producers(
     ``silence`` may be shared to log each nsqlookupd once. Raises UnreachableError if no nsqlookupd
     answered (building_client_libraries, Discovery).
     """
-    timeout = config.lookupd_poll_timeout
-    limits = _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
     answers = await ask_lookupds(
-        subscription.lookupds, lambda client: client.lookup(subscription.topic), **limits
+        subscription.lookupds,
+        lambda client: client.lookup(subscription.topic),
+        **_poll_limits(config),
     )
     silence.heard(answers)
     return union_producers(answer.producers for answer in answers.values)
@@ -131,26 +153,38 @@ class TopicFinder:
         self.answered = False
         """Whether a round has succeeded."""
 
-    async def look(self) -> Change:
-        """Run a round; the first raises UnreachableError if no nsqlookupd answers, others warn."""
+    async def look(self, follow: Callable[[Change], object], *, patient: bool = False) -> None:
+        """Run a round, and call ``follow`` with the changes of each answer as it comes.
+
+        The first raises UnreachableError if no nsqlookupd answers, but not if ``patient``; others
+        warn.
+        """
         loop = asyncio.get_running_loop()
+
+        async def ask(client: Lookupd) -> list[str]:
+            topics = await client.topics()
+            follow(self._topics.heard(topics))
+            return topics
+
         try:
-            answers = await ask_lookupds(
-                self._lookupds, lambda client: client.topics(), **self._limits
-            )
+            answers = await ask_lookupds(self._lookupds, ask, **self._limits)
         except UnreachableError as error:
-            if not self.answered:
+            if not (self.answered or patient):
                 raise
             self._silence.nobody(error)
             # An nsqlookupd that was restarted may not know the topics yet.
-            return self._topics.looked((), complete=False, now=loop.time())
+            follow(self._topics.looked((), complete=False, now=loop.time()))
+            return
         self.answered = True
         self._silence.heard(answers)
-        return self._topics.looked(
-            (topic for value in answers.values for topic in value),
-            complete=not answers.failures,
-            now=loop.time(),
-        )
+        topics = (topic for value in answers.values for topic in value)
+        complete = not answers.failures
+        follow(self._topics.looked(topics, complete=complete, now=loop.time()))
+
+
+def _poll_limits(config: ConsumerConfig) -> dict[str, Any]:
+    timeout = config.lookupd_poll_timeout
+    return _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
 
 
 def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, Any]:
@@ -169,7 +203,8 @@ class Backlog:
     """Counts the messages that nsqds hold for a channel, by /stats.
 
     ``urls`` are the nsqds' HTTP APIs. By default nsqlookupd tells them; the HTTP port of a fixed
-    nsqd is taken to be its TCP port + 1.
+    nsqd is taken to be its TCP port + 1. An nsqd that nsqlookupd has listed once is asked to the
+    end: if it is not listed any more, it may still hold messages.
     """
 
     def __init__(
@@ -182,12 +217,18 @@ class Backlog:
         self._subscription = subscription
         self._config = config
         self._silence = silence or Silence()
+        self._limits = _limits(config, _STATS_TIMEOUTS)
         self._tls = http_context(config)
-        self._urls = urls
+        self._urls = tuple(dict.fromkeys(urls))
+        self._nsqds = {
+            Address(host, port): str(Address(host, port + 1)) for host, port in subscription.nsqds
+        }
 
-    async def count(self) -> int:
-        """Return depth + in flight + deferred over all nsqds; raises UnreachableError."""
-        return sum(self._count(url, topics) for url, topics in (await self._stats()).items())
+    async def left(self) -> Left:
+        """Return what all nsqds hold for the channel, and who does not say it."""
+        found, unknown = await self._stats()
+        parts = [self._left(url, topics) for url, topics in found.items()]
+        return sum(parts, Left(unknown=unknown))
 
     async def exists(self) -> bool:
         """Look, before SUB creates the topic, whether an nsqd has it; true if unknown.
@@ -195,9 +236,7 @@ class Backlog:
         Warns if an ephemeral channel is going to take the messages of a topic without a channel.
         """
         name, channel = self._subscription.topic, self._subscription.channel
-        found = await self._known()
-        if found is None:
-            return True
+        found, is_complete = await self._known()
         waiting = sum(topic.depth for topic in found if not topic.channels)
         if waiting and is_ephemeral(channel):
             log.warning(
@@ -205,49 +244,59 @@ class Backlog:
                 "ends are lost; a durable channel (--channel NAME) keeps them",
                 *(name, channel, counted(waiting, "message")),
             )
-        return bool(found)
+        return bool(found) or not is_complete
 
     async def has_channel(self) -> bool:
         """Look, before SUB creates the channel, whether an nsqd has it; true if unknown."""
-        found = await self._known()
-        names = {channel.name for topic in found or () for channel in topic.channels}
-        return found is None or self._subscription.channel in names
+        found, is_complete = await self._known()
+        names = {channel.name for topic in found for channel in topic.channels}
+        return self._subscription.channel in names or not is_complete
 
-    async def _known(self) -> list[TopicStats] | None:
-        """Return the topic on each nsqd that has it; None if the nsqds do not answer soon."""
+    async def _known(self) -> tuple[list[TopicStats], bool]:
+        """Return the topic on each nsqd that has it, and whether all nsqds answered soon."""
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
-                return [topic for topics in (await self._stats()).values() for topic in topics]
-        except (UnreachableError, TimeoutError):
-            return None
+                found, unknown = await self._stats()
+        except TimeoutError:
+            return [], False
+        return [topic for topics in found.values() for topic in topics], not unknown
 
-    async def _stats(self) -> dict[str, list[TopicStats]]:
-        """Return the topic's stats by the URL of each nsqd, empty if it has no such topic.
+    async def _stats(self) -> tuple[dict[str, list[TopicStats]], tuple[str, ...]]:
+        """Return the topic's stats by the URL of each nsqd that answers, and the other answers.
 
-        Raises UnreachableError.
+        The stats are empty if the nsqd has no such topic.
         """
-        urls = self._urls
-        if not urls and self._subscription.lookupds:
-            found = await find_producers(self._subscription, self._config, self._silence)
-            urls = [str(producer.http) for producer in found.values()]
-        elif not urls:
-            urls = [str(Address(host, port + 1)) for host, port in self._subscription.nsqds]
-        elif len(self._urls) < (nsqds := len(set(self._subscription.nsqds))):
-            raise UnreachableError(
-                f"--nsqd-http-address is given for {len(self._urls)} of {nsqds} nsqds"
-            )
-        return dict(zip(urls, await call_each(urls, self._ask), strict=True))
+        unknown: list[str] = []
+        if lookupds := self._subscription.lookupds:
+            topic = self._subscription.topic
+            try:
+                found = await ask_lookupds(lookupds, lambda c: c.lookup(topic), **self._limits)
+            except UnreachableError as error:
+                unknown.append(str(error))
+            else:
+                self._silence.heard(found)
+                unknown += [f"nsqlookupd {error}" for _, error in found.failures]
+                listed = union_producers(answer.producers for answer in found.values)
+                self._nsqds |= {tcp: str(producer.http) for tcp, producer in listed.items()}
+        if self._urls and len(self._urls) < len(self._nsqds):
+            counts = f"{len(self._urls)} of {len(self._nsqds)}"
+            unknown.append(f"--nsqd-http-address is given for {counts} nsqds")
+        urls = self._urls or tuple(self._nsqds.values())
+        answers = dict(zip(urls, await call_each(urls, self._ask), strict=True))
+        unknown += [str(each) for each in answers.values() if isinstance(each, HTTPError)]
+        told = {url: each for url, each in answers.items() if not isinstance(each, HTTPError)}
+        return told, tuple(unknown)
 
-    async def _ask(self, url: str) -> list[TopicStats]:
+    async def _ask(self, url: str) -> list[TopicStats] | HTTPError:
         async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
-            return await nsqd.stats(self._subscription.topic)
+            return await attempt(nsqd.stats(self._subscription.topic))
 
-    def _count(self, url: str, topics: Iterable[TopicStats]) -> int:
-        """Return the messages of one nsqd; 1 while it has not created the channel yet."""
+    def _left(self, url: str, topics: Iterable[TopicStats]) -> Left:
+        """Return what one nsqd holds."""
         for topic in topics:
             for channel in topic.channels:
                 if channel.name == self._subscription.channel:
-                    return topic.depth + channel.depth + channel.in_flight + channel.deferred
-        if self._urls:  # of a fixed address: it is the address of another nsqd
-            raise UnreachableError(f"{url} has no channel {self._subscription.channel}")
-        return 1
+                    waiting = topic.depth + channel.depth
+                    return Left(waiting, channel.in_flight, channel.deferred)
+        # We are not subscribed there yet, or it is the address of another nsqd.
+        return Left(unknown=(f"nsqd {url} has no channel {self._subscription.channel}",))

@@ -17,9 +17,10 @@ from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.handler import Handler, check_handler
 from nsqtools.engine.membership import Silence, Subscription, check_lookupds
 from nsqtools.engine.subscriptions import Subscriptions
-from nsqtools.errors import ConfigError, NSQError
+from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import Address, check_list, check_name, check_seconds, check_type, is_ephemeral
 from nsqtools.net.connection import Connection
+from nsqtools.policy.stopping import Left
 from nsqtools.tasks import Tasks, interruptible
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.lookup import Backlog, TopicFinder
     from nsqtools.net.connection import Dial
     from nsqtools.policy.stopping import StopReason
+    from nsqtools.policy.topics import Change
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +58,11 @@ class RunOutcome:
     left_behind: int
     """Messages that stay in nsqd because no endpoint or consumer can take them."""
     left: int | None
-    """Messages left in the channels if --max-duration ended --until-empty, None if unknown; with
-    --count, messages that nsqd delivers again because their FIN came too late.
+    """Messages left if the channels were not empty in time, None if unknown; with --count, messages
+    that nsqd delivers again because their FIN came too late.
     """
+    unknown: Sequence[str]
+    """Servers that do not say how many messages are left, each with the reason."""
     unreached: Sequence[str]
     """Topics that could never be consumed."""
     undrained: Sequence[str]
@@ -72,7 +76,8 @@ class Runner:
     as they come and go. Give either ``nsqds`` or ``lookupds``, not both. Every ``refresh`` seconds
     topics whose start failed are retried and a pattern is matched again; ``timeouts`` are for the
     connection and for the whole request of that lookup, in seconds. ``max_files`` is how many files
-    the process may open.
+    the process may open. With ``patient``, as the commands have it if no condition stops them, the
+    run waits for servers that cannot be reached at the start.
 
     ``on_reached`` is called whenever a topic is reached, or no topic exists, and ``on_stopping``
     once, when the run begins to stop.
@@ -101,11 +106,13 @@ class Runner:
         refresh: float = 60.0,
         timeouts: tuple[float, float] = (2.0, 5.0),
         max_files: int = sys.maxsize,
+        patient: bool = False,
         rng: Random | None = None,
         on_reached: Callable[[], object] = lambda: None,
         on_stopping: Callable[[], object] = lambda: None,
         dial: Dial = Connection.open,
     ) -> None:
+        # size: a run has many arguments, and all are checked before anything begins
         config = ConsumerConfig() if config is None else config
         stop = StopOptions() if stop is None else stop
         check_handler(handler)
@@ -118,14 +125,19 @@ class Runner:
         check_type("timeouts", timeouts, tuple)
         check_seconds("timeouts", *timeouts)
         check_type("max_files", max_files, int)
+        _check_http(stop, nsqds)
         self._config = config = _within(stop, config)
         self._channel = channel
         self._nsqds, self._lookupds = tuple(nsqds), tuple(lookupds)
         self._handler = handler
-        self._make_consumer = partial(Consumer, config=config, rng=rng, dial=dial)
-        self._stop_options, self._refresh = stop, refresh
-        self._on_reached, self._on_stopping = on_reached, on_stopping
         self._silence = Silence()
+        self._make_consumer = partial(
+            Consumer, config=config, rng=rng, dial=dial, silence=self._silence, patient=patient
+        )
+        self._stop_options, self._refresh = stop, refresh
+        self._on_reached, self._on_stopping, self._patient = on_reached, on_stopping, patient
+        self._listed: dict[str, dict[str, Iterable[Address]]] = {}
+        self._backlogs: dict[str, Backlog] = {}
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
         if isinstance(topics, re.Pattern):
@@ -139,7 +151,7 @@ class Runner:
         self._conditions = Conditions(
             stop,
             self._subscriptions,
-            backlog_of=self._backlog_of,
+            left_of=self._left_of,
             complete=lambda: self._finder is None or self._finder.answered,
         )
         self._tasks = Tasks(self._fail)
@@ -147,14 +159,15 @@ class Runner:
         self._ending = asyncio.Event()
         self._reason: StopReason = "stopped"
         self._stop_asked = self._at_once = self._is_open = False
-        self._left: int | None = 0
+        self._left: Left | None = Left()
 
     async def run(self) -> RunOutcome:
         """Open the handler, consume until the end, close the handler.
 
-        Raises UnreachableError if no topic can be reached at the start, and the handler's errors:
-        those of ``open``, ``failed`` and ``close``, of ``join`` if no topic could be joined, and of
-        the final ``drain``. Cancelling drops the connections and all unsettled messages.
+        Raises UnreachableError if no topic can be reached at the start, unless ``patient``, and
+        the handler's errors: those of ``open``, ``failed`` and ``close``, of ``join`` if no topic
+        could be joined, and of the final ``drain``. Cancelling drops the connections and all
+        unsettled messages.
         """
         try:
             is_open = await interruptible(self._handler.open(), self._ending)
@@ -169,13 +182,15 @@ class Runner:
                 log.error("%s", another)
             raise
         await self._handler.close(at_once=self._at_once)
+        left = self._left
         return RunOutcome(
             reason=self._reason,
             totals=self._subscriptions.stats(),
             by_topic=self._subscriptions.by_topic(),
             lost=self._handler.lost,
             left_behind=self._handler.left_behind,
-            left=self._left,
+            left=left.messages if left and not left.unknown else None,
+            unknown=left.unknown if left else (),
             unreached=self._subscriptions.unreached(),
             undrained=sorted(self._subscriptions.undrained),
         )
@@ -212,10 +227,12 @@ class Runner:
     async def backlog(self) -> int:
         """Return the depth + in flight + deferred of the channel over all nsqds.
 
-        A channel that nsqd has not created yet counts as one message. Raises UnreachableError if an
-        nsqd does not answer over HTTP.
+        Raises UnreachableError if an nsqd does not answer over HTTP, or does not have the channel.
         """
-        return await self._conditions.backlog()
+        left = await self._conditions.left()
+        if left.unknown:
+            raise UnreachableError("; ".join(left.unknown))
+        return left.messages
 
     async def _consume(self) -> None:
         subscriptions, failed = self._subscriptions, self._handler.failed
@@ -243,12 +260,9 @@ class Runner:
             raise self._errors[0]
         if self._reason == "count" and self._subscriptions.count:
             self._left = self._subscriptions.count.unfinished
-        if (
-            self._stop_options.until_empty
-            and self._reason == "max-duration"
-            and not self._stop_asked
-        ):
-            self._left = await self._conditions.left()
+        is_early = self._reason in ("max-duration", "unknown") and not self._stop_asked
+        if self._stop_options.until_empty and is_early:
+            self._left = await self._conditions.left_at_end()
 
     async def _watch(self) -> None:
         if reason := await self._conditions.met():
@@ -257,21 +271,24 @@ class Runner:
 
     async def _discover(self, finder: TopicFinder) -> None:
         """Add and drop topics as nsqlookupds list them."""
-        told = False
+        told, pause = False, 0.5
         while True:
-            change = await finder.look()
-            for topic in change.gone:
-                log.info("topic %s: no longer listed by nsqlookupd", topic)
-                self._subscriptions.drop(topic)
-            for topic in change.appeared:
-                log.info("topic %s: listed by nsqlookupd", topic)
-                self._subscriptions.add(self._subscription(topic))
+            await finder.look(self._follow, patient=self._patient)
             if not self._subscriptions:
-                if not told:
+                if finder.answered and not told:
                     log.warning("--topic-pattern: no topic matches")
-                told = True
+                    told = True
                 self._on_reached()
-            await asyncio.sleep(self._refresh)
+            pause = self._refresh if finder.answered else min(2 * pause, self._refresh)
+            await asyncio.sleep(pause)
+
+    def _follow(self, change: Change) -> None:
+        for topic in change.gone:
+            log.info("topic %s: no longer listed by nsqlookupd", topic)
+            self._subscriptions.drop(topic)
+        for topic in change.appeared:
+            log.info("topic %s: listed by nsqlookupd", topic)
+            self._subscriptions.add(self._subscription(topic))
 
     def _subscription(self, topic: str) -> Subscription:
         return Subscription(
@@ -302,7 +319,9 @@ class Runner:
                 on_done=lambda: self._end("count"),
             )
         self._descriptors = Descriptors(
-            max_files, files=self._handler.files, servers=len(self._lookupds) or len(self._nsqds)
+            max_files,
+            files=self._handler.files,
+            servers=1 + (len(self._lookupds) or len(self._nsqds)),
         )
         self._descriptors.check([len(self._nsqds)] * len(self._named))
         return Subscriptions(
@@ -324,18 +343,19 @@ class Runner:
         return self._make_consumer(
             subscription,
             handler,
-            find=partial(self._find, subscription),
-            silence=self._silence,
+            find=partial(self._find, subscription.topic),
             on_reached=on_reached,
         )
 
-    async def _find(self, subscription: Subscription) -> Iterable[Address]:
-        """The nsqds that nsqlookupds name, if there are descriptors for them."""
-        from nsqtools.engine.lookup import find_producers  # loads net.http
+    async def _find(self, topic: str, lookupd: str) -> Iterable[Address]:
+        """The nsqds that an nsqlookupd lists, if there are descriptors for all that are listed."""
+        from nsqtools.engine.lookup import producers_at  # loads net.http
 
-        async with self._descriptors.requests:
-            found = await find_producers(subscription, self._config, self._silence)
-        self._subscriptions.reserve(subscription.topic, len(found))
+        async with self._descriptors.requests(lookupd):
+            found = await producers_at(lookupd, topic, self._config, self._silence)
+        listed = self._listed.setdefault(topic, {})
+        listed[lookupd] = found
+        self._subscriptions.reserve(topic, len(set().union(*listed.values())))
         return found
 
     async def _exists(self, subscription: Subscription) -> bool:
@@ -343,18 +363,21 @@ class Runner:
         until_empty = self._stop_options.until_empty
         if self._finder or not (until_empty or is_ephemeral(self._channel)):
             return True
-        async with self._descriptors.requests:
+        async with self._descriptors.requests("/stats"):
             return await self._backlog(subscription).exists() or not until_empty
 
-    async def _backlog_of(self, subscription: Subscription) -> int:
-        async with self._descriptors.requests:
-            return await self._backlog(subscription).count()
+    async def _left_of(self, subscription: Subscription) -> Left:
+        async with self._descriptors.requests("/stats"):
+            return await self._backlog(subscription).left()
 
     def _backlog(self, subscription: Subscription) -> Backlog:
         from nsqtools.engine.lookup import Backlog  # loads net.http
 
-        urls = self._stop_options.nsqd_http_address
-        return Backlog(subscription, self._config, urls, self._silence)
+        if not (known := self._backlogs.get(subscription.topic)):
+            urls = self._stop_options.nsqd_http_address
+            known = Backlog(subscription, self._config, urls, self._silence)
+            self._backlogs[subscription.topic] = known
+        return known
 
     def _end(self, reason: StopReason) -> None:
         """Begin to stop; the first reason is reported."""
@@ -367,6 +390,12 @@ class Runner:
         """Begin to stop because of an error; ``run`` raises the first one."""
         self._errors.append(error)
         self._end("stopped")
+
+
+def _check_http(stop: StopOptions, nsqds: Sequence[Address]) -> None:
+    given, needed = len(set(stop.nsqd_http_address)), len(set(nsqds))
+    if stop.until_empty and 0 < given < needed:
+        raise ConfigError(f"--nsqd-http-address is given for {given} of {needed} nsqds")
 
 
 def _within(stop: StopOptions, config: ConsumerConfig) -> ConsumerConfig:

@@ -56,10 +56,11 @@ class LookupSchedule:
 
 
 class ReconnectDelays:
-    """Delays before reconnecting to a fixed address: 8, 16, 32 ... s, up to ``maximum``.
+    """Delays before reconnecting to a fixed address: 1, 2, 4, 8 ... s, up to ``maximum``.
 
     ``first`` is the first delay in seconds (building_client_libraries, Reconnection); after a first
-    delay of 0 come 1, 2, 4 ... s.
+    delay of 0 come 1, 2, 4 ... s. With an ``rng`` each delay is a random one of at least half as
+    long, so that consumers that lost an nsqd together do not come back together.
     """
 
     def __init__(self, first: float, maximum: float) -> None:
@@ -67,13 +68,18 @@ class ReconnectDelays:
         self._maximum = maximum
         self._delays: dict[Address, float] = {}
 
-    def failed(self, address: Address, now: float) -> float:
+    def failed(self, address: Address, now: float, rng: Random | None = None) -> float:
         """Return when to connect after the connection was lost or could not be made."""
         previous = self._delays.get(address)
         following = self._first if previous is None else previous * 2 or 1.0
         delay = self._delays[address] = min(following, self._maximum)
-        return now + delay
+        return now + (delay * (1 - rng.random() / 2) if rng else delay)
 
     def connected(self, address: Address) -> None:
         """Reset the delay of this address."""
         self._delays.pop(address, None)
+
+    def ended(self, address: Address, lasted: float) -> None:
+        """Reset the delay if a connection lasted longer: an nsqd that drops each one is spared."""
+        if lasted > self._delays.get(address, 0.0):
+            self.connected(address)

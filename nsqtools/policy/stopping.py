@@ -5,8 +5,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-StopReason = Literal["empty", "max-duration", "idle-timeout", "count", "stopped"]
-"""Why a run ends; a StopRule decides the first three."""
+StopReason = Literal["empty", "unknown", "max-duration", "idle-timeout", "count", "stopped"]
+"""Why a run ends; a StopRule decides the first four."""
+
+UNKNOWN_TIMEOUT = 30.0
+"""Seconds that a server may be silent when all others are empty; then the run ends: "unknown"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What nsqds hold for a channel; ``unknown`` names those that do not say it, with the reason.
+
+    What is unknown is not empty.
+    """
+
+    waiting: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def messages(self) -> int:
+        """The number of messages on the nsqds that say it."""
+        return self.waiting + self.in_flight + self.deferred
+
+    def __add__(self, other: Left) -> Left:
+        return Left(
+            self.waiting + other.waiting,
+            self.in_flight + other.in_flight,
+            self.deferred + other.deferred,
+            (*self.unknown, *(each for each in other.unknown if each not in self.unknown)),
+        )
+
+    def __str__(self) -> str:
+        parts = {
+            "not delivered": self.waiting,
+            "in flight": self.in_flight,
+            "deferred": self.deferred,
+        }
+        return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +56,28 @@ class StopRule:
     """Stop after two checks found every nsqd empty: at one check a message may be on its way."""
 
     def decide(
-        self, *, started: float, last_message: float, empties: int, now: float
+        self,
+        *,
+        started: float,
+        last_message: float,
+        empties: int,
+        now: float,
+        silent_since: float | None = None,
     ) -> StopReason | None:
         """Return the reason to stop now, or None.
 
         ``last_message`` is the time of the last message; before the first it is ``started`` or
         earlier. ``empties`` is the number of consecutive checks that found every channel empty.
+        Since ``silent_since`` all checks have found nothing but servers that do not answer.
         """
         if self.until_empty and empties >= 2:
             return "empty"
+        if (
+            self.until_empty
+            and silent_since is not None
+            and now >= max(silent_since, last_message) + UNKNOWN_TIMEOUT
+        ):
+            return "unknown"
         if self.max_duration is not None and now >= started + self.max_duration:
             return "max-duration"
         if self.idle_timeout is not None and now >= (

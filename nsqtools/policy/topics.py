@@ -42,11 +42,17 @@ class MatchingTopics:
         self._missing: dict[str, float | None] = {}
         # All current topics, each with the time since when it is missing.
 
-    def looked(self, topics: Iterable[str], *, complete: bool, now: float) -> Change:
-        """Return new and gone topics; ``complete`` if every nsqlookupd answered."""
+    def heard(self, topics: Iterable[str]) -> Change:
+        """Return the new topics of one answer; others of the round may follow."""
         found = {topic for topic in matching(self._pattern, topics) if is_valid_name(topic)}
         appeared = sorted(found - self._missing.keys())
         self._missing.update(dict.fromkeys(found))
+        return Change(appeared)
+
+    def looked(self, topics: Iterable[str], *, complete: bool, now: float) -> Change:
+        """Return new and gone topics of a round; ``complete`` if every nsqlookupd answered."""
+        found = set(topics)
+        appeared = self.heard(found).appeared
         gone = []
         for topic in sorted(self._missing.keys() - found):
             since = self._missing[topic]

@@ -123,7 +123,7 @@ def test_a_consumer_that_looks_nsqds_up() -> None:
     async def work(network: Network) -> None:
         nsqds = [network.nsqd("first"), network.nsqd("second")]
 
-        async def find() -> list[object]:
+        async def find(_: str) -> list[object]:
             await elapse(0.1)
             return [nsqd.address for nsqd in nsqds]
 

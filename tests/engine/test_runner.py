@@ -2,15 +2,16 @@
 
 import asyncio
 from functools import partial
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from nsqtools import Batch, Handler, Runner
 from nsqtools.engine.lookup import Backlog
-from nsqtools.errors import LockedError, OutputError, UnreachableError
+from nsqtools.errors import ConfigError, LockedError, OutputError, PeerError, UnreachableError
+from nsqtools.policy.stopping import UNKNOWN_TIMEOUT, Left
 from tests.support.clock import elapse, virtual
-from tests.support.gathering import Gathering, make_runner, start, time
+from tests.support.gathering import Gathering, make_runner, refusing, start, time
 from tests.support.scripted import Network, running, undisturbed
 
 
@@ -212,29 +213,150 @@ async def test_topics_share_a_count_though_a_sync_fails() -> None:
     assert sum(nsqd.in_flight for nsqd in nsqds) == 0
 
 
-@pytest.mark.parametrize("left", [0, 3, None])
+def holding(monkeypatch: pytest.MonkeyPatch, *answers: Left) -> list[float]:
+    """Has nsqds answer so, the last for ever; returns the times at which they are asked."""
+    asked: list[float] = []
+
+    async def left(_: Backlog) -> Left:
+        asked.append(time())
+        return answers[min(len(asked), len(answers)) - 1]
+
+    monkeypatch.setattr(Backlog, "exists", AsyncMock(return_value=True))
+    monkeypatch.setattr(Backlog, "left", left)
+    return asked
+
+
+SILENT = Left(unknown=("nsqd:4151: connection refused",))
+
+
+@pytest.mark.parametrize("left", [Left(), Left(waiting=2, deferred=1), SILENT])
 @virtual
 async def test_what_is_left_when_the_time_is_over_before_the_channel_is_empty(
-    monkeypatch: pytest.MonkeyPatch, left: int | None
+    monkeypatch: pytest.MonkeyPatch, left: Left
 ) -> None:
-    async def count(_: Backlog) -> int:
-        if left is None:
-            raise UnreachableError("no nsqd answers")
-        return left
-
     nsqd = Network().nsqd()
     nsqd.publish(b"1")
-    monkeypatch.setattr(Backlog, "exists", AsyncMock(return_value=True))
+    holding(monkeypatch, left)
     runner = make_runner(Gathering(partial(elapse, 1000)), nsqd, until_empty=True, max_duration=3.0)
     async with running(runner) as run:
-        monkeypatch.setattr(Backlog, "count", count)
-        if left is None:
-            with pytest.raises(UnreachableError):
+        if left.unknown:
+            with pytest.raises(UnreachableError, match=left.unknown[0]):
                 await runner.backlog()
         else:
-            assert await runner.backlog() == left
+            assert await runner.backlog() == left.messages
         outcome = await run
-    assert (outcome.reason, outcome.left) == ("max-duration", left)
+    assert outcome.reason == "max-duration"
+    assert outcome.left == (None if left.unknown else left.messages)
+    assert outcome.unknown == left.unknown
+
+
+@virtual
+async def test_a_server_that_did_not_answer_once_is_asked_again_until_empty(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though no message comes for long: one is deferred."""
+    nsqd, deferred = Network().nsqd(), Left(deferred=1)
+    asked = holding(monkeypatch, deferred, SILENT, *[deferred] * 60, Left())
+    outcome = await start(Gathering(), nsqd, until_empty=True)
+    assert (outcome.reason, outcome.left, outcome.unknown) == ("empty", 0, ())
+    assert len(asked) == 64
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+@virtual
+async def test_what_stays_unknown_ends_the_run_after_its_time_and_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqd = Network().nsqd()
+    holding(monkeypatch, *[Left(waiting=1) + SILENT] * 40, SILENT)
+    outcome = await start(Gathering(), nsqd, until_empty=True)
+    assert (outcome.reason, outcome.left, outcome.unknown) == ("unknown", None, SILENT.unknown)
+    assert time() == pytest.approx(20 + UNKNOWN_TIMEOUT, abs=1.5)
+    assert sum(SILENT.unknown[0] in each.message for each in caplog.records) == 1
+
+
+@virtual
+async def test_messages_restart_the_time_of_a_server_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    holding(monkeypatch, SILENT)
+    run = start(sink, nsqd, until_empty=True)
+    for _ in range(5):
+        await elapse(UNKNOWN_TIMEOUT - 2)
+        nsqd.publish(b"x")
+    assert (await run).reason == "unknown"
+    assert len(sink.bodies) == 5
+
+
+@virtual
+async def test_a_server_that_hangs_does_not_make_a_run_longer_than_its_duration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hang(_: Backlog) -> Left:
+        if time() < 3:
+            await elapse(1000)
+        return SILENT
+
+    nsqd = Network().nsqd()
+    monkeypatch.setattr(Backlog, "exists", AsyncMock(return_value=True))
+    monkeypatch.setattr(Backlog, "left", hang)
+    outcome = await start(Gathering(), nsqd, until_empty=True, max_duration=3.0)
+    assert (outcome.reason, outcome.unknown) == ("max-duration", SILENT.unknown)
+    assert time() < 4
+
+
+@virtual
+async def test_what_is_waited_for_is_said_when_it_changes_and_twice_a_minute_at_most(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nsqtools.waiting")
+    nsqd = Network().nsqd()
+    falling = [Left(deferred=100 - number) for number in range(100)]
+    holding(monkeypatch, *[Left(deferred=100)] * 200, *falling, Left())
+    await start(Gathering(), nsqd, until_empty=True)
+    said = [each.message for each in caplog.records if each.name == "nsqtools.waiting"]
+    assert "100 deferred" in said[0]
+    assert 1 < len(said) <= 3
+    assert len(set(said)) == len(said)
+
+
+@virtual
+async def test_a_patient_run_waits_for_its_servers_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nsqd, sink, reached = Network().nsqd(), Gathering(), Mock()
+    nsqd.down = True
+    runner = make_runner(sink, nsqd, topics=["a", "b"], patient=True, on_reached=reached)
+    async with running(runner) as run:
+        await elapse(300)
+        reached.assert_called()  # so that systemd goes on, too
+        assert not run.done()
+        nsqd.down = False
+        await elapse(120)
+        nsqd.publish(b"1")
+        await elapse(1)
+        assert sink.bodies == [b"1"]
+    warnings = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert sum("cannot connect" in each for each in warnings) == 1
+    assert sum("waiting" in each for each in warnings) == 1
+    assert len(warnings) == 2
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@virtual
+async def test_a_run_that_is_refused_by_all_ends_however_patient_it_is(patient: bool) -> None:
+    nsqd = Network().nsqd()
+    nsqd.refuses = refusing("t")
+    with pytest.raises(PeerError, match="refused"):
+        await start(Gathering(), nsqd, patient=patient)
+
+
+@virtual
+async def test_http_addresses_for_some_nsqds_are_refused() -> None:
+    nsqds = [Network().nsqd(name) for name in "ab"]
+    with pytest.raises(ConfigError, match="--nsqd-http-address is given for 1 of 2 nsqds"):
+        make_runner(Gathering(), *nsqds, until_empty=True, nsqd_http_address=("a:4151",))
 
 
 @virtual

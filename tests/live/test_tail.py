@@ -14,6 +14,7 @@ from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
 from tests.support.metrics import Serving
 from tests.support.process import COMMAND, neutral
+from tests.support.reporting import http
 from tests.support.servers import at, empty
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def test_a_dead_server_beside_a_living_one_is_a_warning(
         tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "-n", "1", *dead, *place)
         assert (tailed.code, tailed.stdout) == (0, b"found\n")
         assert tailed.stderr.count("127.0.0.1:1: ") == tailed.stderr.count("\n") == 1
-        alone = nsqtools_cli("tail", "--topic", topic, *dead)
+        alone = nsqtools_cli("tail", "--topic", topic, "-n", "1", *dead)
         assert (alone.code, alone.stderr.count("\n")) == (3, 1)
 
 
@@ -162,14 +163,48 @@ def test_until_empty_waits_for_deferred_messages_and_for_all_nsqds(
     assert (tailed.code, tailed.stdout, tailed.stderr) == (0, b"early\nlate\n", "")
 
 
-def test_until_empty_without_an_http_api_waits_for_silence(tail: Tail) -> None:
+def test_until_empty_names_the_server_of_which_it_is_unknown(tail: Tail) -> None:
     tail.publish([b"x"])
     tailed = tail.cli(
-        *tail.command("--until-empty", *at(tail.nsqd)),
-        *("--nsqd-http-address", "127.0.0.1:1", "--idle-timeout", "1s"),
+        *tail.command("-q", "--until-empty", "--max-duration", "2s", *at(tail.nsqd)),
+        *("--nsqd-http-address", "127.0.0.1:1"),
     )
-    assert (tailed.code, tailed.stdout) == (0, b"x\n")
+    assert (tailed.code, tailed.stdout) == (4, b"x\n")
     assert "127.0.0.1:1: " in tailed.stderr
+
+
+def test_until_empty_is_not_fulfilled_by_a_dead_nsqd_with_messages(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqds = [make_nsqd() for _ in range(2)]
+    for nsqd in nsqds:
+        make_known(nsqd, topic)
+        nsqd.publish(topic, [b"x"] * 3)
+    nsqds[1].stop()
+    where = [word for nsqd in nsqds for word in (*at(nsqd), *http([nsqd]))]
+    words = ("-q", "tail", "--topic", topic, "--channel", "c", "--until-empty", *where)
+    tailed = nsqtools_cli(*words, "--max-duration", "3s")
+    assert (tailed.code, tailed.stdout) == (4, b"x\n" * 3)
+    assert str(nsqds[1].http) in tailed.stderr
+    running = nsqtools_cli.start(*words, stdout=PIPE)
+    eventually(lambda: nsqds[0].channel(topic, "c")["client_count"])
+    nsqds[1].start()  # what is there again in time is asked and consumed
+    assert running.communicate(timeout=100)[0] == b"x\n" * 3
+    assert running.returncode == 0
+
+
+def test_a_terminal_shows_what_until_empty_waits_for(tail: Tail) -> None:
+    tail.make_known()
+    for _ in range(5):
+        tail.cli("pub", "--topic", tail.topic, "--defer", "5s", *at(tail.nsqd), "late")
+    leader, follower = os.openpty()
+    with tail.cli.start(
+        *tail.command(*empty(tail.nsqd)), stdout=subprocess.DEVNULL, stderr=follower
+    ) as process:
+        os.close(follower)
+        assert b"5 deferred" in os.read(leader, 1000)
+        assert process.wait(100) == 0
+    os.close(leader)
 
 
 def test_a_full_disk_is_one_line_and_status_1_and_nothing_is_finished(

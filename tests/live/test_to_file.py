@@ -184,7 +184,7 @@ def test_topics_by_pattern_though_one_nsqlookupd_is_dead(
     eventually(lambda: all(lookupd.lookup(each) for each in (*topics, "other")))
     ended = nsqtools_cli(
         *("to-file", "--topic-pattern", f"^{topic}", "--output-dir", str(tmp_path / "a")),
-        *("--filename-format", "<TOPIC>.log", "--channel", "c", "--until-empty"),
+        *("--filename-format", "<TOPIC>.log", "--channel", "c", "-n", str(20 * len(topics))),
         *("--lookupd-http-address", "127.0.0.1:1", "--lookupd-http-address", str(lookupd.http)),
     )
     assert (ended.code, ended.stdout) == (0, b"")

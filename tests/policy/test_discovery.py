@@ -92,3 +92,22 @@ def test_redialling_is_delayed_longer_each_time(
 ) -> None:
     reconnect = ReconnectDelays(first, maximum)
     assert [reconnect.failed(NSQD, 100.0) - 100.0 for _ in delays] == pytest.approx(delays)
+
+
+@given(seed=st.integers(0, 99), first=st.floats(0, 100), maximum=st.floats(0, 200))
+def test_redialling_at_random_is_at_least_half_as_late_and_never_later(
+    seed: int, first: float, maximum: float
+) -> None:
+    exact, spread, rng = *(ReconnectDelays(first, maximum) for _ in range(2)), Random(seed)
+    for _ in range(9):
+        delay = exact.failed(NSQD, 0.0)
+        assert delay / 2 <= spread.failed(NSQD, 0.0, rng) <= delay <= maximum
+
+
+def test_only_a_connection_that_outlived_the_delay_resets_it() -> None:
+    reconnect = ReconnectDelays(1.0, 120.0)
+    assert [reconnect.failed(NSQD, 0.0) for _ in range(3)] == [1, 2, 4]
+    reconnect.ended(NSQD, 4.0)
+    assert reconnect.failed(NSQD, 0.0) == 8
+    reconnect.ended(NSQD, 8.1)
+    assert reconnect.failed(NSQD, 0.0) == 1

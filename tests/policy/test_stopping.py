@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.policy.stopping import StopRule
+from nsqtools.config import StopOptions
+from nsqtools.policy.stopping import UNKNOWN_TIMEOUT, StopRule
 
 START = 100.0
 EVERYTHING = StopRule(max_duration=60.0, idle_timeout=5.0, until_empty=True)
 
 
 def decide(
-    rule: StopRule, *, last_message: float = START, empties: int = 0, now: float = START
+    rule: StopRule,
+    *,
+    last_message: float = START,
+    empties: int = 0,
+    now: float = START,
+    silent_since: float | None = None,
 ) -> str | None:
-    return rule.decide(started=START, last_message=last_message, empties=empties, now=now)
+    return rule.decide(
+        started=START,
+        last_message=last_message,
+        empties=empties,
+        now=now,
+        silent_since=silent_since,
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,6 +47,26 @@ def decide(
 )
 def test_the_first_limit_reached_is_the_reason(facts: dict[str, float], reason: str | None) -> None:
     assert decide(EVERYTHING, **facts) == reason  # type: ignore[arg-type]
+
+
+def test_the_help_and_the_guide_tell_the_time_that_a_server_may_be_silent() -> None:
+    guide = Path(__file__).parents[2] / "nsqtools/cli/docs/guides/nsqtools-delivery.7.txt"
+    assert f"silent for {UNKNOWN_TIMEOUT:g} s" in guide.read_text()
+    assert f"silent for {UNKNOWN_TIMEOUT:g}s" in StopOptions.declared()["until_empty"].help
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"silent_since": 100.0, "now": 129.9}, None),
+        ({"silent_since": 100.0, "now": 130.0}, "unknown"),
+        ({"silent_since": 100.0, "now": 130.0, "last_message": 101.0}, None),
+        ({"silent_since": 100.0, "now": 130.0, "empties": 2}, "empty"),
+    ],
+)
+def test_what_stays_unknown_is_not_empty(facts: dict[str, float], reason: str | None) -> None:
+    rule = StopRule(until_empty=True)
+    assert decide(rule, **facts) == reason  # type: ignore[arg-type]
 
 
 limits = st.none() | st.floats(0, 1e6)

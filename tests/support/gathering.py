@@ -104,9 +104,10 @@ class Gathering(Handler):
 def make_runner(
     handler: Handler, *nsqds: ScriptedNsqd, topics: Sequence[str] = ("t",), **options: Any
 ) -> Runner:
-    """A runner of channel c; ``options`` are those of StopOptions, or else of ConsumerConfig."""
+    """A runner of channel c; ``options`` are of StopOptions, Runner, or else of ConsumerConfig."""
     stop = {name: options.pop(name) for name in StopOptions.declared() if name in options}
-    refresh = options.pop("refresh", 60.0)
+    own = ("refresh", "patient", "on_reached")
+    running = {name: options.pop(name) for name in own if name in options}
     return Runner(
         topics,
         "c",
@@ -114,7 +115,7 @@ def make_runner(
         ConsumerConfig(**{"max_in_flight": 100, **options}),
         nsqds=[nsqd.address for nsqd in nsqds],
         stop=StopOptions(**stop),
-        refresh=refresh,
+        **running,
     )
 
 

@@ -368,7 +368,7 @@ class Recorder(Handler):
 def consume(
     handler: Handler,
     *nsqds: ScriptedNsqd | Address,
-    find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+    find: Callable[[str], Awaitable[Iterable[Address]]] | None = None,
     topic: str = "t",
     **options: Any,
 ) -> Consumer:

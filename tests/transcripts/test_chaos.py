@@ -73,7 +73,7 @@ async def live_through(seed: int, *, discovered: bool) -> None:
     nsqds[-1].old = random.random() < 0.3
     listed = list(nsqds)
 
-    async def find() -> Iterable[Address]:
+    async def find(_: str) -> Iterable[Address]:
         return [nsqd.address for nsqd in listed]
 
     handler = Moody(random)

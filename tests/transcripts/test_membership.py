@@ -2,9 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from random import Random
 
 import pytest
 
+from nsqtools import Consumer, ConsumerConfig, Subscription
 from nsqtools.errors import AuthError, NSQError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from tests.support import wire
@@ -20,7 +24,7 @@ class Directory:
         self.failing = False
         self.asked: list[float] = []
 
-    async def find(self) -> Iterable[Address]:
+    async def find(self, _: str) -> Iterable[Address]:
         self.asked.append(asyncio.get_running_loop().time())
         if self.failing:
             raise UnreachableError("no nsqlookupd answers")
@@ -31,21 +35,125 @@ def times(nsqd: ScriptedNsqd) -> list[int]:
     return [round(at) for at in nsqd.dials]
 
 
-async def test_a_lost_fixed_nsqd_is_dialled_after_8_16_32_seconds(nsqd: ScriptedNsqd) -> None:
+def delays(nsqd: ScriptedNsqd) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(nsqd.dials)]
+
+
+async def test_a_lost_fixed_nsqd_is_dialled_soon_and_then_less_and_less(
+    nsqd: ScriptedNsqd,
+) -> None:
     recorder = Recorder()
     async with running(consume(recorder, nsqd)):
         nsqd.down = True
         nsqd.break_off()
         await elapse(500)
-        assert times(nsqd) == [0, 8, 24, 56, 120, 240, 360, 480]
+        for delay, most in zip(delays(nsqd), [1, 2, 4, 8, 16, 32, 64, 120, 120], strict=False):
+            assert most / 2 <= delay <= most
+        assert len(nsqd.dials) > 9
         nsqd.down = False
-        await elapse(110)
+        await elapse(120)
         nsqd.publish(b"x")
         await elapse(1)
         assert recorder.seen == [(1, 1)]
+        await elapse(120)
         nsqd.break_off()
-        await elapse(9)
-        assert times(nsqd)[-1] - times(nsqd)[-2] == 611 - 600 + 8
+        await elapse(1)
+        assert len(nsqd.clients) == 1
+
+
+async def test_an_nsqd_that_drops_each_connection_is_dialled_less_and_less(
+    nsqd: ScriptedNsqd,
+) -> None:
+    async with running(consume(Recorder(), nsqd)):
+        for _ in range(600):
+            nsqd.break_off()
+            await elapse(0.2)
+    assert len(nsqd.dials) < 10
+
+
+async def test_consumers_that_lost_an_nsqd_together_come_back_apart(network: Network) -> None:
+    nsqd, others = network.nsqd(), [Random(seed) for seed in range(20)]
+    subscription = Subscription(topic="t", channel="c", nsqds=(nsqd.address,))
+    async with AsyncExitStack() as stack:
+        for rng in others:
+            await stack.enter_async_context(running(Consumer(subscription, Recorder(), rng=rng)))
+        nsqd.break_off()
+        await elapse(1.1)
+        again = nsqd.dials[len(others) :]
+        assert len(set(again)) == len(others)
+        assert max(again) - min(again) > 0.3
+
+
+HANG = 20.0
+"""Seconds that an nsqd has for the handshake."""
+
+
+@pytest.mark.parametrize("discovered", [False, True])
+async def test_an_nsqd_that_hangs_delays_no_other(network: Network, discovered: bool) -> None:
+    """Neither at the start, nor when both are lost, nor at the stop."""
+    healthy, hung = network.nsqd("healthy"), network.nsqd("hung")
+    hung.silent = True
+    directory = Directory(hung, healthy)
+    recorder = Recorder()
+    find = directory.find if discovered else None
+    consumer = consume(recorder, hung, healthy, find=find, max_in_flight=4)
+    async with running(consumer):
+        healthy.publish(b"1")
+        await elapse(0.1)
+        assert len(recorder.seen) == 1
+        hung.silent = False
+        await elapse(HANG + 100)
+        assert consumer.stats().connections == 2
+        hung.silent = True
+        for nsqd in (hung, healthy):
+            nsqd.break_off()
+        await elapse(3)
+        healthy.publish(b"2")
+        await elapse(0.1)
+        assert len(recorder.seen) == 2
+        healthy.break_off()  # while the other is still dialled
+        await elapse(4)
+        healthy.publish(b"3")
+        await elapse(0.1)
+        assert len(recorder.seen) == 3
+        hung.silent = False
+        await elapse(100)
+        assert consumer.stats().connections == 2
+        hung.silent = True
+        stopped = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - stopped < 1
+
+
+async def test_an_nsqlookupd_that_hangs_delays_no_other(network: Network) -> None:
+    """Neither at the start nor in a later round."""
+    first, second = network.nsqd("first"), network.nsqd("second")
+    directory = Directory(first)
+
+    async def find(url: str) -> Iterable[Address]:
+        if url == "hung:4161":
+            await asyncio.Event().wait()
+        return await directory.find(url)
+
+    recorder = Recorder()
+    lookupds = ("hung:4161", "healthy:4161")
+    subscription = Subscription(topic="t", channel="c", lookupds=lookupds)
+    config = ConsumerConfig(max_in_flight=4)
+    async with running(Consumer(subscription, recorder, config, rng=Random(1), find=find)):
+        assert len(first.clients) == 1
+        first.break_off()
+        directory.listed = [second]
+        await elapse(3)
+        assert len(second.clients) == 1
+
+
+async def test_a_listed_nsqd_that_hangs_is_dialled_once_at_a_time(network: Network) -> None:
+    healthy, hung = network.nsqd("healthy"), network.nsqd("hung")
+    hung.silent = True
+    async with running(consume(Recorder(), find=Directory(hung, healthy).find)):
+        for _ in range(18):
+            await elapse(1)
+            healthy.break_off()
+        assert times(hung) == [0]
 
 
 async def test_a_message_over_the_maximum_is_one_error_however_often_it_comes(
@@ -119,10 +227,10 @@ async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
     recorder = Recorder()
     async with running(consume(recorder, nsqd, max_in_flight=5)):
         nsqd.send(wire.message(1) + data)
-        await elapse(9)
+        await elapse(2)
         assert nsqd.ready
         assert recorder.seen == [(1, 1)]
-        assert times(nsqd) == ([0, 8] if fatal else [0])
+        assert len(nsqd.dials) == (2 if fatal else 1)
     assert ("connection lost: nsqd:4150: " in caplog.text) is fatal
 
 
@@ -139,7 +247,7 @@ async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again
         await elapse(2)
         assert consumer.stats().connections == 0
         nsqd.silent = False
-        await elapse(10)
+        await elapse(HANG + 3)
         nsqd.publish(b"x")
         await elapse(1)
         assert recorder.seen == [(1, 1)]
@@ -210,10 +318,10 @@ async def test_nothing_is_asked_or_dialled_after_stop(nsqd: ScriptedNsqd) -> Non
 async def test_a_find_with_a_bug_ends_the_run_not_discovery_alone(nsqd: ScriptedNsqd) -> None:
     directory = Directory(nsqd)
 
-    async def find() -> Iterable[Address]:
+    async def find(url: str) -> Iterable[Address]:
         if directory.asked:
             raise ZeroDivisionError
-        return await directory.find()
+        return await directory.find(url)
 
     with pytest.raises(ZeroDivisionError):
         await consume(Recorder(), find=find).run()

@@ -306,7 +306,7 @@ async def test_settling_for_a_lost_connection_goes_nowhere(nsqd: ScriptedNsqd, h
 
 async def test_what_is_forgotten_is_in_flight_no_more_without_a_command(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder(hold)
-    consumer = consume(recorder, nsqd, max_in_flight=10)
+    consumer = consume(recorder, nsqd, max_in_flight=10, reconnect_delay=8)
     async with running(consumer):
         nsqd.publish(*[b"x"] * 5)
         await elapse(1)

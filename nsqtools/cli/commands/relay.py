@@ -107,4 +107,5 @@ def _sink(
         defer=options.defer or None,
         pace=Pace(options.rate),
         status_every=options.status_every,
+        patient=stop.is_endless,
     )

@@ -7,10 +7,11 @@ takes all of them, so that a slow destination gets larger publishes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from nsqtools.errors import OutputError
+from nsqtools.errors import AuthError, OutputError, RefusedError, UnreachableError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.holding import HoldingHandler
 from nsqtools.sinks.relay.counts import Counts, metrics_of
@@ -19,7 +20,7 @@ from nsqtools.sinks.repeats import Repeats
 from nsqtools.sinks.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from nsqtools.engine.handler import Batch
     from nsqtools.engine.producer import Producer
@@ -35,6 +36,8 @@ status = logging.getLogger("nsqtools.status")
 
 _STATUS_INTERVAL = 1.0
 """Minimum seconds between two reports."""
+_LONGEST_PAUSE = 8.0
+"""Maximum seconds between two attempts to reach servers at the start."""
 
 
 class Guard(Protocol):
@@ -52,7 +55,8 @@ class RelaySink(HoldingHandler):
 
     ``defer`` is in seconds. Messages that the rules cannot process, or that no nsqd accepts, go to
     ``dead_letters``; without a destination for those they are requeued with growing delays. The
-    counts are logged at the end and after every ``status_every`` messages; 0 means never.
+    counts are logged at the end and after every ``status_every`` messages; 0 means never. With
+    ``patient``, ``open`` waits for servers that cannot be reached.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class RelaySink(HoldingHandler):
         defer: float | None = None,
         pace: Pace | None = None,
         status_every: int = 0,
+        patient: bool = False,
         threads: Threads | None = None,
     ) -> None:
         self.producer = producer
@@ -79,6 +84,7 @@ class RelaySink(HoldingHandler):
         self._status_every = status_every
         self._since_status = 0
         self._next_status = 0.0
+        self._patient = patient
         self._is_open = False
         self.repeats = Repeats(log)
         self.threads = threads or Threads(1, "rules")
@@ -88,9 +94,9 @@ class RelaySink(HoldingHandler):
         """Check for loops and connect; raises ConfigError, UnreachableError or OutputError."""
         await super().open()
         if self._guard:
-            await self._guard.check()
+            await self._reach(self._guard.check)
         await self.dead_letters.open()
-        await self.producer.connect()
+        await self._reach(self.producer.connect)
         self._is_open = True
 
     async def join(self, topic: str) -> None:
@@ -133,6 +139,20 @@ class RelaySink(HoldingHandler):
     def metrics(self) -> Iterator[Metric]:
         """Return the counts for Prometheus."""
         yield from metrics_of(self.counts.values())
+
+    async def _reach(self, servers: Callable[[], Awaitable[None]]) -> None:
+        """Await ``servers``, if patient again and again until they can be reached."""
+        pause = 0.0
+        while True:
+            try:
+                return await servers()
+            except UnreachableError as error:
+                if not self._patient or isinstance(error, RefusedError | AuthError):
+                    raise
+                level = logging.DEBUG if pause else logging.WARNING
+                log.log(level, "waiting until a server can be reached: %s", error)
+            pause = min(2 * pause or 1.0, _LONGEST_PAUSE)
+            await asyncio.sleep(pause)
 
     # Methods for Work.
 

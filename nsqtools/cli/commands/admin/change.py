@@ -43,8 +43,8 @@ def change(
 ) -> None:
     """Change a topic or channel on all servers that have it, and print each server's outcome.
 
-    Raises Ended with PARTIAL if some servers failed, or if nsqlookupds are given and none answers,
-    because other nsqds may have the topic. Raises ConfigError if messages would be lost and there
+    Raises Ended with PARTIAL if some servers failed, or an nsqlookupd does not answer, because
+    other nsqds may have the topic. Raises ConfigError if messages would be lost and there
     is no terminal to ask on, UnreachableError if no server answers, and NSQError if no server has
     the topic or channel.
     """
@@ -57,11 +57,11 @@ def change(
     if verb not in REGISTERED:
         if not any(stages):
             raise NSQError(f"no nsqd has {target}; only nsqlookupd lists it")
-        _warn_of_lookupds(found)
+        warn_of_lookupds(found)
     if loses:
         confirm(request, _what_is_lost(loses, target, found))
     _do(request, stages)
-    if found.blind and not where.dry_run:
+    if found.mute and not where.dry_run:
         raise Ended(Exit.PARTIAL)
 
 
@@ -123,11 +123,10 @@ class ChangeRequest:
         return Servers(where.lookupd_http_address, nsqds_of(where), limits, where.timeout)
 
 
-def _warn_of_lookupds(found: Survey) -> None:
+def warn_of_lookupds(found: Survey) -> None:
     """Log each nsqlookupd that does not answer."""
-    for registry in found.registries:
-        if registry.error:
-            log.warning("nsqlookupd %s", registry.error)
+    for error in found.mute:
+        log.error("nsqlookupd %s", error)
     if found.blind:
         log.error("no nsqlookupd answers: only the given nsqds are asked")
 

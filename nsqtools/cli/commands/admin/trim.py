@@ -7,7 +7,12 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.commands.admin.change import ChangeRequest, confirm, require_known
+from nsqtools.cli.commands.admin.change import (
+    ChangeRequest,
+    confirm,
+    require_known,
+    warn_of_lookupds,
+)
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import with_secret
@@ -15,7 +20,7 @@ from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, StopOptions
 from nsqtools.config.units import counted, format_duration
 from nsqtools.engine.changes import Target, loss
-from nsqtools.errors import ConfigError, NSQError
+from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import NSQD_HTTP_PORT, Address
 from nsqtools.net.http.api import parse_url
 from nsqtools.policy.trim import Trim
@@ -41,7 +46,7 @@ what is deferred, and this process their ids."""
 def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) -> None:
     """Trim a channel on all nsqds that have it, and print each nsqd's counts.
 
-    Raises Ended with PARTIAL if some nsqds do not answer, or some messages did not come although
+    Raises Ended with PARTIAL if some servers do not answer, or some messages did not come although
     nobody else consumes the channel. Raises ConfigError if messages would be lost and there is no
     terminal to ask on, UnreachableError if no server answers, and NSQError if no server has the
     channel or it is paused.
@@ -56,6 +61,7 @@ def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) ->
     silent = [each for each in found.holdings if each.may_have(target)]
     for each in silent:
         log.error("nsqd %s", each.error)
+    warn_of_lookupds(found)
     if not holdings:
         raise NSQError(f"no reachable nsqd has {target}")
     if paused := [each.node.name for each in holdings if each.is_paused(target)]:
@@ -65,9 +71,23 @@ def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) ->
     confirm(request, _about(target, held, where))
     if where.dry_run:
         return
-    asyncio.run(_consume(target, where, holdings, held, with_secret(config)))
-    if silent or found.blind:
+    trim = asyncio.run(_consume(target, where, holdings, held, with_secret(config)))
+    fallen = _fallen(request, holdings) if trim.unseen else []
+    for error in fallen:
+        log.error("nsqd %s", error)
+    _judge(trim, held)
+    if silent or fallen or found.mute:
         raise Ended(Exit.PARTIAL)
+
+
+def _fallen(request: ChangeRequest, holdings: Sequence[Holding]) -> list[UnreachableError]:
+    """The errors of nsqds that had the channel at the start and do not answer any more."""
+    names = {each.node.name for each in holdings}
+    try:
+        found = request.survey().holdings
+    except UnreachableError as error:
+        return [error]
+    return [each.error for each in found if each.error and each.node.name in names]
 
 
 def _about(target: Target, held: Loss, where: TrimOptions) -> str:
@@ -84,7 +104,7 @@ async def _consume(
     holdings: Sequence[Holding],
     held: Loss,
     config: ConsumerConfig,
-) -> None:
+) -> Trim:
     """Consume until the trim is done or a signal comes, and print what became of the messages."""
     nsqds = {_tcp(each): each.node.name for each in holdings}
     began = time.time_ns()
@@ -106,7 +126,7 @@ async def _consume(
     ended = None
     try:
         config = config.with_values(max_attempts=0)
-        await consume(source, target.channel, config, StopOptions(), sink)
+        await consume(source, target.channel, config, StopOptions(), sink, patient=False)
     except Ended as code:
         ended = code
     _print(target, where, {nsqds[a]: (sink.finished[a], trim.younger.get(a, 0)) for a in nsqds})
@@ -114,7 +134,7 @@ async def _consume(
         log.warning("younger messages are deferred for up to 30 s: there were too many to hold")
     if ended:
         raise ended
-    _judge(trim, held)
+    return trim
 
 
 def _tcp(holding: Holding) -> Address:

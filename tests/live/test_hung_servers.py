@@ -1,0 +1,128 @@
+"""Real servers that hang (SIGSTOP) or are not there yet: they delay nothing but themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.eventually import eventually
+from tests.support.servers import at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Server
+
+SOON = 10.0
+"""Seconds; a handshake, or a request to nsqlookupd, that hangs takes 20 or more."""
+
+
+@contextmanager
+def hung(*servers: Server) -> Iterator[None]:
+    for server in servers:
+        os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for server in servers:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("discovered", [False, True])
+def test_a_restarted_nsqd_is_consumed_again_while_others_hang(
+    nsqtools_cli: Cli,
+    make_nsqd: MakeNsqd,
+    make_nsqlookupd: MakeNsqlookupd,
+    topic: str,
+    tmp_path: Path,
+    discovered: bool,
+) -> None:
+    lookupds = [make_nsqlookupd() for _ in range(2)]
+    nsqds = [make_nsqd(lookupds=lookupds[:1]) for _ in range(2)]
+    for nsqd in nsqds:
+        nsqd.create(topic, "c")
+    healthy, other = nsqds
+    eventually(lambda: len(lookupds[0].lookup(topic)) == 2)
+    words = [word for nsqd in nsqds for word in at(nsqd)]
+    if discovered:
+        words = [w for each in lookupds for w in ("--lookupd-http-address", str(each.http))]
+    said, log = tmp_path / "said", tmp_path / "log"
+    with said.open("wb") as out, log.open("wb") as err:
+        process = nsqtools_cli.start(
+            *("-v", "tail", "--topic", topic, "--channel", "c", *words), stdout=out, stderr=err
+        )
+    eventually(lambda: all(nsqd.channel(topic, "c")["client_count"] for nsqd in nsqds))
+    with hung(other, lookupds[1]):
+        for number in range(2):
+            healthy.restart()
+            healthy.publish(topic, [b"%d" % number])
+            began = time.monotonic()
+            eventually(lambda: b"%d\n" % number in said.read_bytes(), SOON)  # noqa: B023
+            assert time.monotonic() - began < SOON
+        process.terminate()
+        assert process.wait(SOON) == 0, log.read_text()
+
+
+def test_a_service_waits_for_its_first_server_and_says_so_once(
+    nsqtools_cli: Cli,
+    make_nsqd: MakeNsqd,
+    make_nsqlookupd: MakeNsqlookupd,
+    topic: str,
+    tmp_path: Path,
+) -> None:
+    """nsqlookupd, nsqd, or the destination of relay."""
+    lookupd = make_nsqlookupd()
+    nsqd, goal = make_nsqd(lookupds=[lookupd]), make_nsqd()
+    nsqd.create(topic, "c")
+    eventually(lambda: lookupd.lookup(topic))
+    nsqd.publish(topic, [b"x"] * 3)
+    consumed = ("--topic", topic, "--channel", "c")
+    relay = ("--destination-nsqd-tcp-address", str(goal.tcp), "--destination-topic", "copy")
+    for missing, words in (
+        (lookupd, ("tail", *consumed, "--lookupd-http-address", str(lookupd.http))),
+        (nsqd, ("tail", *consumed, *at(nsqd))),
+        (goal, ("relay", *consumed, *at(nsqd), *relay)),
+    ):
+        missing.stop()
+        with (tmp_path / "log").open("w+b") as log:
+            process = nsqtools_cli.start(*words, stdout=log, stderr=log)
+            eventually(lambda: b"waiting until" in (tmp_path / "log").read_bytes())
+            missing.start()
+            if missing is lookupd:
+                nsqd.restart()  # or it notices nsqlookupd only 15 s later
+            nsqd.create(topic, "c")
+            eventually(lambda: nsqd.channel(topic, "c")["client_count"])
+            process.terminate()
+            assert process.wait(SOON) == 0
+            said = (tmp_path / "log").read_bytes()
+        assert said.count(b"waiting until") == 1
+        missing.stop()
+        job = nsqtools_cli(*words, "--max-duration", "60s")
+        assert (job.code, job.stderr.count("\n")) == (3, 1), job.stderr
+        missing.start()
+
+
+def test_what_only_a_hung_nsqlookupd_may_list_is_unknown(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
+) -> None:
+    """The others are asked and consumed meanwhile."""
+    lookupds = [make_nsqlookupd() for _ in range(2)]
+    nsqd = make_nsqd(lookupds=lookupds[:1])
+    nsqd.create(topic, "c")
+    eventually(lambda: lookupds[0].lookup(topic))
+    nsqd.publish(topic, [b"x"])
+    where = [word for each in lookupds for word in ("--lookupd-http-address", str(each.http))]
+    with hung(lookupds[1]):
+        ended = nsqtools_cli(
+            *("-q", "tail", "--topic", topic, "--channel", "c", "--until-empty", *where),
+            *("--max-duration", "3s"),
+        )
+    assert (ended.code, ended.stdout) == (4, b"x\n")
+    assert str(lookupds[1].http) in ended.stderr
