@@ -259,7 +259,7 @@ class Runner:
                 log.error("%s", error, exc_info=None if is_ours else error)
             raise self._errors[0]
         if self._reason == "count" and self._subscriptions.count:
-            self._left = self._subscriptions.count.unfinished
+            self._left = Left(self._subscriptions.count.unfinished)
         is_early = self._reason in ("max-duration", "unknown") and not self._stop_asked
         if self._stop_options.until_empty and is_early:
             self._left = await self._conditions.left_at_end()

@@ -168,7 +168,7 @@ class Pipeline:
     def waits(self, count: int | Exception) -> None:
         """So many messages wait in nsqd, or that is what asking for them raises."""
 
-        async def waiting(*_: object) -> int:
+        async def waiting(*_: object, creates: bool = False) -> int:
             if isinstance(count, Exception):
                 raise count
             return count
@@ -365,7 +365,7 @@ class TestConsole:
         def locked() -> list[Path]:
             return [each.parent for each in root.glob("sql-*/lock")]
 
-        async def note(*_: object) -> int:
+        async def note(*_: object, **__: object) -> int:
             found.extend(locked())
             assert pipeline(*command)[0] == 75
             return 0
@@ -430,11 +430,12 @@ def leave(staging: str, stream: str) -> None:
     )
 
 
-def test_messages_of_a_lost_checkpoint_are_warned_of(pipeline: Pipeline) -> None:
-    pipeline.waits(UnreachableError("nobody"))
+def test_a_staging_with_messages_of_a_lost_checkpoint_is_refused(pipeline: Pipeline) -> None:
+    pipeline.waits(0)
     leave("lake/_nsqtools/staging", "s")
-    assert pipeline(*ARCHIVE)[0] == 3
-    assert "lake/_nsqtools/staging" in pipeline.warnings[0]
+    for _ in range(2):
+        code, _, err = pipeline(*ARCHIVE)
+        assert (code, "lake/_nsqtools/staging: has " in err, "(stream s)" in err) == (1, True, True)
 
 
 def test_a_run_is_refused_while_another_one_goes_on(pipeline: Pipeline) -> None:

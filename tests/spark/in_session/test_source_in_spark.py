@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.support.spark import START
 from tests.support.streaming import numbered, publish, source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -43,6 +44,9 @@ class Query:
     @property
     def bodies(self) -> Counter[bytes]:
         return Counter(bytes(row.body) for row in self.rows)
+
+    def has(self, bodies: Iterable[bytes]) -> bool:
+        return set(bodies) <= set(self.bodies)
 
     def _keep(self, frame: DataFrame, number: int) -> None:
         age = "current_timestamp() - timestamp AS age"
@@ -119,9 +123,9 @@ def test_nothing_is_lost_though_spark_writes_its_logs_late_and_in_another_form(
         for number in range(3):
             with query.running():
                 for part in range(3):
-                    count = len(query.bodies)
-                    publish(nsqd, topic, numbered(300 * number + 100 * part, 100))
-                    eventually(lambda count=count: len(query.bodies) >= count + 100, timeout=START)
+                    first = 300 * number + 100 * part
+                    publish(nsqd, topic, numbered(first, first + 100))
+                    eventually(partial(query.has, numbered(first + 100)), timeout=START)
         assert query.logged("offsets") < len(query.batches)
     finally:
         query.spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion")
