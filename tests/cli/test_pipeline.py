@@ -152,6 +152,13 @@ class Pipeline:
         self._nsqtools, self._monkeypatch, self._caplog = nsqtools, monkeypatch, caplog
         self.folder = folder
         self.checkpoint = folder / "lake/_nsqtools/checkpoint"
+        self.unknown: list[str] = []
+        """Servers that do not answer at the end of a run."""
+
+        async def silent(_: object) -> list[str]:
+            return self.unknown
+
+        self.patch("cli.commands.pipeline.stream.silent", silent)
 
     def __call__(self, *args: str) -> tuple[int, str, str]:
         self._caplog.clear()
@@ -428,6 +435,13 @@ def leave(staging: str, stream: str) -> None:
     PartitionLog(open_store(staging), f"{stream}/b0000000001/p00000").put(
         (), EntryKind.SEGMENT, "0" * 32, rows=7
     )
+
+
+def test_what_a_server_does_not_tell_is_not_nothing(pipeline: Pipeline) -> None:
+    pipeline.waits(0)
+    pipeline.unknown = ["10.0.0.1:4151: connection refused"]
+    code, _, err = pipeline(*ARCHIVE, "-q")
+    assert (code, pipeline.unknown[0] in err) == (4, True)
 
 
 def test_a_staging_with_messages_of_a_lost_checkpoint_is_refused(pipeline: Pipeline) -> None:

@@ -35,6 +35,8 @@ class Depths:
 
     def __init__(self, settings: SourceSettings, *, creates: bool = True) -> None:
         self.missing: set[str] = set()
+        self.failures: dict[str, HTTPError] = {}
+        """The nsqds that did not answer at the last look, by URL."""
         self._creates = creates
         self._settings = settings
         self._silence = Silence()
@@ -61,7 +63,7 @@ class Depths:
         self.missing = set(self._settings.topics)
         topics = await self._places()
         found: dict[TopicOnNsqd, int] = {}
-        failures: dict[str, HTTPError] = {}
+        failures = self.failures = {}
         answers = await call_each(topics.items(), lambda asked: self._ask(*asked))
         for url, answer in zip(topics, answers, strict=True):
             if isinstance(answer, HTTPError):

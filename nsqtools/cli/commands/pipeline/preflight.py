@@ -83,6 +83,13 @@ async def waiting(options: Mapping[str, str], master: str, *, creates: bool) -> 
     return sum(depths.values())
 
 
+async def silent(options: Mapping[str, str]) -> list[str]:
+    """Describe the servers that do not tell how many messages wait for the source."""
+    asked = Depths(replace(parse_source(options), wait_for_servers=True), creates=False)
+    await asked.ask()
+    return [str(error) for error in asked.failures.values()]
+
+
 async def check_sink(options: Mapping[str, str], master: str) -> None:
     """Raise a PeerError if all nsqds of a sink would refuse executors on this machine."""
     settings = parse_sink(options)

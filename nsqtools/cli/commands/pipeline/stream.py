@@ -13,10 +13,11 @@ from uuid import uuid4
 
 import click
 
-from nsqtools.cli.commands.pipeline.preflight import check_sink, locked, waiting
+from nsqtools.cli.commands.pipeline.preflight import check_sink, locked, silent, waiting
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
 from nsqtools.cli.commands.pipeline.views import StreamView, conclude
+from nsqtools.cli.exits import Ended, Exit
 from nsqtools.config.units import counted
 from nsqtools.errors import NSQError, PeerError
 from nsqtools.spark.executors import packages_of
@@ -219,6 +220,7 @@ class StreamJob:
             settled = not left and checkpoint.is_settled(self.stamp)
             if not count and not self.stream.continuous and settled:
                 log.info("no messages wait")
+                await self._check_servers()
                 return
         require_spark()
         guard.stops(run.stop)
@@ -247,6 +249,14 @@ class StreamJob:
                 f"{view.totals.corrupt:,}",
                 counted(view.totals.received, "message"),
             )
+        if not (continuous or run.stop.is_set()):
+            await self._check_servers()
+
+    async def _check_servers(self) -> None:
+        """Raise Ended if it is unknown whether all messages were read: unknown is not none."""
+        if unknown := await silent(self.source):
+            log.error("unknown whether messages wait: %s", "; ".join(unknown))
+            raise Ended(Exit.PARTIAL)
 
     async def _try(self, run: Run, count: int) -> None:
         """Start Spark, and let it write and read in the output; raises what a run would raise."""
