@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from dataclasses import dataclass, replace
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.errors import Reason
-    from nsqtools.net.http.replies import NsqdInfo
+    from nsqtools.net.http.replies import NsqdInfo, Registration
     from nsqtools.net.probe import Speaks
     from nsqtools.proto.session import Features
 
+log = logging.getLogger(__name__)
+
+_MOST_NSQDS = 2000
+"""Maximum nsqds of each list of an nsqlookupd that are examined."""
 MOMENT = 1.0
 """Interval between two looks at consumers that seem stuck, in seconds."""
 
@@ -168,10 +173,19 @@ class _Examination:
             version=info.version if info else "",
             skew=skew,
             topics=frozenset(topics),
-            producers=lookup.producers,
-            nodes=tuple(nodes),
+            producers=self._first(address, lookup.producers),
+            nodes=self._first(address, nodes),
             left_out=left_out,
         )
+
+    def _first(self, lookupd: Address, nsqds: Sequence[Registration]) -> tuple[Registration, ...]:
+        """Return as many nsqds as can be examined; a nsqlookupd may list any number."""
+        if len(nsqds) > _MOST_NSQDS:
+            log.warning(
+                "nsqlookupd %s lists %d nsqds: only the first %d are examined",
+                *(lookupd, len(nsqds), _MOST_NSQDS),
+            )
+        return tuple(nsqds[:_MOST_NSQDS])
 
     def _candidates(
         self, lookupds: Sequence[LookupdFacts], infos: dict[str, NsqdInfo | None]

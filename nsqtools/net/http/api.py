@@ -38,9 +38,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-MAX_REPLY = 64 << 20
-"""Maximum size of a response, in bytes; /stats of a very large nsqd is a few MiB."""
-
 _DIGITS = 25
 _V1 = "nsq; version=1.0"
 # Codes for an unknown topic; nsqlookupd before 0.3 answered 500 INVALID_ARG_TOPIC.
@@ -123,6 +120,8 @@ class HTTPClient:
 
     kind: ClassVar[str]
     default_port: ClassVar[int]
+    max_reply: ClassVar[int]
+    """Maximum size of a response, in bytes."""
 
     def __init__(
         self,
@@ -146,7 +145,9 @@ class HTTPClient:
         if tls is None and self.url.scheme == "https":
             tls = client_context(ClientConfig())
         self._fields = self._render_fields(token)
-        self._connections = Connections(tls, connect_timeout=connect_timeout, max_body=MAX_REPLY)
+        self._connections = Connections(
+            tls, connect_timeout=connect_timeout, max_body=self.max_reply
+        )
 
     @property
     def _fix(self) -> str:
@@ -218,6 +219,10 @@ class HTTPClient:
         if reply.status != 200 or reply.body:
             self._data_of(name, reply)
 
+    def _decode_object(self, value: dict[str, Any]) -> object:
+        """Decode an object while JSON is parsed; by default it stays as it is."""
+        return value
+
     async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> Reply:
         """Send one request and return the response, with any status; raises HTTPError."""
         scheme, address, _, query = self.url
@@ -236,14 +241,14 @@ class HTTPClient:
         self.at = (begin + monotonic()) / 2
         self.date = reply.header("Date")
         if reply.is_cut:
-            text = f"/{name}: the response is larger than {MAX_REPLY >> 20} MiB"
+            text = f"/{name}: the response is larger than {self.max_reply >> 20} MiB"
             raise HTTPError(text, address, status=reply.status)
         return reply
 
     def _data_of(self, name: str, reply: Reply) -> Any:
         """Return the data of a response; raises HTTPError unless it is a success in JSON."""
         try:
-            status, code, data = _unwrap(reply)
+            status, code, data = _unwrap(reply, self._decode_object)
         except ValueError as error:
             raise self._unexpected(name, reply, error) from error
         if status == 200:
@@ -299,14 +304,18 @@ def _warn_once(address: Address, name: str, left_out: str) -> None:
     log.warning("%s: /%s: left out %s", address, name, left_out)
 
 
-def _unwrap(reply: Reply) -> tuple[int, str, Any]:
+def _unwrap(
+    reply: Reply, decode_object: Callable[[dict[str, Any]], object]
+) -> tuple[int, str, Any]:
     """Return status, error code and data of a response, with or without an envelope.
 
     Raises ValueError for a success that is not JSON; the code of another such response is its text.
     """
     try:
         # A longer integer is out of range, and Python would refuse to parse it.
-        data = json.loads(reply.body, parse_int=lambda digits: int(digits[:_DIGITS]))
+        data = json.loads(
+            reply.body, parse_int=lambda digits: int(digits[:_DIGITS]), object_hook=decode_object
+        )
     except (ValueError, RecursionError) as error:
         text = show(reply.body)
         if reply.status != 200:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nsqtools.errors import HTTPError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
 from nsqtools.net.http.api import HTTPClient
 from nsqtools.net.http.replies import (
     Lookup,
+    compact,
     decode_info,
     decode_lookup,
     decode_names,
@@ -41,6 +42,7 @@ class Lookupd(HTTPClient):
     """
 
     kind, default_port = "nsqlookupd", LOOKUPD_HTTP_PORT
+    max_reply = 16 << 20  # about 100,000 nsqds; parsed they take ten times as much memory
 
     async def topics(self) -> list[str]:
         """Return all topics."""
@@ -60,6 +62,9 @@ class Lookupd(HTTPClient):
         """Return all nsqds, with their topics."""
         return await self._read("nodes", {}, decode_nodes)
 
+    def _decode_object(self, value: dict[str, Any]) -> object:
+        return compact(value)
+
     def _path(self, name: str) -> str:
         lookup = self.url.path if self.url.path not in ("", "/") else "/lookup"
         return lookup if name == "lookup" else f"{lookup.rpartition('/')[0]}/{name}"
@@ -69,6 +74,7 @@ class NsqdHTTP(HTTPClient):
     """The HTTP API of an nsqd; a path in the URL is a prefix of the endpoints' paths."""
 
     kind, default_port = "nsqd", NSQD_HTTP_PORT
+    max_reply = 64 << 20  # /stats of a very large nsqd is a few MiB
 
     async def info(self) -> NsqdInfo:
         """Return the nsqd's addresses, version and start time."""

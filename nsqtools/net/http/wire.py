@@ -155,8 +155,9 @@ class ReplyReader:
         assert self._head
         fields = b"".join([b"%b: %b\r\n" % (name, value) for name, value in self._head.headers])
         is_cut = len(self._body) > self._max_body
-        body = bytes(memoryview(self._body)[: self._max_body])
-        return Reply(self._head.status_code, fields, body, reusable, is_cut)
+        body, self._body = self._body, bytearray()
+        del body[self._max_body :]
+        return Reply(self._head.status_code, fields, bytes(body), reusable, is_cut)
 
 
 def _simple(data: bytes) -> Reply | None:

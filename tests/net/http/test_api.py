@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import ssl
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.config import ClientConfig
-from nsqtools.net.http import api
+from nsqtools.net.http.daemons import Lookupd
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import V1, OneReply, envelope, failure, lookupd, reply, serving, v1
 
@@ -104,13 +105,30 @@ async def test_a_server_without_http_leads_to_checking_the_port(answer: bytes) -
 
 
 async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MAX_REPLY", 1 << 20)
+    monkeypatch.setattr(Lookupd, "max_reply", 1 << 20)
     async with serving(reply(b" " * ((1 << 20) + 1))) as server:
         error = await lookup_failure(server)
     assert "1 MiB" in error.text
     exact = reply(json.dumps({"topics": ["t"]}).ljust(1 << 20))
     async with serving(exact) as server, lookupd(server) as client:
         assert await client.topics() == ["t"]
+
+
+async def test_a_list_of_many_nsqds_takes_little_more_memory_than_its_text() -> None:
+    """A list of dictionaries would take ten times as much."""
+    nsqd = {"hostname": "h", "version": "1.3.0", "tcp_port": 4150, "http_port": 4151}
+    producers = [{"broadcast_address": f"host-{number:06}", **nsqd} for number in range(10_000)]
+    answer = reply(json.dumps({"channels": [], "producers": producers}))
+    del producers
+    async with serving(answer) as server, lookupd(server) as client:
+        tracemalloc.start()
+        try:
+            found = await client.lookup("t")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert len(found.producers) == 10_000
+    assert peak < 7 * len(answer)
 
 
 async def test_https_verifies_and_shows_the_client_certificate(certificates: Certificates) -> None:
