@@ -50,8 +50,9 @@ class Rotation:
     ``size`` is before compression; a file may exceed it by one record. ``interval`` is since
     opening. ``boundary`` is by the clock of ``zone`` (None is local time): each day is cut from
     midnight on into pieces of this length, the last of which may be shorter. Size and interval are
-    exceeded by ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a day,
-    or with a fraction.
+    exceeded by ``>`` (file_logger.go, needsRotation). An empty file lasts at least
+    ``sync_interval``, as its first records may be waiting for the sync. Raises ConfigError for a
+    boundary over a day, or with a fraction.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Rotation:
         boundary: float = 0,
         zone: tzinfo | None = None,
         skip_empty: bool = False,
+        sync_interval: float = 0,
     ) -> None:
         if not 0 <= boundary <= _DAY or boundary % 1:
             raise ConfigError(
@@ -73,6 +75,7 @@ class Rotation:
         self._boundary = int(boundary)
         self._zone = zone
         self._skip_empty = skip_empty
+        self._sync_interval = sync_interval
         self._period = (0, 0)
 
     def decide(self, file: OpenFile, *, name: str, now: float, wall: int) -> Rotate | None:
@@ -86,7 +89,7 @@ class Rotation:
         reason: RotationReason
         if name != file.name:
             reason = "name"
-        elif now > file.opened + self._interval:
+        elif now > self._expires(file):
             reason = "interval"
         elif self._boundary and self._end(wall) != self._end(file.opened_wall):
             reason = "boundary"
@@ -121,8 +124,13 @@ class Rotation:
             end = self._end(wall)
             instants.append(end if end == self._end(file.opened_wall) else wall)
         due = min((now + (at - wall + _MARGIN) / SECOND for at in instants), default=math.inf)
-        due = min(due, math.nextafter(file.opened + self._interval, math.inf))
+        due = min(due, math.nextafter(self._expires(file), math.inf))
         return None if due == math.inf else max(due, now)
+
+    def _expires(self, file: OpenFile) -> float:
+        """Return when the interval of a file is over."""
+        is_empty = not (file.records or file.size)
+        return file.opened + max(self._interval, self._sync_interval if is_empty else 0)
 
     def _end(self, ns: int) -> int:
         """Return the first boundary after this time, in ns; it is the same for a whole piece."""

@@ -200,3 +200,13 @@ def test_a_timer_that_sleeps_until_the_next_look_always_finds_a_reason(
     later = wall + int((due - now) * SECOND)
     name = names.at(later) if by_clock else file.name
     assert rotation.decide(file, name=name, now=due, wall=later) is not None
+
+
+def test_an_empty_file_lasts_as_long_as_records_may_wait_for_it() -> None:
+    rotation = Rotation(interval=1, sync_interval=5)
+    empty = opened(size=0, records=0)
+    assert next_due(rotation, empty) == pytest.approx(5)
+    assert decide(rotation, empty, after=4.9) is None
+    assert decide(rotation, empty, after=5.1) == Rotate("interval")
+    assert next_due(rotation, opened()) == pytest.approx(1)
+    assert decide(rotation, opened(), after=1.1) == Rotate("interval")

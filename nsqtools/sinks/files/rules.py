@@ -74,6 +74,7 @@ class Rules:
             boundary=options.rotate_boundary,
             zone=self.zone,
             skip_empty=options.skip_empty_files,
+            sync_interval=options.sync_interval,
         )
 
     def encoder(self) -> Encoder:

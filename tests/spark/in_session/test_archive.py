@@ -28,7 +28,7 @@ from tests.support.streaming import OfTopic, numbered, rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from nsqtools.spark.jobs.progress import Totals, Written
     from tests.support.servers import Nsqd
@@ -238,6 +238,22 @@ def test_files_of_other_tasks_of_a_killed_run_are_removed(lake: Lake) -> None:
     lake.archive()
     assert lake.bodies == Counter([b"1", b"2"])
     assert not other.exists()
+
+
+def test_files_of_a_stage_that_was_tried_again_are_removed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks begin with attempt 0 again, and rows may be in other tasks."""
+    write_files = batches.write_files
+
+    def twice(rows: DataFrame, *args: Any, **more: Any) -> Any:
+        write_files(rows.repartition(3, "body"), *args, **{**more, "tasks": None})
+        return write_files(rows, *args, **more)
+
+    monkeypatch.setattr(batches, "write_files", twice)
+    lake.publish(*numbered(30))
+    lake.archive({"maxMessagesPerTrigger": "10"})
+    assert lake.bodies == Counter(numbered(30))
 
 
 def test_a_small_batch_is_one_file_whatever_the_number_of_its_partitions(lake: Lake) -> None:
