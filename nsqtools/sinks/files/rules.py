@@ -9,7 +9,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
-from nsqtools.policy.filenames import NamePattern
+from nsqtools.policy.filenames import REV, NamePattern
 from nsqtools.policy.rotation import Rotation
 from nsqtools.records.compression import METHODS, Encoder, make_encoder
 from nsqtools.records.layout import Layout
@@ -50,7 +50,7 @@ class Rules:
             output_dir=output_dir,
             work_dir=work_dir,
             pattern=NamePattern(
-                filename_format=options.filename_format,
+                filename_format=_filename_format(options),
                 datetime_format=options.datetime_format,
                 host_identifier=options.host_identifier,
                 suffix=METHODS[_compression(options)].suffix,
@@ -128,6 +128,18 @@ class Rules:
 
 def _compression(options: ArchiveOptions) -> str:
     return "gzip" if options.gzip else options.compress
+
+
+def _filename_format(options: ArchiveOptions) -> str:
+    """Return the format of file names, with ``<REV>`` for --on-rotate.
+
+    A command may move or delete its file, or still be reading it: the next file is another one.
+    """
+    given = options.filename_format
+    if not options.on_rotate or REV in given:
+        return given
+    root, suffix = os.path.splitext(given)
+    return f"{root}{REV}{suffix}"
 
 
 def _repeating(options: ArchiveOptions, *, same_place: bool) -> Iterator[str]:

@@ -19,7 +19,7 @@ from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.jobs import batches
 from nsqtools.spark.jobs.archive import ArchiveSettings, Shape, archive
 from nsqtools.spark.lake.bodies import read_schema, with_columns
-from nsqtools.spark.lake.write import summary
+from nsqtools.spark.lake.write import summary, write_files
 from tests.support.binaries import give_up
 from tests.support.faults import small_disk
 from tests.support.servers import free_port
@@ -244,7 +244,6 @@ def test_files_of_a_stage_that_was_tried_again_are_removed(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tasks begin with attempt 0 again, and rows may be in other tasks."""
-    write_files = batches.write_files
 
     def twice(rows: DataFrame, *args: Any, **more: Any) -> Any:
         write_files(rows.repartition(3, "body"), *args, **{**more, "tasks": None})
