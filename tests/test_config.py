@@ -231,7 +231,11 @@ def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer(
     assert values == {"deflate_level": 9, "write_timeout": 2.0}
     known = set(ProducerConfig.declared())
     for name in GO_NSQ.keys() - known - {"tls_config"}:
-        assert parse_pairs(ProducerConfig, [f"{name},1"], "--producer-opt") == {}
+        kind = ProducerConfig.ignored[name].kind
+        value = {"duration": "5s", "choice": "full_jitter"}.get(kind, "1")
+        assert parse_pairs(ProducerConfig, [f"{name},{value}"], "--producer-opt") == {}
+    with pytest.raises(ConfigError, match=r"--producer-opt.*max_attempts: 'many'"):
+        parse_pairs(ProducerConfig, ["max_attempts,many"], "--producer-opt")
     with pytest.raises(ConfigError, match=r"--producer-opt.*'drain_timeout'"):
         parse_pairs(ProducerConfig, ["drain_timeout,3s"], "--producer-opt")
 

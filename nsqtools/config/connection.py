@@ -8,6 +8,7 @@ import stat
 
 from nsqtools import __version__
 from nsqtools.config.option import (
+    Option,
     Options,
     choice,
     duration,
@@ -257,6 +258,15 @@ class ConsumerConfig(ClientConfig):
     drain_timeout: float = duration("Timeout for finishing messages in flight at the end.", 30.0)
 
 
+def _consumer_only() -> dict[str, Option]:
+    """Return the options of a consumer that go-nsq has, by its names."""
+    own = {"max_in_flight_bytes", "drain_timeout", "reconnect_delay", "max_reconnect_delay"}
+    theirs = ConsumerConfig.declared()
+    found = {name: theirs[name] for name in theirs.keys() - ClientConfig.declared().keys() - own}
+    found["skip_lookupd_authorization"] = found.pop("lookupd_authorization")
+    return found
+
+
 class ProducerConfig(ClientConfig):
     """Options of a producer.
 
@@ -270,15 +280,7 @@ class ProducerConfig(ClientConfig):
     title = "Producer options"
     opt_flag = "producer-opt"
     # go-nsq has one Config for both sides, so that its tools take these, too.
-    ignored = frozenset(
-        (
-            *("max_in_flight", "msg_timeout", "sample_rate", "max_attempts"),
-            *("default_requeue_delay", "max_requeue_delay", "backoff_strategy"),
-            *("backoff_multiplier", "max_backoff_duration", "low_rdy_idle_timeout"),
-            *("low_rdy_timeout", "rdy_redistribute_interval", "lookupd_poll_interval"),
-            *("lookupd_poll_jitter", "lookupd_poll_timeout", "skip_lookupd_authorization"),
-        )
-    )
+    ignored = _consumer_only()
 
     heartbeat_interval: float = like(ClientConfig.heartbeat_interval, default=10.0)
     read_timeout: float = like(

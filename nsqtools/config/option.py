@@ -307,9 +307,10 @@ class Options:
     shared: ClassVar[bool] = False
     """Whether all commands share one environment variable, NSQTOOLS_<OPTION>, for each option."""
     opt_flag: ClassVar[str] = ""
-    ignored: ClassVar[frozenset[str]] = frozenset()  # names that pairs may have without effect
     """The flag that takes ``name,value`` texts with go-nsq's names, if the class has such a flag.
     """
+    ignored: ClassVar[dict[str, Option]] = {}
+    """Options by name that the texts may set without effect. Their values are checked."""
     _declared: ClassVar[dict[str, Option]] = {}
 
     def __init_subclass__(cls) -> None:

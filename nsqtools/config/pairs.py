@@ -43,10 +43,10 @@ def ignored_pairs(cls: type[Options], pairs: Iterable[str]) -> list[str]:
 def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[str, Any]:
     """Return the values that pairs set. A name without a value is true.
 
-    Names of ``cls.ignored`` set nothing. Raises ConfigError, beginning with ``where``, for an
-    unknown name or an invalid value.
+    Those of ``cls.ignored`` are checked and set nothing. Raises ConfigError, beginning with
+    ``where``, for an unknown name or an invalid value.
     """
-    known = {}
+    known = {name: (name, declared) for name, declared in cls.ignored.items()}
     for name, declared in cls.declared().items():
         if not declared.multiple:
             known[name] = known[declared.alias or name] = (name, declared)
@@ -54,8 +54,6 @@ def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[st
     for pair in pairs:
         given, comma, text = pair.partition(",")
         key = pair_name(pair)
-        if key in cls.ignored:
-            continue
         if key not in known:
             name, equals, _ = given.partition("=")  # the text after = may be a secret
             near = "; write it with a comma, as NAME,VALUE" if equals else nearest(key, known)
@@ -65,4 +63,4 @@ def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[st
             values[name] = declared.parse(text if comma else "true")
         except ConfigError as error:
             raise ConfigError(f"{where} {given}: {error}") from None
-    return values
+    return {name: value for name, value in values.items() if name not in cls.ignored}

@@ -170,9 +170,10 @@ def test_a_killed_nsqd_keeps_only_what_waited_on_disk(
     nsqd.create(topic, "c")
     for stop, kept in ((nsqd.kill, 8), (nsqd.stop, 10)):
         nsqd.empty(topic, "c")
-        nsqd.publish(topic, [b"x"] * 9)
-        nsqd.request("POST", "/pub", b"deferred", topic=topic, defer=600_000)
+        nsqd.publish(topic, [b"x"] * 10)
         client = connect(nsqd).subscribe(topic, ready=1)
+        # Published with a delay, it would wait without one if nsqd was still busy with the others.
+        client.send(f"REQ {client.message().id} 600000")
         client.message()
 
         def counts() -> list[int]:
