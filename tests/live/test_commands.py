@@ -41,7 +41,8 @@ def test_many_messages_pass_pub_and_tail_over_three_nsqds_unchanged(
     eventually(lambda: len(lookupd.lookup(topic)) == 3)
     lines = [b"%d %s" % (number, os.urandom(12).hex().encode()) for number in range(count)]
     addresses = [word for nsqd in nsqds for word in at(nsqd)]
-    published = nsqtools_cli("pub", "--topic", topic, *addresses, stdin=b"\n".join(lines))
+    one = ("--mode", "round-robin")
+    published = nsqtools_cli("pub", "--topic", topic, *one, *addresses, stdin=b"\n".join(lines))
     assert (published.code, published.stdout, published.stderr) == (0, b"", "")
     assert all(nsqd.topic(topic)["message_count"] > count // 20 for nsqd in nsqds)
 

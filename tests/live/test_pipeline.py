@@ -89,6 +89,7 @@ def test_who_would_be_refused_is_told_so_before_spark_is_started(
     nsqtools_cli: Cli, guarded: Nsqd, topic: str, tmp_path: Path, secret: str
 ) -> None:
     needs_spark("what commands of the pipeline say before they start it")
+    guarded.create(topic, "c")
     done = nsqtools_cli(
         *("pipeline", "archive", "--topic", topic, "--channel", "c", "--output", "lake"),
         *(*at(guarded), "--nsqd-http-address", str(guarded.http), "--spark-log", "spark.log"),

@@ -101,7 +101,8 @@ def test_a_signal_drains_all_workers(
 
 def test_a_failure_at_the_start_is_reported_once(nsqtools_cli: Cli) -> None:
     source = ("--nsqd-tcp-address", f"127.0.0.1:{free_port()}", "--topic", "t", "--channel", "c")
-    run = nsqtools_cli("to-http", *source, "--post", "http://127.0.0.1:1/", "--workers", "3")
+    job = ("--workers", "3", "--max-duration", "1m")  # a service would wait
+    run = nsqtools_cli("to-http", *source, "--post", "http://127.0.0.1:1/", *job)
     assert run.code == Exit.UNREACHABLE
     assert len(run.stderr.splitlines()) == 1
 
