@@ -1,8 +1,8 @@
 """The journal: the state of archive files that must survive a crash.
 
-A file has an entry, a small file of JSON in ``.nsqtools`` below the output directory, from before
-its first byte until it owes nothing more. The process that writes the file changes the entry; once
-that has ended, a start for the same topic, host and work directory takes the entry over.
+A file has an entry, a small file of JSON in ``.nsqtools``, from before its first byte until it
+owes nothing more. Its process changes the entry; once that has ended, a start for the same topic,
+host and work directory takes it over.
 
 begun      The entry has no inode, and there is no file. A start removes the entry.
 under way  NAME.part is locked by its process. A message is finished once its record is in a
@@ -12,18 +12,16 @@ named      The entry has the inode, size and time of the complete file, its fina
            ``owes`` all that it is going to owe. NAME.part still exists. A start finds NAME to be
            this file and removes NAME.part, or publishes it as above under the next free name.
 owing      NAME is durable, NAME.part is gone. ``owes`` has what remains to be done, in the order of
-           ``DEBTS``; each is removed when it is done. A start does the rest. Nobody opens the
-           file for writing, and retention does not delete it. Once it owes nothing, the
-           entry is removed.
+           ``DEBTS``; a start does the rest. Nobody writes to the file, and retention does not
+           delete it. Once it owes nothing, the entry is removed.
 published  NAME, without an entry. A name with <REV> is noted in ``names`` and never used again.
            Without <REV> the next message of that name continues the file: under way again.
 gone       The entry has an inode, but neither NAME nor NAME.part exists: a hook or a user removed
            the file. A start removes the entry, with a warning if the file owed anything.
 
-Entries of other topics, hosts and work directories are left alone, and a start warns of the files
-that they name. A NAME.part that no entry knows, as after the removal of ``.nsqtools``, is orphaned:
-a start and ``verify DIRECTORY`` name it. An entry that cannot be read is named and left alone.
-Others may be able to write to the directory: links are not followed, and names stay inside.
+A start warns of the files of other topics, hosts and work directories, and of an orphaned NAME.part
+that no entry knows, as after the removal of ``.nsqtools``. An entry that cannot be read is named
+and left alone. Others may write to the directory: links are not followed, names stay inside.
 
 All functions block and raise OSError.
 """
@@ -218,7 +216,7 @@ class Journal:
 
     def debt(self, path: str) -> str:
         """Return what this published file owes next, to any process; empty for nothing."""
-        for entry in self._entries.values():
+        for entry in list(self._entries.values()):
             if entry.owes and entry.published.path == path:
                 return entry.owes[0]
         for entry in entries(self._output_dir, self._skip):
@@ -486,7 +484,7 @@ def _read(output_dir: str, path: str) -> Entry:
     texts += [published.format, published.delimiter, published.compression]
     if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
         raise ValueError("not an entry (wrong types)")
-    if not set(DEBTS).issuperset(entry.owes) or "\0" in entry.work_dir:
+    if not all(debt in DEBTS for debt in entry.owes) or "\0" in entry.work_dir:
         raise ValueError("not an entry (wrong values)")
     return entry
 

@@ -100,8 +100,8 @@ class Publication:
         for entry in entries:
             work = entry.work_path(self.rules.output_dir)
             try:
-                for path in (work, entry.published.path):
-                    disk.check_links(self.rules.output_dir, path)
+                disk.check_links(entry.work_dir or self.rules.output_dir, work)
+                disk.check_links(self.rules.output_dir, entry.published.path)
                 self._salvage(entry, work)
             except (OSError, NSQError) as error:
                 failed.append(entry)

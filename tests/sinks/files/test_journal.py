@@ -225,7 +225,7 @@ class TestWhoseEntriesTheyAre:
         assert files_of(rules) == [damaged.name]
 
     @pytest.mark.parametrize(
-        "value", [{"base": "../../x<REV>"}, {"owes": ["--x"]}, {"revision": "1"}]
+        "value", [{"base": "../../x<REV>"}, {"owes": ["--x"]}, {"owes": [[]]}, {"revision": "1"}]
     )
     def test_so_is_one_that_leads_elsewhere(self, value: dict[str, Any], rules: Rules) -> None:
         leave(rules, b"one\n")
