@@ -220,6 +220,7 @@ class Backlog:
         self._limits = _limits(config, _STATS_TIMEOUTS)
         self._tls = http_context(config)
         self._urls = tuple(dict.fromkeys(urls))
+        self.warning = ""
         self._nsqds = {
             Address(host, port): str(Address(host, port + 1)) for host, port in subscription.nsqds
         }
@@ -233,16 +234,17 @@ class Backlog:
     async def exists(self) -> bool:
         """Look, before SUB creates the topic, whether an nsqd has it; true if unknown.
 
-        Warns if an ephemeral channel is going to take the messages of a topic without a channel.
+        Sets ``warning`` if an ephemeral channel is going to take the messages of a topic without a
+        channel.
         """
         name, channel = self._subscription.topic, self._subscription.channel
         found, is_complete = await self._known()
         waiting = sum(topic.depth for topic in found if not topic.channels)
         if waiting and is_ephemeral(channel):
-            log.warning(
-                "topic %s has no channel: %s takes the %s waiting in it, and those left when it "
-                "ends are lost; a durable channel (--channel NAME) keeps them",
-                *(name, channel, counted(waiting, "message")),
+            self.warning = (
+                f"topic {name} has no channel: {channel} takes the {counted(waiting, 'message')} "
+                "waiting in it, and those left when it ends are lost; a durable channel "
+                "(--channel NAME) keeps them"
             )
         return bool(found) or not is_complete
 

@@ -160,6 +160,8 @@ class Runner:
         self._reason: StopReason = "stopped"
         self._stop_asked = self._at_once = self._is_open = False
         self._left: Left | None = Left()
+        self._warnings: dict[str, str] = {}
+        """Warnings of what happens once a topic is reached, by topic."""
 
     async def run(self) -> RunOutcome:
         """Open the handler, consume until the end, close the handler.
@@ -340,11 +342,16 @@ class Runner:
     def _consumer_for(
         self, subscription: Subscription, handler: Handler, on_reached: Callable[[], object]
     ) -> Consumer:
+        def reached() -> None:
+            if warning := self._warnings.pop(subscription.topic, ""):
+                log.warning("%s", warning)
+            on_reached()
+
         return self._make_consumer(
             subscription,
             handler,
             find=partial(self._find, subscription.topic),
-            on_reached=on_reached,
+            on_reached=reached,
         )
 
     async def _find(self, topic: str, lookupd: str) -> Iterable[Address]:
@@ -363,8 +370,11 @@ class Runner:
         until_empty = self._stop_options.until_empty
         if self._finder or not (until_empty or is_ephemeral(self._channel)):
             return True
+        backlog = self._backlog(subscription)
         async with self._descriptors.requests("/stats"):
-            return await self._backlog(subscription).exists() or not until_empty
+            exists = await backlog.exists()
+        self._warnings[subscription.topic] = backlog.warning
+        return exists or not until_empty
 
     async def _left_of(self, subscription: Subscription) -> Left:
         async with self._descriptors.requests("/stats"):

@@ -136,3 +136,14 @@ async def test_tls_options_without_tls_v1_connect_in_clear_with_a_warning(
     assert not client["tls"]
     (warning,) = {each for each in caplog.messages if "tls-root-ca-file" in each}
     assert "--tls-v1" in warning
+
+
+def test_a_refused_tail_is_not_told_what_it_would_take(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.publish(topic, [b"one"])
+    refused = nsqtools_cli("tail", "--topic", topic, "--tls-v1", *at(nsqd), "-n", "1")
+    assert (refused.code, refused.stderr.count("\n")) == (3, 1)
+    taken = nsqtools_cli("tail", "--topic", topic, *at(nsqd), "-n", "1")
+    assert (taken.code, taken.stdout) == (0, b"one\n")
+    assert "takes the 1 message waiting" in taken.stderr
