@@ -13,10 +13,11 @@ from nsqtools.engine.producer import Producer
 from nsqtools.errors import RefusedError
 from tests.support.eventually import eventually_async
 from tests.support.scripted import Recorder, consume, running, undisturbed
-from tests.support.servers import drained
+from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
+    from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
     from tests.support.tls import Certificate, Certificates
 
