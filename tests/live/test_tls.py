@@ -143,8 +143,9 @@ def test_a_refused_tail_is_not_told_what_it_would_take(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
     nsqd.publish(topic, [b"one"])
-    refused = nsqtools_cli("tail", "--topic", topic, "--tls-v1", *at(nsqd), "-n", "1")
+    command = ("tail", "--topic", topic, *at(nsqd), "--nsqd-http-address", str(nsqd.http))
+    refused = nsqtools_cli(*command, "-n", "1", "--tls-v1")
     assert (refused.code, refused.stderr.count("\n")) == (3, 1)
-    taken = nsqtools_cli("tail", "--topic", topic, *at(nsqd), "-n", "1")
+    taken = nsqtools_cli(*command, "-n", "1")
     assert (taken.code, taken.stdout) == (0, b"one\n")
     assert "takes the 1 message waiting" in taken.stderr
