@@ -182,7 +182,7 @@ _SERVERS = {
 }
 
 
-def _with_fix(text: str) -> str:
+def with_fix(text: str) -> str:
     """The text, or for a server that is not running at its default address, what to do."""
     if not (found := _DEFAULT_SERVER.search(text)):
         return text
@@ -196,7 +196,7 @@ def words(error: BaseException) -> str:
 
     match error:
         case UnreachableError():
-            return _with_fix(describe(error))
+            return with_fix(describe(error))
         case click.ClickException():
             return error.format_message()
         case NSQError():

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.exits import PROGRAM, debugging, describe, one_line, report_through
+from nsqtools.cli.exits import PROGRAM, debugging, describe, one_line, report_through, with_fix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,7 +92,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line without its end, or several with a traceback."""
-        text = record.getMessage()
+        text = with_fix(record.getMessage())
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             text += f": {describe(error)}"
@@ -122,7 +122,7 @@ class JsonFormatter(logging.Formatter):
             "time": f"{clock}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": with_fix(record.getMessage()),
         }
         if record.exc_info and record.exc_info[1] is not None:
             fields["exception"] = describe(record.exc_info[1])

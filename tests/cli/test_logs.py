@@ -171,3 +171,22 @@ def test_the_last_words_of_a_run_are_in_json_too(capsys: pytest.CaptureFixture[s
     assert exits.run(fails, []) == 2
     (record,) = records(capsys)
     assert (record["level"], record["message"]) == ("error", "bad")
+
+
+@pytest.mark.parametrize(
+    ("port", "fix"),
+    [
+        (4150, "--nsqd-tcp-address or --lookupd-http-address"),
+        (4151, "--nsqd-http-address or --lookupd-http-address"),
+        (4161, "--lookupd-http-address"),
+        (4159, ""),
+    ],
+)
+def test_a_server_that_does_not_run_at_its_default_address_leads_to_the_fix(
+    port: int, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = UnreachableError("connection refused", Address("127.0.0.1", port))
+    logs.configure(LogOptions())
+    log.warning("cannot connect: %s", error)
+    for said in (capsys.readouterr().err, f"{exits.words(error)}\n"):
+        assert said.endswith(f"start one, or give {fix}\n" if fix else f"{port}: {error.text}\n")
