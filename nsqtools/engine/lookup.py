@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ClientConfig
     from nsqtools.engine.membership import Subscription
-    from nsqtools.net.http.replies import Registration, TopicStats
+    from nsqtools.net.http.replies import Lookup, Registration, TopicStats
 
 T = TypeVar("T")
 
@@ -42,6 +42,8 @@ STATS_LIMITS: Mapping[str, Any] = dict(
     zip(("connect_timeout", "request_timeout"), _STATS_TIMEOUTS, strict=True)
 )
 """NsqdHTTP's keyword arguments where /stats are asked again and again."""
+MOST_NSQDS = 2000
+"""Maximum nsqds of a topic that are used of one nsqlookupd's list."""
 # How long looking whether a topic exists may delay the start.
 _LOOK_TIMEOUT = 1.0
 
@@ -62,6 +64,22 @@ async def ask_lookupds(
     if not answers.values:
         raise nobody("nsqlookupd", [error for _, error in answers.failures])
     return answers
+
+
+async def _lookup(client: Lookupd, topic: str) -> Lookup:
+    """Return the topic's nsqds.
+
+    Raises HTTPError, also for too many: each costs a connection, and those of a part of the list
+    would leave the messages of the others without a consumer.
+    """
+    found = await client.lookup(topic)
+    if (number := len(found.producers)) > MOST_NSQDS:
+        raise HTTPError(
+            f"/lookup: lists {counted(number, 'nsqd')} of topic {topic}, at most {MOST_NSQDS:,} "
+            f"are possible: give those to consume with --nsqd-tcp-address",
+            client.address,
+        )
+    return found
 
 
 async def nodes(
@@ -107,7 +125,7 @@ async def producers_at(
     Raises HTTPError if it did not.
     """
     async with Lookupd(lookupd, **_poll_limits(config)) as client:
-        found = await client.lookup(topic)
+        found = await _lookup(client, topic)
         silence.heard(Answers([(client.address, found)], []))
     return [producer.tcp for producer in found.producers]
 
@@ -122,7 +140,7 @@ async def find_producers(
     """
     answers = await ask_lookupds(
         subscription.lookupds,
-        lambda client: client.lookup(subscription.topic),
+        lambda client: _lookup(client, subscription.topic),
         **_poll_limits(config),
     )
     silence.heard(answers)
@@ -272,7 +290,7 @@ class Backlog:
         if lookupds := self._subscription.lookupds:
             topic = self._subscription.topic
             try:
-                found = await ask_lookupds(lookupds, lambda c: c.lookup(topic), **self._limits)
+                found = await ask_lookupds(lookupds, lambda c: _lookup(c, topic), **self._limits)
             except UnreachableError as error:
                 unknown.append(str(error))
             else:

@@ -21,6 +21,7 @@ SLACK = 26.0
 MEMORY = 150 << 10
 """KiB, as the kernel counts them."""
 FULL = pytest.mark.full("each command meets each kind of dead cluster")
+MANY = pytest.mark.full("seconds to read a list of 100,000 nsqds")
 
 
 @pytest.fixture(
@@ -57,4 +58,25 @@ def test_a_command_ends_in_time_and_stays_small(
     assert ended.code in codes, ended.stderr[-2000:]
     assert "Traceback" not in ended.stderr
     assert took < TIMEOUT + SLACK
+    assert ended.peak < MEMORY
+
+
+@pytest.mark.parametrize(
+    ("command", "listed", "said"),
+    [
+        (("tail", "-n", "1", "--max-duration", "1m"), 200_000, "16 MiB"),
+        pytest.param(("tail", "-n", "1"), 80_000, "--nsqd-tcp-address", marks=MANY),
+        pytest.param(("doctor", "--timeout", "1m"), 80_000, "only the first", marks=MANY),
+    ],
+    ids=str,
+)
+def test_a_list_of_very_many_nsqds_is_not_used_as_a_whole(
+    nsqtools_cli: Cli, command: tuple[str, ...], listed: int, said: str
+) -> None:
+    with dead_cluster(refusing=listed) as address:
+        where = ("--topic", "t", "--channel", "c", "--lookupd-http-address", str(address))
+        ended = nsqtools_cli.measured(*command, *where)
+    assert ended.code in {1, 3}, ended.stderr[-2000:]
+    assert (lines := [each for each in ended.stderr.splitlines() if said in each])
+    assert all(str(address) in line for line in lines)
     assert ended.peak < MEMORY

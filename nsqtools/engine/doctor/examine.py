@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.units import format_duration
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+from nsqtools.engine.lookup import MOST_NSQDS
 from nsqtools.errors import (
     AuthError,
     HTTPError,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_NSQDS = 2000
-"""Maximum nsqds of each list of an nsqlookupd that are examined."""
 MOMENT = 1.0
 """Interval between two looks at consumers that seem stuck, in seconds."""
 
@@ -180,12 +179,12 @@ class _Examination:
 
     def _first(self, lookupd: Address, nsqds: Sequence[Registration]) -> tuple[Registration, ...]:
         """Return as many nsqds as can be examined; a nsqlookupd may list any number."""
-        if len(nsqds) > _MOST_NSQDS:
+        if len(nsqds) > MOST_NSQDS:
             log.warning(
                 "nsqlookupd %s lists %d nsqds: only the first %d are examined",
-                *(lookupd, len(nsqds), _MOST_NSQDS),
+                *(lookupd, len(nsqds), MOST_NSQDS),
             )
-        return tuple(nsqds[:_MOST_NSQDS])
+        return tuple(nsqds[:MOST_NSQDS])
 
     def _candidates(
         self, lookupds: Sequence[LookupdFacts], infos: dict[str, NsqdInfo | None]
