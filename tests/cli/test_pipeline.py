@@ -452,6 +452,16 @@ def test_a_staging_with_messages_of_a_lost_checkpoint_is_refused(pipeline: Pipel
         assert (code, "lake/_nsqtools/staging: has " in err, "(stream s)" in err) == (1, True, True)
 
 
+def test_so_is_one_beside_a_checkpoint_with_batches_of_its_own(pipeline: Pipeline) -> None:
+    pipeline.waits(0)
+    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "c"}')
+    leave("lake/_nsqtools/staging", "0" * 32)
+    assert "(stream" not in pipeline(*ARCHIVE)[2]
+    leave("lake/_nsqtools/staging", "s")
+    code, _, err = pipeline(*ARCHIVE)
+    assert (code, "(stream s)" in err) == (1, True)
+
+
 def test_a_run_is_refused_while_another_one_goes_on(pipeline: Pipeline) -> None:
     with only_one(str(pipeline.checkpoint)):
         code, _, err = pipeline(*ARCHIVE)

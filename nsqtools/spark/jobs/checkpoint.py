@@ -81,12 +81,14 @@ class Checkpoint:
             return sum(Ledger(self.staging, name).rows() for name in self.staging.list(""))
 
     def check_orphans(self) -> None:
-        """Raise OutputError if messages are staged although the checkpoint does not exist."""
-        if self._last(_OFFSETS) >= 0:
+        """Raise OutputError if messages are staged that belong to another checkpoint."""
+        try:
+            own = {offset.stream for offset in self._offsets()}
+        except _UNREADABLE:
             return
         with as_output_error(self.staging.place):
             for name in self.staging.list(""):
-                if rows := Ledger(self.staging, name).rows():
+                if name not in own and (rows := Ledger(self.staging, name).rows()):
                     raise orphaned(self.staging.place, name, rows)
 
     def check_staged(self) -> None:
