@@ -101,6 +101,19 @@ def test_who_would_be_refused_is_told_so_before_spark_is_started(
     assert not (tmp_path / "spark.log").exists()
 
 
+def test_a_topic_that_no_nsqd_has_is_an_error_and_is_not_created(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    needs_spark("what commands of the pipeline say before they start it")
+    for more in ((), ("--check",)):
+        done = nsqtools_cli(
+            *("pipeline", "archive", "--topic", topic, "--channel", "c", "--output", "lake"),
+            *(*at(nsqd), "--nsqd-http-address", str(nsqd.http), *more),
+        )
+        assert (done.code, topic in done.stderr) == (1, True)
+    assert topic not in {each["topic_name"] for each in nsqd.stats()["topics"]}
+
+
 def test_a_query_of_what_nsqlookupd_knows_is_printed_over_tls_with_a_secret_and_snappy(
     nsqtools_cli: Cli,
     guarded: Nsqd,
