@@ -454,7 +454,7 @@ def test_a_staging_with_messages_of_a_lost_checkpoint_is_refused(pipeline: Pipel
 
 def test_so_is_one_beside_a_checkpoint_with_batches_of_its_own(pipeline: Pipeline) -> None:
     pipeline.waits(0)
-    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "c"}')
+    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "c", "streams": "0000"}')
     leave("lake/_nsqtools/staging", "0" * 32)
     assert "(stream" not in pipeline(*ARCHIVE)[2]
     leave("lake/_nsqtools/staging", "s")
@@ -474,12 +474,12 @@ def test_a_run_is_refused_while_another_one_goes_on(pipeline: Pipeline) -> None:
         assert pipeline(*ARCHIVE, "--lock", "mine/lock")[0] == 75
 
 
-def began(checkpoint: Path, stamp: str | bytes, batch: int = 1) -> None:
-    """Make a checkpoint that has planned this batch, and is done with it."""
-    offset = {"stream": "0" * 32, "batch": batch, "quotas": []}
+def began(checkpoint: Path, stamp: str | bytes, batches: int = 1) -> None:
+    """Make a checkpoint that has planned as many batches, and is done with them."""
     for name in ("offsets", "commits"):
         (checkpoint / name).mkdir(parents=True)
-        (checkpoint / name / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+        for number in range(batches):
+            (checkpoint / name / str(number)).touch()
     stamped = stamp if isinstance(stamp, bytes) else stamp.encode()
     (checkpoint / "nsq-source").write_bytes(stamped)
 
@@ -503,7 +503,7 @@ def test_a_damaged_stamp_is_named_and_left_as_it_is(pipeline: Pipeline, stamp: s
 def test_a_checkpoint_under_which_nothing_was_archived_is_anybodys(pipeline: Pipeline) -> None:
     pipeline.waits(0)
     pipeline.spark(started)
-    began(pipeline.checkpoint, '{"topics": ["u"], "channel": "c"}', batch=0)
+    began(pipeline.checkpoint, '{"topics": ["u"], "channel": "c"}', batches=0)
     assert "Spark is started" in pipeline(*ARCHIVE)[2]
 
 
@@ -561,13 +561,13 @@ class TestCheckpoint:
     def checkpoint(self, tmp_path: Path) -> Path:
         for name in ("offsets", "commits"):
             (tmp_path / "c" / name).mkdir(parents=True)
-        (tmp_path / "c/nsq-source").write_text(json.dumps({"topics": ["t"], "channel": "c"}))
+        stamp = {"topics": ["t"], "channel": "c", "streams": "00"}
+        (tmp_path / "c/nsq-source").write_text(json.dumps(stamp))
         return tmp_path / "c"
 
     def done(self, checkpoint: Path, batch: int, *logs: str) -> None:
-        offset = {"stream": "0" * 32, "batch": batch + 1, "quotas": []}
         for name in logs:
-            (checkpoint / name / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+            (checkpoint / name / str(batch)).touch()
             (checkpoint / name / f".{batch}.crc").write_text("")
 
     def settled(self, checkpoint: Path, channel: str = "c") -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from nsqtools.errors import OutputError
-from nsqtools.spark.jobs.checkpoint import Checkpoint
+from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
 from nsqtools.spark.lake.folders import sync_log
 from nsqtools.spark.source import source
 from nsqtools.spark.source.plans import Offset, Quota
@@ -20,7 +17,7 @@ from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.stores.mounted import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import pytest
 
 
 def test_the_newest_entries_and_all_names_above_are_synced(
@@ -67,56 +64,36 @@ def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(
     assert [path.name[0] for path in staging.glob("*/*")] == ["d"]
 
 
-def offset(batch: int) -> Offset:
-    quotas = (Quota("events", "127.0.0.1:4150", 1),)
-    return Offset("a" * 32, batch, quotas if batch else ())
+QUOTAS = (Quota("events", "127.0.0.1:4150", 1),)
 
 
-@pytest.fixture
-def write_log(tmp_path: Path) -> Callable[[list[int], int], str]:
-    """Makes a checkpoint in which so many of the batches with these offsets are committed."""
-
-    def write(batches: list[int], commits: int) -> str:
-        for name in ("offsets", "commits"):
-            (tmp_path / "state" / name).mkdir(parents=True)
-        for number, batch in enumerate(batches):
-            text = f"v1\n{{}}\n{json.dumps(offset(batch).to_json())}"
-            (tmp_path / "state/offsets" / str(number)).write_text(text)
-        for number in range(commits):
-            (tmp_path / "state/commits" / str(number)).touch()
-        return str(tmp_path / "state")
-
-    return write
-
-
-def test_a_batch_under_way_is_refused_in_a_staging_that_does_not_have_it(
-    tmp_path: Path, write_log: Callable[[list[int], int], str]
-) -> None:
-    checkpoint = write_log([0, 1, 2], 2)
-    Ledger(LocalStore(str(tmp_path / "old")), "a" * 32).prepare(offset(2))
-    Checkpoint(checkpoint, str(tmp_path / "old")).check_staged()
-    with pytest.raises(OutputError, match="--staging"):
-        Checkpoint(checkpoint, str(tmp_path / "new")).check_staged()
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("batches", "commits"),
-    # The last is of nothing new: Spark makes some for what it aggregates.
-    [([], 0), ([0], 0), ([0, 1], 2), ([0, 1, 1], 2)],
-)
-def test_where_none_is_under_way_any_staging_will_do(
+def test_of_several_streams_those_with_the_name_of_the_checkpoint_are_its_own(
     tmp_path: Path,
-    write_log: Callable[[list[int], int], str],
-    batches: list[int],
-    commits: int,
 ) -> None:
-    Checkpoint(write_log(batches, commits), str(tmp_path / "new")).check_staged()
+    checkpoint = Checkpoint(str(tmp_path / "state"), str(tmp_path / "staging"))
+    group = Stamp(checkpoint, {}).group
+    own = [Offset(f"{group}{name * 16}", 1, QUOTAS) for name in "ab"]
+    for offset in [*own, Offset("c" * 32, 1, QUOTAS)]:
+        Ledger(checkpoint.staging, offset.stream).prepare(offset)
+    assert checkpoint.planned() == own
+    checkpoint.clean({own[0].stream: 1})
+    assert checkpoint.planned() == own[1:]
+    assert Stamp(checkpoint, {}).group == group
 
 
-def test_what_cannot_be_looked_at_is_left_to_spark(
-    tmp_path: Path, write_log: Callable[[list[int], int], str]
+def test_a_commit_lasts_before_its_batch_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint = write_log([0], 0)
-    (tmp_path / "state/offsets/1").write_text("torn")
-    Checkpoint(checkpoint, str(tmp_path / "new")).check_staged()
+    checkpoint = Checkpoint(str(tmp_path / "state"), str(tmp_path / "staging"))
+    offset = Offset("a" * 32, 1, QUOTAS)
+    Ledger(checkpoint.staging, offset.stream).prepare(offset)
+    (tmp_path / "state/commits").mkdir(parents=True)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        checkpoint.clean({offset.stream: 1})
+    assert "input/output error" in caplog.text
+    assert Ledger(checkpoint.staging, offset.stream).pending() == offset

@@ -89,10 +89,10 @@ def archive(
     Raises ConfigError, before any message is received, for SQL that Spark cannot parse and for a
     checkpoint of other topics.
     """
-    frame = read(spark, settings.source, settings.stream)
+    stamp = Stamp(settings.checkpoint, settings.stamp)
+    frame = read(spark, {**settings.source, "streamGroup": stamp.group}, settings.stream)
     if schema := body_schema(spark, settings.shape.schema, settings.shape.infer):
         frame = counted_corrupt(with_columns(frame, schema), "archive")
-    stamp = Stamp(settings.checkpoint, settings.stamp)
     writer = ArchiveWriter(settings, stamp)
     writer.check(frame)
     return run(frame, writer.write, settings.stream, stamp=stamp, stop=stop, report=report)
@@ -108,7 +108,7 @@ class ArchiveWriter:
         self._partitions = (*PARTITIONS[:2], *more)
         self._files: BatchFiles | None = None
         if shape.format != "delta":
-            self._files = BatchFiles(settings.output, shape.format, settings.checkpoint, stamp)
+            self._files = BatchFiles(settings.output, shape.format, stamp)
 
     def check(self, frame: DataFrame) -> None:
         """Raise ConfigError if the columns cannot be selected or the format cannot be written."""

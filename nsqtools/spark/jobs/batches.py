@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
+    from nsqtools.spark.jobs.checkpoint import Stamp
     from nsqtools.spark.jobs.progress import Written
     from nsqtools.spark.source.plans import Quota
 
@@ -25,10 +25,9 @@ _PER_TASK = 10_000
 class BatchFiles:
     """Writes batches of a checkpoint to an output, as ``form`` (parquet or json)."""
 
-    def __init__(self, output: str, form: str, checkpoint: Checkpoint, stamp: Stamp) -> None:
+    def __init__(self, output: str, form: str, stamp: Stamp) -> None:
         self._output = output
         self._form = form
-        self._checkpoint = checkpoint
         self._stamp = stamp
 
     def write(
@@ -43,7 +42,7 @@ class BatchFiles:
         if self._stamp.changed:
             remove_batch(self._output, name)
             self._stamp.settle()
-        offsets = self._checkpoint.planned(number) if few else []
+        offsets = self._stamp.checkpoint.planned() if few else []
         tasks = tasks_for([quota for offset in offsets for quota in offset.quotas])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
         return summary(write_files(rows, self._output, self._form, name=name, tasks=tasks, **more))

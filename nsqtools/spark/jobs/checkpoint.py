@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from nsqtools.errors import ConfigError, NSQError, OutputError
-from nsqtools.spark.source.plans import Offset
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark.lake.folders import sync_log
 from nsqtools.spark.staging.ledger import Ledger, orphaned
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
@@ -17,14 +18,13 @@ from nsqtools.stores.places import below, local
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.stores.interface import Store
+    from nsqtools.spark.source.plans import Offset
+
+log = logging.getLogger(__name__)
 
 _OFFSETS, _COMMITS = "offsets", "commits"
-_NO_OFFSET = "-"
 _STAMP = "nsq-source"
-OFFSET_VERSION = "spark.sql.streaming.offsetLog.formatVersion"
-"""The property of Spark for the form of its offset log, of which 1 is supported."""
-_UNREADABLE = (OSError, ValueError, LookupError, NSQError)
+_GROUP = "streams"
 
 
 class Checkpoint:
@@ -43,25 +43,15 @@ class Checkpoint:
         """Whether there is no unfinished batch."""
         return self._last(_OFFSETS) == self._last(_COMMITS)
 
-    def committed(self) -> int:
-        """Return the last committed batch of the only stream.
-
-        Raises OSError or ValueError if a log is damaged.
-        """
-        found = self._offsets(self._last(_OFFSETS) - self._last(_COMMITS))
-        return found[0].batch if found else 0
-
-    def planned(self, batch: int) -> list[Offset]:
-        """Return the offsets of a batch, by Spark's number of it; none if Spark has none."""
-        with as_output_error(self.place), contextlib.suppress(FileNotFoundError):
-            return self._logged(batch)
-        return []
+    def planned(self) -> list[Offset]:
+        """Return the batches of messages that are planned and not known to be committed."""
+        with as_output_error(self.staging.place):
+            found = [Ledger(self.staging, name).pending() for name in self._streams()]
+        return [offset for offset in found if offset]
 
     def is_unused(self) -> bool:
-        """Whether no batch of messages has been planned."""
-        with contextlib.suppress(*_UNREADABLE):
-            return not any(offset.batch for offset in self._offsets())
-        return False
+        """Whether no batch has been planned."""
+        return self._last(_OFFSETS) < 0
 
     def is_settled(self, stamp: Mapping[str, Any]) -> bool:
         """Whether there is no work left: it is unused, or its last run had the same settings.
@@ -72,39 +62,42 @@ class Checkpoint:
             return False
         said = self.read_stamp()
         if said is None:
-            return self._last(_OFFSETS) < 0
-        return said == stamp and not self._has_forgotten()
+            return self.is_unused()
+        return said == {**stamp, _GROUP: said.get(_GROUP)} and not self.planned()
 
     def staged(self) -> int:
         """Return the number of messages in the staging."""
         with as_output_error(self.staging.place):
             return sum(Ledger(self.staging, name).rows() for name in self.staging.list(""))
 
+    def clean(self, batches: Mapping[str, int]) -> None:
+        """Remove the staging of each stream up to a batch that Spark has committed.
+
+        Raises nothing: failures are logged, and the next run tries again.
+        """
+        try:
+            if (path := local(self.place)) is not None:
+                sync_log(str(path), _COMMITS)
+        except OutputError as error:
+            log.warning("%s", error)
+            return
+        for stream, batch in batches.items():
+            Ledger(self.staging, stream).clean(batch)
+
+    def group(self) -> str:
+        """Return the beginning of the names of its streams; empty if that is not known."""
+        said = self.read_stamp()
+        if said is not None and _GROUP in said:
+            return str(said[_GROUP])
+        return uuid4().hex[:16] if self.is_unused() else ""
+
     def check_orphans(self) -> None:
         """Raise OutputError if messages are staged that belong to another checkpoint."""
-        try:
-            own = {offset.stream for offset in self._offsets()}
-        except _UNREADABLE:
-            return
+        group = self.group()
         with as_output_error(self.staging.place):
             for name in self.staging.list(""):
-                if name not in own and (rows := Ledger(self.staging, name).rows()):
+                if not name.startswith(group) and (rows := Ledger(self.staging, name).rows()):
                     raise orphaned(self.staging.place, name, rows)
-
-    def check_staged(self) -> None:
-        """Raise OutputError if the unfinished batch is staged elsewhere.
-
-        The source would raise the same error when Spark asks for the batch.
-        """
-        if self.is_finished():
-            return
-        try:
-            found, before = self._offsets(), self._offsets(1)
-        except _UNREADABLE:
-            return
-        for offset in found:
-            if offset.quotas and offset not in before:
-                Ledger(self.staging, offset.stream).expect(offset)
 
     def read_stamp(self) -> Mapping[str, Any] | None:
         """Return the settings of the last run; None if there are none."""
@@ -121,33 +114,9 @@ class Checkpoint:
             "--topic, --channel and --output, or give another --checkpoint"
         )
 
-    def _has_forgotten(self) -> bool:
-        """Whether a batch is staged that a power failure has removed from Spark's log.
-
-        Also true if that cannot be determined.
-        """
-        try:
-            return any(
-                Ledger(self.staging, offset.stream).prepared(offset.batch + 1) is not None
-                for offset in self._offsets()
-            )
-        except _UNREADABLE:
-            return True
-
-    def _offsets(self, back: int = 0) -> list[Offset]:
-        """Those of the last batch, or of one before. Raises any of _UNREADABLE."""
-        batch = self._last(_OFFSETS) - back
-        return self._logged(batch) if batch >= 0 else []
-
-    def _logged(self, batch: int) -> list[Offset]:
-        """Spark's log has its version, facts about the batch, and a line for each source."""
-        version, _, *lines = self.store.get(f"{_OFFSETS}/{batch}").decode().splitlines()
-        if version != "v1":
-            raise OutputError(
-                f"{self.place}: offset log of version {version}: give another --checkpoint, and "
-                f"leave {OFFSET_VERSION} at 1"
-            )
-        return [Offset.from_json(json.loads(line)) for line in lines if line != _NO_OFFSET]
+    def _streams(self) -> list[str]:
+        group = self.group()
+        return sorted(name for name in self.staging.list("") if name.startswith(group))
 
     def _last(self, folder: str) -> int:
         """The highest batch of a log of Spark's; -1 if there is none."""
@@ -168,14 +137,16 @@ class Stamp:
 
         Raises as ``check`` does.
         """
-        self._store: Store = checkpoint.store
-        self._stamp = stamp
+        self.checkpoint = checkpoint
+        self.group = checkpoint.group()
+        """The beginning of the names of its streams, for the source."""
+        self._stamp = {**stamp, _GROUP: self.group}
         said = self.check(checkpoint, stamp)
         # Without a stamp what was left is not known: until that is removed this is not like it.
-        self.changed = said != stamp
+        self.changed = said != self._stamp
         """Whether files of other settings may have been left."""
-        if said is None:
-            self._write(dict(stamp) | {"settled": False})
+        if said is None or _GROUP not in said:
+            self._write({**self._stamp, "settled": False})
 
     @staticmethod
     def check(checkpoint: Checkpoint, stamp: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -196,8 +167,8 @@ class Stamp:
             self.changed = False
 
     def _write(self, stamp: Mapping[str, Any]) -> None:
-        with as_output_error(self._store.place):
-            self._store.put(_STAMP, json.dumps(stamp).encode())
+        with as_output_error(self.checkpoint.place):
+            self.checkpoint.store.put(_STAMP, json.dumps(stamp).encode())
 
 
 def stamp_of(

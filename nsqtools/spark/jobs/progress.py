@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from nsqtools.spark.lake.bodies import CORRUPT_COUNT
+from nsqtools.spark.source.plans import Offset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,13 +91,14 @@ class ProgressListener(StreamingQueryListener):
     """Reports the progress of one query; Spark calls it in its own thread, late but in order.
 
     It takes what was ``written`` of a batch from there. ``query`` is set once the query has an id,
-    ``ended`` after its last report.
+    ``ended`` after its last report. ``committed`` has the newest committed batch of each stream.
     """
 
     def __init__(self, written: dict[int, Written], report: Callable[[Progress], None]) -> None:
         self.query = ""
         self.totals = Totals()
         self.ended = threading.Event()
+        self.committed: dict[str, int] = {}
         self._written = written
         self._report = report
 
@@ -107,6 +109,9 @@ class ProgressListener(StreamingQueryListener):
         """Report a completed batch, or a check that found no messages."""
         progress = event.progress
         if str(progress.id) == self.query:
+            for source in progress.sources:
+                offset = Offset.from_json(json.loads(source.endOffset))
+                self.committed[offset.stream] = offset.batch
             written = self._written.pop(progress.batchId, Written(0))
             found = facts(progress, written, time.time())
             self.totals.add(found)

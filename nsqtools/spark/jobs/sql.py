@@ -122,11 +122,11 @@ def query_stream(
     report: Callable[[Progress], None],
 ) -> Totals:
     """Run the query on batch after batch; errors are those of ``archive.archive``."""
-    found = _of_topics(spark, settings)
     checkpoint = Checkpoint(settings.stream.checkpoint, settings.source["stagingLocation"])
     before = Stamp.check(checkpoint, settings.stamp)
     stamp = Stamp(checkpoint, settings.stamp)
-    writer = _ResultWriter(settings, checkpoint, stamp)
+    found = _of_topics(spark, settings, stamp.group)
+    writer = _ResultWriter(settings, stamp)
     writer.check(found)
     try:
         return run(found, writer.write, settings.stream, stamp=stamp, stop=stop, report=report)
@@ -195,7 +195,7 @@ def explain(
     return printed.getvalue()
 
 
-def _of_topics(spark: SparkSession, settings: StreamSettings) -> DataFrame:
+def _of_topics(spark: SparkSession, settings: StreamSettings, group: str = "") -> DataFrame:
     """The result of the query; raises ConfigError.
 
     Only tables that the query may name are made, because each one asks Spark for a source.
@@ -205,7 +205,8 @@ def _of_topics(spark: SparkSession, settings: StreamSettings) -> DataFrame:
     tables = {topic: topic for topic in subscribed.split(",")} | {_TABLE: subscribed}
     for name, topics in tables.items():
         if name.lower() in query.text.lower():
-            frame = read(spark, {**settings.source, "subscribe": topics}, settings.stream)
+            own = {"subscribe": topics, "streamGroup": group}
+            frame = read(spark, {**settings.source, **own}, settings.stream)
             if schema:
                 frame = counted_corrupt(with_columns(frame, schema), name)
             _name(_timed(frame, query), name)
@@ -251,12 +252,12 @@ def _asked(spark: SparkSession, query: Query) -> DataFrame:
 
 
 class _ResultWriter:
-    def __init__(self, settings: StreamSettings, checkpoint: Checkpoint, stamp: Stamp) -> None:
+    def __init__(self, settings: StreamSettings, stamp: Stamp) -> None:
         self._settings = settings
         self._target = settings.target
         self._stamp = stamp
         form = settings.target.kind
-        self._files = BatchFiles(settings.target.output, form, checkpoint, stamp)
+        self._files = BatchFiles(settings.target.output, form, stamp)
         self._is_stateful = False
 
     def check(self, rows: DataFrame) -> None:

@@ -8,8 +8,6 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import ConfigError
-from nsqtools.spark.jobs.checkpoint import OFFSET_VERSION
 from nsqtools.spark.jobs.progress import ProgressListener
 from nsqtools.spark.sparksession import explain
 from nsqtools.stores.places import as_url, local
@@ -71,12 +69,9 @@ def run(
     """Write batch after batch; return when all is drained, or soon after ``stop`` is set.
 
     The current batch is completed first. If another batch has been planned but not started, the
-    next run starts with it. The stamp is written once all is drained. Raises NSQError, and errors
-    of ``write``.
+    next run starts with it. At the end the staging of committed batches is removed, and once all
+    is drained the stamp is written. Raises NSQError, and errors of ``write``.
     """
-    version = frame.sparkSession.conf.get(OFFSET_VERSION, "1")
-    if version != "1":
-        raise ConfigError(f"--conf {OFFSET_VERSION}={version}: only version 1 is supported")
     batches = _Batches(write, stop)
     listener = ProgressListener(batches.written, report)
     streams = frame.sparkSession.streams
@@ -103,6 +98,7 @@ def run(
     finally:
         with contextlib.suppress(Exception):
             streams.removeListener(listener)
+        stamp.checkpoint.clean(listener.committed)
     if stream.trigger is None and not stop.is_set():
         stamp.settle()
     return listener.totals

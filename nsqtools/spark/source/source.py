@@ -93,15 +93,16 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark also calls this while the first batch of a checkpoint is not committed.
         """
         name = self._settings.stream
-        self._stream = self._stream or name or uuid4().hex
+        self._stream = self._stream or name or f"{self._settings.group}{uuid4().hex}"
         return Offset(self._stream, self._ledger(name).done() if name else 0, ()).to_json()
 
     def _refuse_orphans(self, own: str) -> None:
         """Raise OutputError if the staging has messages that a new checkpoint would never write."""
+        own = self._settings.group or own
         staging = open_store(self._settings.staging)
         with as_output_error(staging.place):
             for stream in staging.list(""):
-                if stream != own and (rows := Ledger(staging, stream).rows()):
+                if not stream.startswith(own) and (rows := Ledger(staging, stream).rows()):
                     raise orphaned(staging.place, stream, rows)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -129,10 +130,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = Offset.from_json(start)
         if not self._probed:
             probe(open_store(self._settings.staging))
+            if not (offset.batch or self._settings.stream):
+                self._refuse_orphans(offset.stream)
             self._probed = True
         self._account(offset)
-        if not (offset.batch or self._settings.stream):
-            self._refuse_orphans(offset.stream)
         if self._available_now or self._prepared != offset.batch:
             self._clean(offset)
         # Spark does not fsync its log: what it forgot in a power failure was staged all the same.

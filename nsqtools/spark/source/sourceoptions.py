@@ -50,6 +50,7 @@ _REQUIRED = {
 _OPTIONAL = {
     "checkpointPath": ("checkpoint", Option("text", "")),
     "streamName": ("stream", Option("text", "")),
+    "streamGroup": ("group", Option("text", "")),
     "maxMessagesPerTrigger": ("max_messages", Option("integer", "", minimum=0)),
     "connectionsPerNsqd": ("connections", Option("integer", "", minimum=1, maximum=1000)),
     "maxInFlight": ("max_in_flight", Option("integer", "", minimum=1)),
@@ -101,6 +102,8 @@ class SourceSettings(SharedSettings[ConsumerConfig]):
     """Path of the query's checkpoint if it is local; its logs are synced."""
     stream: str = ""
     """Name of the stream in a new checkpoint, to continue with messages staged under that name."""
+    group: str = ""
+    """Beginning of the names of all streams of the checkpoint: a query may have several."""
     max_messages: int = 0
     """Maximum messages per micro-batch; 0 for no limit."""
     connections: int = 2

@@ -178,6 +178,12 @@ class Ledger:
         with as_output_error(self.folder):
             return max(_numbers("done-", self.names()), default=0)
 
+    def pending(self) -> Offset | None:
+        """Return the newest batch that was not committed. Raises OSError or OutputError."""
+        names = self.names()
+        newest = max(self.batches(names), default=0)
+        return self.prepared(newest) if newest > max(_numbers("done-", names), default=0) else None
+
     def clean(self, upto: int) -> None:
         """Driver: remove committed batches up to this one, as far as they exist.
 

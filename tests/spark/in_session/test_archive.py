@@ -227,6 +227,24 @@ def test_what_a_killed_run_left_is_removed_also_where_the_stamp_is_gone(lake: La
     assert {each.name for each in stamp.parent.glob("nsq-source*")} == {"nsq-source"}
 
 
+def test_a_run_goes_on_whatever_form_the_log_of_spark_has(lake: Lake) -> None:
+    """And what was committed is not staged when the run ends."""
+    version = "spark.sql.streaming.offsetLog.formatVersion"
+    lake.spark.conf.set(version, "2")
+    try:
+        lake.publish(b"1", b"2")
+        with crashing(WRITTEN):
+            lake.archive()
+        assert not lake.settings().checkpoint.is_settled(lake.settings().stamp)
+        lake.publish(b"3")
+        lake.archive()
+    finally:
+        lake.spark.conf.unset(version)
+    assert lake.bodies == Counter([b"1", b"2", b"3"])
+    assert lake.settings().checkpoint.planned() == []
+    assert lake.settings().checkpoint.is_settled(lake.settings().stamp)
+
+
 def test_files_of_other_tasks_of_a_killed_run_are_removed(lake: Lake) -> None:
     """SQL may shuffle rows, and then the tasks depend on the machine."""
     lake.publish(b"1", b"2")

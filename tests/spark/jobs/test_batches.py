@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.spark.jobs.batches import named, remove_batch, tasks_for
-from nsqtools.spark.jobs.checkpoint import Checkpoint
-from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.source.plans import Quota
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,16 +41,6 @@ def test_a_batch_has_as_many_tasks_as_its_plan_is_worth(
     counts: tuple[int, ...], tasks: int | None
 ) -> None:
     assert tasks_for(quotas(*counts)) == tasks
-
-
-def test_the_plan_of_a_batch_is_in_the_log_of_spark(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(str(tmp_path), str(tmp_path / "staging"))
-    assert checkpoint.planned(3) == []
-    offsets = [Offset("abc", 4, quotas(4, 3)), Offset("def", 1, quotas(2))]
-    (tmp_path / "offsets").mkdir()
-    lines = [json.dumps(each.to_json()) for each in offsets]
-    (tmp_path / "offsets/3").write_text("\n".join(["v1", "{}", "-", *lines]))
-    assert checkpoint.planned(3) == offsets
 
 
 def test_of_an_output_only_the_batch_is_removed(tmp_path: Path) -> None:

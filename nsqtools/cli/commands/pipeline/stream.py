@@ -32,7 +32,6 @@ from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
-from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.stores import open_store, probe
 from nsqtools.stores.places import OURS, as_url, below, local
 
@@ -171,7 +170,6 @@ class StreamJob:
             if local(self.places.staging) is None:
                 probe(checkpoint.staging)
             Stamp.check(checkpoint, self.stamp)
-            checkpoint.check_staged()
             checkpoint.check_orphans()
             asyncio.run(self._run(guard))
 
@@ -185,9 +183,6 @@ class StreamJob:
         try:
             asyncio.run(self._run(guard))
         finally:
-            with contextlib.suppress(OSError, ValueError, LookupError):
-                done = checkpoint.committed()
-                Ledger(checkpoint.staging, self.source["streamName"]).clean(done)
             if left := checkpoint.staged():
                 log.warning(
                     "%s received but not completely shown, kept in %s: the next query of the same "
