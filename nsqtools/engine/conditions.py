@@ -85,8 +85,8 @@ class Count:
 class Conditions:
     """Decides when duration, idle time or empty channels end a run, and counts remaining messages.
 
-    ``left_of`` asks nsqds how many messages they hold for a subscription. ``complete()`` says
-    whether all topics are known.
+    ``left_of`` asks nsqds how many messages they hold for a subscription. ``unlisted()`` names the
+    servers whose topics are not known.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Conditions:
         subscriptions: Subscriptions,
         *,
         left_of: Callable[[Subscription], Awaitable[Left]],
-        complete: Callable[[], bool],
+        unlisted: Callable[[], tuple[str, ...]],
     ) -> None:
         self._subscriptions = subscriptions
         self._left_of = left_of
-        self._complete = complete
+        self._unlisted = unlisted
         self._rule = StopRule(
             max_duration=options.max_duration or None,
             idle_timeout=options.idle_timeout or None,
@@ -149,7 +149,8 @@ class Conditions:
 
     async def left(self) -> Left:
         """Return what the nsqds hold for all topics now."""
-        return sum(await call_each(self._subscriptions.current(), self._left_of), Left())
+        found = await call_each(self._subscriptions.current(), self._left_of)
+        return sum(found, Left(unknown=self._unlisted()))
 
     async def left_at_end(self) -> Left | None:
         """Return what is left after all topics were drained; None if it cannot be known."""
@@ -167,7 +168,7 @@ class Conditions:
         """Note how many consecutive checks find every channel empty, or servers silent."""
         # While messages are in flight here, there is no need to ask.
         left = None
-        if not self._subscriptions.in_flight and self._complete():
+        if not self._subscriptions.in_flight:
             left = await self.left()
         if left is None or self._subscriptions.in_flight:
             self._empties, self._silent_since = 0, None

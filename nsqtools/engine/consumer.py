@@ -303,6 +303,7 @@ class Consumer:
         self._drop_refused()
         self._drop_expired(batch)
         if not batch.is_settled:
+            batch.leave_out_settled()
             await self._handle(batch, is_given_up)
         self._handled = None
 
@@ -342,14 +343,21 @@ class Consumer:
         if self._toucher:
             self._toucher.cancel()
         interval = _TOUCH_CHECK * self._flow.msg_timeout
-        self._toucher = self._loop.call_later(interval, self._touch)
+        self._toucher = self._loop.call_later(interval, self._touch_again)
+
+    def _touch_again(self) -> None:
+        try:
+            self._touch()
+        except Exception as error:
+            self._break(error)
 
     def _drop_refused(self) -> None:
         """Forget messages whose TOUCH was refused, but not those that have come again since."""
         if refused := self._flow.touch_refused:
             for batch in self._unsettled():
                 if batch.touched:
-                    batch.forget([each for each in batch.unsettled() if each.id in refused])
+                    late = [m for m in batch.unsettled() if (batch.source, m.id) in refused]
+                    batch.forget(late)
             refused.clear()
 
     def _unsettled(self) -> Iterator[Batch]:
@@ -405,7 +413,7 @@ class Consumer:
         drain_timeout = self._config.drain_timeout
         deadline = self._loop.time() + drain_timeout
         connections = [link.connection for link in self._flow.links.values()]
-        silent = await stop_messages(connections, within=drain_timeout)
+        await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
@@ -426,7 +434,7 @@ class Consumer:
         if connections:
             await asyncio.sleep(_LINGER)
         ending = [link.connection for link in self._flow.links.values()]
-        await together(*(c.close(drain=0.0) if c in silent else c.close() for c in ending))
+        await together(*(c.close() if c.answered_cls else c.close(drain=0.0) for c in ending))
         if error:
             raise error
         if worker.done() and not worker.cancelled():

@@ -109,7 +109,8 @@ class Link(Listener):
         """Count it; it is no failure of the handler, so there is no backoff (go-nsq#116)."""
         log.debug("%s", error)
         if error.code == "E_TOUCH_FAILED":  # nsqd names the message (protocol_v2.go, TOUCH)
-            self._flow.touch_refused.update(word.encode() for word in error.text.split()[2:3])
+            address, late = connection.address, error.text.split()[2:3]
+            self._flow.touch_refused.update((address, word.encode()) for word in late)
             return
         self._flow.stats.too_late += 1
         if error.code == "E_FIN_FAILED":
@@ -123,11 +124,10 @@ class Link(Listener):
     # Called by batches, as their Settle.
 
     def finish(self, messages: Sequence[Message]) -> None:
-        """Send FIN, unless the connection is lost: nsqd redelivers its messages."""
-        if not self.connection.is_lost:
-            self._flow.settled(finished=len(messages))
-            self.connection.settle(finish=[message.id for message in messages])
-            self._settled()
+        """Send FIN."""
+        self._flow.settled(finished=len(messages))
+        self.connection.settle(finish=[message.id for message in messages])
+        self._settled()
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
         """Send REQ with ``delay`` seconds, or with the configured delay."""
@@ -146,9 +146,10 @@ class Link(Listener):
         self._settled()
 
     def touch(self, messages: Sequence[Message]) -> None:
-        """Send TOUCH."""
-        self._flow.stats.touched += len(messages)
-        self.connection.settle(touch=[message.id for message in messages])
+        """Send TOUCH, unless the connection is lost."""
+        if not self.connection.is_lost:
+            self._flow.stats.touched += len(messages)
+            self.connection.settle(touch=[message.id for message in messages])
 
     def forget(self, messages: Sequence[Message]) -> None:
         """Send nothing, but count the messages as timed out and no longer in flight."""
@@ -189,8 +190,8 @@ class Flow:
         """When the handler got its current batch; None while it has none."""
         self._config = config
         self._rng = rng
-        self.touch_refused: set[bytes] = set()
-        """The ids of messages that timed out before they were touched."""
+        self.touch_refused: set[tuple[Address, bytes]] = set()
+        """The nsqds and ids of messages that timed out before they were touched."""
         self.refused = refused
         self._deliver = deliver
         self._lost = lost
@@ -368,11 +369,11 @@ class Flow:
         self._timers[name] = self._loop.call_at(when, run)
 
 
-async def stop_messages(connections: Sequence[Connection], *, within: float) -> set[Connection]:
-    """Send CLS, and wait for the answers for a moment; returns the connections without one."""
+async def stop_messages(connections: Sequence[Connection], *, within: float) -> None:
+    """Send CLS, and wait for the answers for a moment."""
     for connection in connections:
         connection.stop_messages()
-    waiting = {asyncio.ensure_future(each.wait_closing()): each for each in connections}
+    waiting = [asyncio.ensure_future(each.wait_closing()) for each in connections]
     left = set(waiting)
     try:
         for most, until in (
@@ -384,4 +385,3 @@ async def stop_messages(connections: Sequence[Connection], *, within: float) -> 
                 _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
     finally:
         await end(waiting)
-    return {waiting[each] for each in left}

@@ -114,11 +114,12 @@ class Batch(Sequence[Message]):
         self._unsettled: dict[Message, None] | None = None
 
     def finish(self, messages: Iterable[Message] | None = None) -> None:
-        """Finish these messages, or all unsettled ones."""
-        if chosen := self._take(messages):
-            lost = self.is_lost()
+        """Finish these messages, or all unsettled ones; those that nsqd redelivers are dropped."""
+        if self.is_lost():
+            self.forget(messages)
+        elif chosen := self._take(messages):
             self._settle.finish(chosen)
-            self._tell(0 if lost else len(chosen), of=len(chosen))
+            self._tell(len(chosen), of=len(chosen))
 
     def requeue(
         self,
@@ -143,6 +144,11 @@ class Batch(Sequence[Message]):
         if chosen := self._take(messages):
             self._settle.forget(chosen)
             self._tell(0, of=len(chosen))
+
+    def leave_out_settled(self) -> None:
+        """Consist of the unsettled messages only; no handler has seen the others."""
+        if self._unsettled is not None:
+            self._messages, self._unsettled, self._size = list(self._unsettled), None, None
 
     def touch(self, messages: Iterable[Message] | None = None) -> None:
         """Touch these messages, or all unsettled ones: their timeout starts anew."""

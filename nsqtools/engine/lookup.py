@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nsqtools.config import ConsumerConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.membership import Silence
-from nsqtools.errors import HTTPError, UnreachableError
+from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.daemons import (
     Answers,
@@ -69,17 +69,27 @@ async def ask_lookupds(
 async def _lookup(client: Lookupd, topic: str) -> Lookup:
     """Return the topic's nsqds.
 
-    Raises HTTPError, also for too many: each costs a connection, and those of a part of the list
-    would leave the messages of the others without a consumer.
+    Raises HTTPError, also for too many: the answer of this nsqlookupd is not used.
     """
     found = await client.lookup(topic)
-    if (number := len(found.producers)) > MOST_NSQDS:
-        raise HTTPError(
-            f"/lookup: lists {counted(number, 'nsqd')} of topic {topic}, at most {MOST_NSQDS:,} "
-            f"are possible: give those to consume with --nsqd-tcp-address",
-            client.address,
-        )
+    try:
+        _check_number(client.address, topic, len(found.producers))
+    except ConfigError as error:
+        raise HTTPError(str(error), client.address) from error
     return found
+
+
+def _check_number(lookupd: Address | None, topic: str, nsqds: int) -> None:
+    """Raise ConfigError for too many nsqds.
+
+    Each costs a connection, and to take a part of the list would leave the messages of the others
+    without a consumer.
+    """
+    if nsqds > MOST_NSQDS:
+        raise ConfigError(
+            f"nsqlookupd{f' {lookupd}' if lookupd else ''}: lists {counted(nsqds, 'nsqd')} for "
+            f"topic {topic}, at most {MOST_NSQDS:,} are possible: give some with --nsqd-tcp-address"
+        )
 
 
 async def nodes(
@@ -108,7 +118,9 @@ async def find_targets(
             (others if hidden is None else having).append(tcp)
     if not (having or others):
         raise UnreachableError(f"nsqlookupd lists no nsqd to publish topic {topic} to")
-    return having or others
+    found = having or others
+    _check_number(None, topic, len(found))
+    return found
 
 
 def nobody(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError:
@@ -122,18 +134,19 @@ async def producers_at(
 ) -> list[Address]:
     """Return the topic's nsqds as one nsqlookupd lists them; ``silence`` notes that it answered.
 
-    Raises HTTPError if it did not.
+    Raises HTTPError if it did not, and ConfigError for too many.
     """
     async with Lookupd(lookupd, **_poll_limits(config)) as client:
-        found = await _lookup(client, topic)
+        found = await client.lookup(topic)
+        _check_number(client.address, topic, len(found.producers))
         silence.heard(Answers([(client.address, found)], []))
     return [producer.tcp for producer in found.producers]
 
 
 async def find_producers(
     subscription: Subscription, config: ConsumerConfig, silence: Silence
-) -> dict[Address, Registration]:
-    """Return the topic's nsqds by broadcast_address:tcp_port.
+) -> tuple[dict[Address, Registration], list[UnreachableError]]:
+    """Return the topic's nsqds by broadcast_address:tcp_port, and the errors of nsqlookupds.
 
     ``silence`` may be shared to log each nsqlookupd once. Raises UnreachableError if no nsqlookupd
     answered (building_client_libraries, Discovery).
@@ -144,7 +157,8 @@ async def find_producers(
         **_poll_limits(config),
     )
     silence.heard(answers)
-    return union_producers(answer.producers for answer in answers.values)
+    producers = union_producers(answer.producers for answer in answers.values)
+    return producers, [error for _, error in answers.failures]
 
 
 class TopicFinder:
@@ -170,6 +184,8 @@ class TopicFinder:
         self._silence = silence or Silence()
         self.answered = False
         """Whether a round has succeeded."""
+        self.unknown: tuple[str, ...] = tuple(f"nsqlookupd {each}: not asked" for each in lookupds)
+        """The nsqlookupds that did not answer in the last round, each with the reason."""
 
     async def look(self, follow: Callable[[Change], object], *, patient: bool = False) -> None:
         """Run a round, and call ``follow`` with the changes of each answer as it comes.
@@ -190,10 +206,12 @@ class TopicFinder:
             if not (self.answered or patient):
                 raise
             self._silence.nobody(error)
+            self.unknown = (str(error),)
             # An nsqlookupd that was restarted may not know the topics yet.
             follow(self._topics.looked((), complete=False, now=loop.time()))
             return
         self.answered = True
+        self.unknown = tuple(f"nsqlookupd {error}" for _, error in answers.failures)
         self._silence.heard(answers)
         topics = (topic for value in answers.values for topic in value)
         complete = not answers.failures

@@ -193,13 +193,11 @@ class Membership:
             again = False
 
     async def _join(self, address: Address) -> None:
-        """Connect to a listed nsqd, unless an earlier round still tries to."""
-        if address not in self._dialled:
-            self._dialled.add(address)
-            try:
-                await self._reach(address)
-            finally:
-                self._dialled.discard(address)
+        """Connect to a listed nsqd; it is ``_dialled`` until then."""
+        try:
+            await self._reach(address)
+        finally:
+            self._dialled.discard(address)
 
     async def _reach(self, address: Address) -> bool:
         """Connect; returns whether that succeeded."""
@@ -219,7 +217,7 @@ class Membership:
             await self._ask(url)
             is_due = False
             while not is_due:
-                urgent = again.is_set() or not self._connected
+                urgent = again.is_set() or not (self._connected or self._dialled)
                 again.clear()
                 now = self._loop.time()
                 delay = schedule.next(now, urgent=urgent, rng=self._rng) - now
@@ -249,7 +247,9 @@ class Membership:
             self._on_nobody()
             self._reached()
         for address in missing:
-            self._tasks.begin(self._join(address))
+            if address not in self._dialled:
+                self._dialled.add(address)
+                self._tasks.begin(self._join(address))
 
     def _reached(self) -> None:
         """Note that a server was reached; log those that failed before."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -119,7 +118,7 @@ class Producer(Listener):
         self._failing: set[Address] = set()  # for these a new connection does not count as success
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._connections: dict[Address, Connection] = {}
-        self._unanswered: Counter[Connection] = Counter()
+        self._dials: list[asyncio.Task[NSQError | None]] = []
         self._changed = asyncio.Event()
         self._keepers = Tasks(self._break)
         self._bug: BaseException | None = None
@@ -147,6 +146,7 @@ class Producer(Listener):
         self._closed, self._bug = False, None
         loop = asyncio.get_running_loop()
         dials = {address: loop.create_task(self._connect(address)) for address in self._nsqds}
+        self._dials = list(dials.values())
         try:
             errors = await self._first_errors(dials)
             if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
@@ -159,6 +159,8 @@ class Producer(Listener):
             raise
         for error in errors:
             log.warning("cannot connect: %s", error)
+        if self._closed:  # meanwhile
+            return
         self._keepers = Tasks(self._break)
         for address, dial in dials.items():
             self._keepers.begin(self._keep(address, dial))
@@ -192,6 +194,7 @@ class Producer(Listener):
         self._pulse()
         try:
             await self._keepers.close()
+            await end(self._dials)
             # nsqd has read all that it confirmed, and nothing else is worth a wait.
             await call_each(connections, lambda each: each.close(drain=_CLOSE_TIMEOUT))
         finally:
@@ -318,7 +321,6 @@ class Producer(Listener):
         """Send one request and report the result to the mode; raises PeerError."""
         loop = asyncio.get_running_loop()
         began, well = loop.time(), False
-        self._unanswered[connection] += 1
         try:
             await connection.request(batch.command(), replies=batch.replies)
             well = True
@@ -326,9 +328,6 @@ class Producer(Listener):
             well = _is_permanent(error) or connection in self._blameless
             raise
         finally:
-            self._unanswered[connection] -= 1
-            if not self._unanswered[connection]:
-                del self._unanswered[connection]
             self._report(connection.address, ok=well, took=loop.time() - began)
 
     def _report(self, address: Address, *, ok: bool, took: float) -> None:
@@ -365,8 +364,8 @@ class Producer(Listener):
         Connections with the fewest unanswered requests come first, so that one nsqd that hangs
         does not collect all batches.
         """
-        least = min(map(self._unanswered.__getitem__, fresh))
-        idle = [each for each in fresh if self._unanswered[each] == least]
+        least = min(each.unanswered for each in fresh)
+        idle = [each for each in fresh if each.unanswered == least]
         if not self._endpoints:
             self._turn += 1
             return idle[self._turn % len(idle)]

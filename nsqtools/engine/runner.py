@@ -152,7 +152,7 @@ class Runner:
             stop,
             self._subscriptions,
             left_of=self._left_of,
-            complete=lambda: self._finder is None or self._finder.answered,
+            unlisted=lambda: self._finder.unknown if self._finder else (),
         )
         self._tasks = Tasks(self._fail)
         self._errors: list[BaseException] = []

@@ -262,6 +262,16 @@ class Connection(asyncio.BufferedProtocol):
         """Wait for the response to CLS, or for the end of the connection."""
         await self._close_wait.wait()
 
+    @property
+    def answered_cls(self) -> bool:
+        """Whether nsqd has answered CLS."""
+        return self._close_wait.is_set()
+
+    @property
+    def unanswered(self) -> int:
+        """The number of requests that nsqd has not answered yet."""
+        return len(self._requests)
+
     async def close(self, *, drain: float = _CLOSE_TIMEOUT) -> None:
         """Write queued commands and close, waiting up to ``drain`` s for nsqd to read them."""
         self.closing = True

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
 
 
+_SHORT = 1.0
+
+
 class LookupSchedule:
     """Schedules the lookup rounds after the first one, which is made at once.
 
@@ -80,6 +83,6 @@ class ReconnectDelays:
         self._delays.pop(address, None)
 
     def ended(self, address: Address, lasted: float) -> None:
-        """Reset the delay if a connection lasted longer: an nsqd that drops each one is spared."""
-        if lasted > self._delays.get(address, 0.0):
+        """Reset the delay, unless the connection was short: an nsqd that drops each is spared."""
+        if lasted > max(self._first, _SHORT):
             self.connected(address)

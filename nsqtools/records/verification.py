@@ -151,7 +151,8 @@ class _ManifestCheck:
             if not topic.there:
                 good = False
                 yield Verification(
-                    problem=f"{topic.last}: missing, although it is the newest file of its topic"
+                    problem=f"{topic.last}: missing, although it is the newest file of its topic: "
+                    "if it was deleted after its upload, check with --uploaded"
                 )
         if good:
             deleted = sum(topic.gone for topic in self.topics.values())

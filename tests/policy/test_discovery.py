@@ -104,10 +104,10 @@ def test_redialling_at_random_is_at_least_half_as_late_and_never_later(
         assert delay / 2 <= spread.failed(NSQD, 0.0, rng) <= delay <= maximum
 
 
-def test_only_a_connection_that_outlived_the_delay_resets_it() -> None:
+def test_only_a_connection_that_was_not_short_resets_the_delay() -> None:
     reconnect = ReconnectDelays(1.0, 120.0)
     assert [reconnect.failed(NSQD, 0.0) for _ in range(3)] == [1, 2, 4]
-    reconnect.ended(NSQD, 4.0)
+    reconnect.ended(NSQD, 1.0)
     assert reconnect.failed(NSQD, 0.0) == 8
-    reconnect.ended(NSQD, 8.1)
+    reconnect.ended(NSQD, 1.1)
     assert reconnect.failed(NSQD, 0.0) == 1

@@ -35,8 +35,8 @@ class Depths:
 
     def __init__(self, settings: SourceSettings, *, creates: bool = True) -> None:
         self.missing: set[str] = set()
-        self.failures: dict[str, HTTPError] = {}
-        """The nsqds that did not answer at the last look, by URL."""
+        self.unknown: list[str] = []
+        """The servers that did not answer at the last look, each with the reason."""
         self._creates = creates
         self._settings = settings
         self._silence = Silence()
@@ -60,17 +60,18 @@ class Depths:
         has ever answered, unless ``wait_for_servers`` is set: then an address is probably wrong,
         and a run would end without doing anything.
         """
-        self.missing = set(self._settings.topics)
+        self.missing, self.unknown = set(self._settings.topics), []
         topics = await self._places()
         found: dict[TopicOnNsqd, int] = {}
-        failures = self.failures = {}
+        failures: dict[str, HTTPError] = {}
         answers = await call_each(topics.items(), lambda asked: self._ask(*asked))
         for url, answer in zip(topics, answers, strict=True):
             if isinstance(answer, HTTPError):
                 failures[url] = answer
             else:
                 found |= answer
-        if failures:
+        self.unknown += [f"nsqd {error}" for error in failures.values()]
+        if self.unknown:
             self.missing = set()
         if failures and not (found or self._heard or self._subscriptions):
             way = "give --nsqd-http-address" if self._settings.flags else "write host:tcp/http"
@@ -102,8 +103,12 @@ class Depths:
             if not self._heard:
                 raise
             self._silence.nobody(error)
+            self.unknown.append(str(error))
             return places
-        for topic, producers in zip(settings.topics, answers, strict=False):
+        for topic, (producers, errors) in zip(settings.topics, answers, strict=False):
+            self.unknown += [
+                text for error in errors if (text := f"nsqlookupd {error}") not in self.unknown
+            ]
             for address, producer in sorted(producers.items()):
                 places[str(producer.http)].append((topic, str(address)))
         return places

@@ -45,7 +45,7 @@ class StagingReader(DataSourceReader):
             return [
                 StagedPartition(ledger.folder, batch, number)
                 for ledger in ledgers
-                for batch in ledger.batches(ledger.names())
+                for batch in ledger.kept()
                 for number in ledger.partitions(batch)
             ]
 

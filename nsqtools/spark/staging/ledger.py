@@ -207,10 +207,10 @@ class Ledger:
             log.warning("%s: cannot remove committed rows: %s", place, reason(error))
 
     def rows(self) -> int:
-        """Return the number of staged messages. Raises OSError."""
+        """Return the number of staged messages that may be the only copies. Raises OSError."""
         return sum(
             entry.rows
-            for batch in self.batches(self.names())
+            for batch in self.kept()
             for k in self.partitions(batch)
             for entry in self.partition_log(batch, k).read_on()
         )
@@ -266,6 +266,12 @@ class Ledger:
     def batches(self, names: Iterable[str]) -> list[int]:
         """Return the batches among the names, in order."""
         return sorted(_numbers("b", names))
+
+    def kept(self) -> list[int]:
+        """Return the batches whose messages may be the only copies, in order. Raises OSError."""
+        names = self.names()
+        read = _numbers("done-", names) - _numbers("unread-", names)
+        return [batch for batch in self.batches(names) if batch not in read]
 
     def partitions(self, batch: int) -> list[int]:
         """Return the numbers of a batch's partitions that have a log. Raises OSError."""

@@ -87,7 +87,7 @@ async def silent(options: Mapping[str, str]) -> list[str]:
     """Describe the servers that do not tell how many messages wait for the source."""
     asked = Depths(replace(parse_source(options), wait_for_servers=True), creates=False)
     await asked.ask()
-    return [str(error) for error in asked.failures.values()]
+    return asked.unknown
 
 
 async def check_sink(options: Mapping[str, str], master: str) -> None:
