@@ -101,12 +101,12 @@ class Consumer:
         consumer = Consumer(Subscription(topic="events", channel="print", nsqds=nsqds), Once())
         asyncio.run(consumer.run())
 
-    It calls the handler's ``handle`` and ``gave_up``, and at the end ``drain`` and ``close``; a
-    Runner calls the other methods, too. ``find`` returns the addresses of all nsqds that have the
-    topic according to an nsqlookupd, given as in the subscription, and raises UnreachableError if
-    it does not answer; by default it asks the nsqlookupd. With ``patient`` the consumer waits for
-    servers that cannot be reached at the start. ``on_reached`` is called for every new connection,
-    and when there is no nsqd to connect to yet.
+    It opens the handler, calls its ``handle`` and ``gave_up``, then ``drain`` and, however the run
+    ends, ``close``; a Runner calls the other methods, too. It runs once. ``find`` returns the
+    addresses of all nsqds that have the topic according to an nsqlookupd, given as in the
+    subscription, and raises UnreachableError if it does not answer; by default it asks the
+    nsqlookupd. With ``patient`` the consumer waits for servers that cannot be reached at the start.
+    ``on_reached`` is called for every new connection, and when there is no nsqd to connect to yet.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Consumer:
         self._handled: Batch | None = None
         self._held: dict[Batch, None] = {}
         self._toucher: asyncio.TimerHandle | None = None
-        self._stopping = False
+        self._has_run = self._is_closed = self._stopping = False
         self._all_delivered = False
         self._given_up_waiting = False
         self._failure = ""
@@ -172,10 +172,32 @@ class Consumer:
     async def run(self) -> ConsumerStats:
         """Consume until ``stop``, drain, and return the totals.
 
-        Raises UnreachableError if no nsqd can be reached at the start, unless ``patient``, or if
-        all refuse the client; later on it reconnects. Cancelling it drops the connections at once.
-        A handler that ignores the cancellation for a second is left running.
+        Raises the handler's errors, and UnreachableError if no nsqd can be reached at the start,
+        unless ``patient``, or if all refuse the client; later on it reconnects. Cancelling it drops
+        the connections at once. A handler that ignores the cancellation for a second is left
+        running. Raises RuntimeError the second time.
         """
+        if self._has_run:
+            raise RuntimeError("a Consumer runs once: make another one")
+        self._has_run = True
+        try:
+            if await interruptible(self._handler.open(), self._stop):
+                await self._consume()
+        except BaseException as error:
+            if not self._is_closed:
+                at_once = isinstance(error, asyncio.CancelledError)
+                try:
+                    await self._handler.close(at_once=at_once)
+                except NSQError as another:  # the first error is raised
+                    log.error("%s", another)
+            raise
+        if not self._is_closed:
+            await self._handler.close()
+        if self._bug:
+            raise self._bug
+        return self.stats()
+
+    async def _consume(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
         self._flow.start()
@@ -195,9 +217,6 @@ class Consumer:
                 link.connection.abort()
             await self._membership.close()
             await end([worker], within=_CANCEL_TIMEOUT)
-        if self._bug:
-            raise self._bug
-        return self.stats()
 
     def stop(self) -> None:
         """Drain and let ``run`` return; a second call changes nothing."""
@@ -427,6 +446,7 @@ class Consumer:
         error = await self._end_handler(
             partial(self._handler.drain, self._subscription.topic), deadline
         )
+        self._is_closed = True
         error = await self._end_handler(self._handler.close, deadline) or error
         for batch in list(self._unsettled()):
             batch.requeue(delay=0, backoff=False)

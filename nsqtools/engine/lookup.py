@@ -154,7 +154,7 @@ async def find_producers(
     answers = await ask_lookupds(
         subscription.lookupds,
         lambda client: _lookup(client, subscription.topic),
-        **_poll_limits(config),
+        **_limits(config, _STATS_TIMEOUTS),
     )
     silence.heard(answers)
     producers = union_producers(answer.producers for answer in answers.values)

@@ -145,6 +145,8 @@ class Membership:
         self._dialled: set[Address] = set()
         self._lookups = {url: asyncio.Event() for url in dict.fromkeys(subscription.lookupds)}
         """The nsqlookupds, each with the event that makes it be asked again soon."""
+        self._anew: set[str] = set()
+        """The nsqlookupds to ask soon, because a connection that worked was lost."""
         self._mute: dict[str, UnreachableError] = {}
         """The nsqlookupds that did not answer when they were last asked."""
         self._awaited: set[Address | str] = {*self._nsqds, *self._lookups}
@@ -170,7 +172,8 @@ class Membership:
     def lost(self, address: Address) -> None:
         """Handle a lost connection: reconnect to a fixed address, or ask nsqlookupds soon."""
         now = self._loop.time()
-        self._delays.ended(address, now - self._since.pop(address, now))
+        if self._delays.ended(address, now - self._since.pop(address, now)):
+            self._anew.update(self._lookups)
         if address in self._nsqds:
             self._tasks.begin(self._keep(address, again=True))
         for asked in self._lookups.values():
@@ -217,10 +220,12 @@ class Membership:
             await self._ask(url)
             is_due = False
             while not is_due:
+                anew = url in self._anew
+                self._anew.discard(url)
                 urgent = again.is_set() or not (self._connected or self._dialled)
                 again.clear()
                 now = self._loop.time()
-                delay = schedule.next(now, urgent=urgent, rng=self._rng) - now
+                delay = schedule.next(now, urgent=urgent, anew=anew, rng=self._rng) - now
                 try:
                     async with asyncio.timeout(delay):
                         await again.wait()

@@ -23,7 +23,8 @@ class LookupSchedule:
     apart, with the same jitter, while that is less than ``interval``. So a restarted nsqd or a new
     topic is found within seconds. A series always runs to its end, because the nsqd may not be back
     at its first round. Urgency during a series, or still having no connection after it, starts no
-    other series: an nsqd that drops each connection, or never returns, costs few rounds.
+    other series: an nsqd that drops each connection, or never returns, costs few rounds. But
+    ``anew`` begins one in any case: another nsqd, which worked, is not to wait for those.
     """
 
     def __init__(self, interval: float, jitter: float) -> None:
@@ -33,14 +34,14 @@ class LookupSchedule:
         self._urgent = False
         self._step: int | None = None
 
-    def next(self, now: float, *, urgent: bool, rng: Random) -> float:
+    def next(self, now: float, *, urgent: bool, rng: Random, anew: bool = False) -> float:
         """Return when the next round is due, in seconds of ``now``'s clock.
 
         Call it after each round and when a connection is lost. If it is called before the time that
         it returned, it never returns a later one.
         """
         early = now < self._when
-        if self._step is None and urgent and (early or not self._urgent):
+        if anew or (self._step is None and urgent and (early or not self._urgent)):
             self._step = 0
         elif early:
             return self._when
@@ -82,7 +83,11 @@ class ReconnectDelays:
         """Reset the delay of this address."""
         self._delays.pop(address, None)
 
-    def ended(self, address: Address, lasted: float) -> None:
-        """Reset the delay, unless the connection was short: an nsqd that drops each is spared."""
-        if lasted > max(self._first, _SHORT):
+    def ended(self, address: Address, lasted: float) -> bool:
+        """Reset the delay, unless the connection was short: an nsqd that drops each is spared.
+
+        Returns whether it was reset.
+        """
+        if is_long := lasted > max(self._first, _SHORT):
             self.connected(address)
+        return is_long

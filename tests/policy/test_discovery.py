@@ -51,6 +51,14 @@ def test_an_nsqd_that_drops_us_after_every_round_costs_at_most_six_rounds_a_minu
     assert made <= 6 * 60
 
 
+def test_the_loss_of_a_connection_that_worked_does_not_wait_for_an_earlier_one() -> None:
+    schedule = LookupSchedule(60.0, 0.0)
+    assert rounds(schedule, 6, urgent=True)[-1] == 32
+    assert schedule.next(40.0, urgent=True, rng=Random(1)) == 63
+    assert schedule.next(40.0, urgent=True, anew=True, rng=Random(1)) == 41
+    assert rounds(schedule, 3, 41.0) == [2, 4, 8]
+
+
 calls = st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=40)
 
 

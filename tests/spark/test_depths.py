@@ -89,6 +89,8 @@ async def test_nsqlookupds_name_the_nsqds_that_have_the_topic(
     dead.stop()
     depths = Depths(settings(topics=topic, nsqlookupd__http__addresses=addresses))
     assert await depths.ask() == {}
+    assert [str(dead.http) in each for each in depths.unknown] == [True]
+    assert depths.missing == set(), "it may be the silent one that knows the topic"
     one.publish(topic, BODIES)
     eventually(lambda: lookupd.lookup(topic) == {one.tcp})
     assert await depths.ask() == {(topic, str(one.tcp)): 3}
