@@ -327,8 +327,11 @@ def namesake_classes(module: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{module}: {name} is a class of {other}, too"
 
 
-SLEEPERS = ("support", "live.test_engine", "test_layers")
-"""Where real time may pass: polling, faults of a proxy, and handlers that stall on purpose."""
+SLEEPERS = ("support", "simulation", "live.test_engine", "test_layers")
+"""Where real time may pass: polling, faults of a proxy, and handlers that stall on purpose; time in
+the simulation is virtual.
+"""
+PROGRAMS = ("bench", "simulation")
 
 
 def real_sleeps(module: str, tree: ast.Module) -> Iterator[str]:
@@ -347,9 +350,9 @@ def real_sleeps(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 def borrowed(module: str, tree: ast.Module) -> Iterator[str]:
-    """What tests share is in ``tests.support``; the benchmarks are programs of their own."""
+    """What tests share is in ``tests.support``; benchmarks and the simulation are programs."""
     part, _, name = module.rpartition(".")
-    if within(module, ("support", "bench")):
+    if within(module, ("support", *PROGRAMS)):
         part = module.partition(".")[0]
     elif tree.body[1:] and name != "conftest" and not name.startswith("test_"):
         yield f"{module}: is no test: what tests share belongs in tests/support"
@@ -357,7 +360,8 @@ def borrowed(module: str, tree: ast.Module) -> Iterator[str]:
         if each.target.startswith(("test_", "conftest.")):
             yield f"{module}: imports {each.target}"
         elif within(each.target, ("tests",)) and not within(
-            each.target, ("tests.support", "tests.bench" if part == "bench" else "tests.support")
+            each.target,
+            ("tests.support", f"tests.{part}" if part in PROGRAMS else "tests.support"),
         ):
             yield f"{module}: imports {each.target}: what tests share belongs in tests/support"
 

@@ -1,0 +1,224 @@
+"""The disk of the simulation: real files below a directory, through ``os``, with faults.
+
+Each call that changes something is an event at which the process may be killed, the call may fail,
+or the disk may be full. When a host loses its power, what was not fsynced is gone, or some of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.processes import CURRENT, Killed, Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from random import Random
+
+    import pytest
+
+_CHANGES = (
+    *("open", "write", "writev", "pwrite", "fsync", "ftruncate", "link", "rename", "replace"),
+    *("unlink", "mkdir", "rmdir"),
+)
+_NAMES = frozenset({"link", "rename", "replace", "unlink", "mkdir", "rmdir"})
+_GROWS = frozenset({"write", "writev", "pwrite", "mkdir", "link"})
+_REAL: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in (*_CHANGES, "close")}
+
+
+class Disk:
+    """The files below ``root``; each host has a directory there."""
+
+    def __init__(self, root: Path, rng: Random) -> None:
+        self.root = str(root)
+        self.full: set[str] = set()
+        """Hosts whose disk takes no more."""
+        self.failing: dict[str, float] = {}
+        """Hosts whose disk fails, with the probability that a call does."""
+        self.on_call: Callable[[Process, str, str], None] = lambda process, call, path: None
+        """Called before each call of a process; it may kill the process."""
+        self._rng = rng
+        self._owners: dict[int, tuple[Process, int]] = {}
+        """The process that has opened each descriptor, and the inode."""
+        self._content: dict[int, bytes] = {}
+        self._names: dict[int, list[dict[str, int]]] = {}
+        """The names in each directory: those that are synced, and those after each change."""
+        self._kept: list[int] = []
+        self._inodes: set[int] = set()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replace the functions of ``os``."""
+        for name in _CHANGES:
+            monkeypatch.setattr(os, name, self._call(name, _REAL[name]))
+        monkeypatch.setattr(os, "close", self._close)
+
+    def make(self, host: str) -> str:
+        """The directory of a host."""
+        path = os.path.join(self.root, host)
+        if not os.path.isdir(path):
+            _REAL["mkdir"](path)
+            self._sync(path)
+        return path
+
+    def unlock_all(self, process: Process) -> None:
+        """Release the locks of a process that has ended.
+
+        Its files stay open until the life is over, so that no number of theirs is used twice.
+        """
+        for fd in self._open_files(lambda owner: owner is process):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def _open_files(self, chosen: Callable[[Process], bool]) -> list[int]:
+        """The descriptors of some processes, but for those that a file object has closed."""
+        found = []
+        for fd, (owner, inode) in self._owners.items():
+            with contextlib.suppress(OSError):
+                if chosen(owner) and os.fstat(fd).st_ino == inode:
+                    found.append(fd)
+        return found
+
+    def lose_power(self, host: str, rng: Random) -> None:
+        """Forget what was not fsynced, or some of it.
+
+        Changes of a directory last in their order, so a rename lasts or does not. Of what was
+        written behind the synced bytes of a file a part may be there.
+        """
+        folder = os.path.join(self.root, host)
+        some = rng.choice(
+            (lambda count: 0, lambda count: count, lambda count: rng.randint(0, count))
+        )
+        left = self._left(folder, some)
+        shutil.rmtree(folder)
+        self._write(folder, left, {})
+
+    def release(self) -> None:
+        """Close what was kept open, so that no inode was used twice."""
+        for fd in [*self._kept, *self._open_files(lambda owner: True)]:
+            _REAL["close"](fd)
+        self._kept.clear()
+        self._owners.clear()
+
+    def _call(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            process = CURRENT.get()
+            if process is None:
+                return real(*args, **options)
+            path = self._path(args[0])
+            if not path.startswith(self.root):
+                return real(*args, **options)
+            is_open = name == "open"
+            changes = not is_open or (args[1] & (os.O_CREAT | os.O_TRUNC))
+            if not process.alive:
+                raise Killed
+            if changes:
+                self.on_call(process, name, path)
+                if not process.alive:
+                    raise Killed
+                self._fault(process, name, path)
+            result = real(*args, **options)
+            if name == "fsync":
+                self._sync_fd(args[0])
+            if name in _NAMES or is_open:
+                self._note(*args[: 2 if name in ("link", "rename", "replace") else 1])
+            if is_open:
+                self._owners[result] = process, os.fstat(result).st_ino
+            return result
+
+        return call
+
+    def _fault(self, process: Process, name: str, path: str) -> None:
+        if process.host in self.full and (name in _GROWS or name == "open"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        if self._rng.random() < self.failing.get(process.host, 0.0):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def _close(self, fd: int) -> None:
+        process = CURRENT.get()
+        owner, _ = self._owners.get(fd, (None, 0))
+        if process is not None and not process.alive and owner is process:
+            raise Killed
+        self._owners.pop(fd, None)
+        _REAL["close"](fd)
+
+    def _path(self, of: Any) -> str:
+        if isinstance(of, int):
+            try:
+                return os.readlink(f"/proc/self/fd/{of}")
+            except OSError:
+                return ""
+        return os.path.abspath(os.fsdecode(of))
+
+    def _sync_fd(self, fd: int) -> None:
+        self._sync(self._path(fd), _REAL["open"](f"/proc/self/fd/{fd}", os.O_RDONLY))
+
+    def _sync(self, path: str, fd: int = -1) -> None:
+        """Note what is safe from now on."""
+        if fd < 0:
+            fd = _REAL["open"](path, os.O_RDONLY)
+        self._kept.append(fd)
+        inode = os.fstat(fd).st_ino
+        if os.path.isdir(path):
+            self._names[inode] = [self._listed(path)]
+        else:
+            self._content[inode] = os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def _listed(self, path: str) -> dict[str, int]:
+        entries = list(os.scandir(path))
+        for each in entries:
+            if each.inode() not in self._inodes:  # kept, so that its number is not used again
+                self._inodes.add(each.inode())
+                self._kept.append(_REAL["open"](each.path, os.O_RDONLY))
+        return {each.name: each.inode() for each in entries}
+
+    def _note(self, *paths: Any) -> None:
+        """Note the names after a change."""
+        for folder in {os.path.dirname(self._path(each)) for each in paths}:
+            history = self._names.setdefault(os.stat(folder).st_ino, [{}])
+            if (now := self._listed(folder)) != history[-1]:
+                history.append(now)
+
+    def _left(self, folder: str, some: Callable[[int], int]) -> dict[str, Any]:
+        """The names that last, with the inode and bytes of files and the names in directories."""
+        return self._lasting(os.stat(folder).st_ino, some)
+
+    def _lasting(self, inode: int, some: Callable[[int], int]) -> dict[str, Any]:
+        history = self._names.get(inode, [{}])
+        left: dict[str, Any] = {}
+        for name, each in history[some(len(history) - 1)].items():
+            if each in self._names or os.path.isdir(f"/proc/self/fd/{self._fd_of(each)}"):
+                left[name] = self._lasting(each, some)
+            else:
+                left[name] = (each, self._bytes(each, some))
+        return left
+
+    def _bytes(self, inode: int, some: Callable[[int], int]) -> bytes:
+        safe, fd = self._content.get(inode, b""), self._fd_of(inode)
+        now = os.pread(fd, os.fstat(fd).st_size, 0)
+        if not now.startswith(safe):  # it was cut, or written over
+            return safe
+        return now[: len(safe) + some(len(now) - len(safe))]
+
+    def _fd_of(self, inode: int) -> int:
+        return next(fd for fd in self._kept if os.fstat(fd).st_ino == inode)
+
+    def _write(self, folder: str, left: dict[str, Any], known: dict[int, str]) -> None:
+        _REAL["mkdir"](folder)
+        for name, each in left.items():
+            path = os.path.join(folder, name)
+            if isinstance(each, dict):
+                self._write(path, each, known)
+                continue
+            inode, content = each
+            if inode in known:
+                _REAL["link"](known[inode], path)
+                continue
+            known[inode] = path
+            with open(path, "wb") as file:
+                file.write(content)
+            self._sync(path)
+        self._sync(folder)

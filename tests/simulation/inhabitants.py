@@ -1,0 +1,418 @@
+"""Who lives in the simulation: each command in a life of its own, and a program of the library."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from nsqtools import Consumer, ConsumerConfig, Subscription
+from nsqtools.engine.handler import Handler
+from nsqtools.names import Address
+from tests.simulation.lives import CHANNEL, MAX_MSG_TIMEOUT, PATIENCE, TOPIC, Life
+from tests.simulation.outputs import Endpoint
+from tests.simulation.plans import WINDOW, Fault, Plan
+from tests.simulation.processes import Process
+from tests.simulation.world import Command, Server, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from nsqtools.engine.handler import Batch
+
+
+def live(plan: Plan, folder: Path, *, talk: bool = False) -> World:
+    """Live a plan; returns the world, with what was ``wrong`` in it. Raises ViolationError."""
+    world = World(str(plan.seed), folder, limit=WINDOW + 20 * PATIENCE, talk=talk)
+    for line in str(plan).splitlines():
+        world.log(line)
+    world.run(_KINDS[plan.kind](world, plan).run())
+    return world
+
+
+class TailLife(Life):
+    """``tail`` into a pipe whose reader pauses."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        self.all: list[Command] = []
+
+    def argv(self, number: int) -> list[str]:
+        return ["tail"]
+
+    def start(self, number: int) -> Command:
+        command = super().start(number)
+        self.all.append(command)
+        return command
+
+    def arrived(self) -> Iterable[bytes]:
+        return [line for command in self.all for line in command.output.lines]
+
+    def fault_reader(self, fault: Fault) -> None:
+        if self.commands:
+            self.pick(fault, list(self.commands.values())).output.pauses.append(fault.lasts)
+
+
+class HttpLife(Life):
+    """``to-http`` to one endpoint."""
+
+    healthy_when = Life.healthy_when
+
+    async def begin(self) -> None:
+        self.endpoint = Endpoint(self.world, "hook")
+        await self.endpoint.start()
+        await super().begin()
+
+    def argv(self, number: int) -> list[str]:
+        return ["to-http", "--post", "http://hook/"]
+
+    def arrived(self) -> Iterable[bytes]:
+        return self.endpoint.accepted
+
+    def fault_endpoint(self, fault: Fault) -> Any:
+        """It is slow, or moody where that is not to be calm."""
+        if fault.how < 0.5:
+            self.endpoint.delay = 0.02 + fault.how * 4
+            return lambda: setattr(self.endpoint, "delay", 0.0)
+        self.endpoint.mood = "moody"
+        return lambda: setattr(self.endpoint, "mood", "good")
+
+    @property
+    def is_once(self) -> bool:  # type: ignore[override]
+        """Whether the endpoint has taken nothing without saying so."""
+        return not any(f.kind == "endpoint" and f.how >= 0.5 for f in self.plan.faults)
+
+    def fault_endpoint_stops(self, fault: Fault) -> Any:
+        return self.hang(self.endpoint)
+
+
+class RelayLife(Life):
+    """``relay`` to another nsqd."""
+
+    async def begin(self) -> None:
+        self.goal = self.world.server("goal")
+        await self.goal.start()
+        self.goal.make("copy", "all")
+        await super().begin()
+
+    def argv(self, number: int) -> list[str]:
+        return [
+            "relay",
+            "--destination-nsqd-tcp-address",
+            self.goal.tcp,
+            "--destination-topic",
+            "copy",
+        ]
+
+    def arrived(self) -> Iterable[bytes]:
+        return [
+            message.body for message in self.goal.nsqd.broker.topics["copy"].channels["all"].waiting
+        ]
+
+    def fault_destination_stops(self, fault: Fault) -> Any:
+        return self.hang(self.goal)
+
+    def fault_destination_restarts(self, fault: Fault) -> Any:
+        return self.restart(self.goal)
+
+
+class FileLife(Life):
+    """``to-file`` with what follows a file: a hook that moves it, or an upload."""
+
+    async def begin(self) -> None:
+        for number in range(self.plan.copies):
+            self.world.disk.make(self.host(number))
+        self.nas = self.world.disk.make("nas")
+        await super().begin()
+
+    def host(self, number: int) -> str:
+        return "host-0"
+
+    def argv(self, number: int) -> list[str]:
+        home = os.path.join(self.world.disk.root, self.host(number), f"out-{number}")
+        style = self.plan.style
+        rev = "<REV>" if "--rotate-interval" in self.plan.options else ""
+        argv = [
+            "to-file",
+            "--output-dir",
+            home,
+            "--filename-format",
+            f"<TOPIC>.<DATETIME>{rev}.log",
+        ]
+        argv += ["--datetime-format", "%Y-%m-%d_%H"]
+        if "hook" in style:
+            argv += ["--on-rotate", f"archive 2 {self.nas} {{}}"]
+        if style == "upload":
+            argv += ["--upload", f"{self.nas}/{number}", "--delete-uploaded"]
+        return argv
+
+    def arrived(self) -> Iterable[bytes]:
+        for folder, _, names in os.walk(self.world.disk.root):
+            if ".nsqtools" in folder:
+                continue
+            for name in sorted(names):
+                if name.startswith("."):
+                    self.world.violated(f"{folder}/{name}: hidden and left")
+                elif name.endswith(".part"):
+                    self.world.violated(f"{folder}/{name}: not published")
+                else:
+                    with open(os.path.join(folder, name), "rb") as file:
+                        yield from file.read().splitlines()
+
+    def fault_hup(self, fault: Fault) -> None:
+        self.pick(fault, list(self.commands.values())).signal(signal.SIGHUP)
+
+    def fault_kill_at(self, fault: Fault) -> Any:
+        """Kill it between two calls to the disk, some calls from now."""
+        number = fault.which % self.plan.copies
+        left = int(fault.how**3 * 200)
+        world = self.world
+
+        def call(process: Process, name: str, path: str) -> None:
+            nonlocal left
+            if process is self.commands[number].process:
+                left -= 1
+                if left < 0:
+                    world.disk.on_call = lambda *_: None
+                    world.log(f"{process}: before {name} of {os.path.basename(path)}")
+                    world.kill(process)
+
+        world.disk.on_call = call
+
+        def back() -> None:
+            world.disk.on_call = lambda *_: None
+            self.again(number)
+
+        return back
+
+    @property
+    def can_end_well(self) -> bool:  # type: ignore[override]
+        return not (self.world.disk.full or self.world.disk.failing)
+
+    def fault_disk_full(self, fault: Fault) -> Any:
+        host = self.host(0)
+        self.world.disk.full.add(host)
+        return lambda: self.world.disk.full.discard(host)
+
+    def fault_disk_fails(self, fault: Fault) -> Any:
+        host = self.host(0)
+        self.world.disk.failing[host] = fault.how / 2
+        return lambda: self.world.disk.failing.pop(host, None)
+
+    async def finish(self) -> None:
+        for number in self.commands:
+            await self.end(number)
+        for number in self.commands:  # what the last one could not do the next one does
+            self.start(number)
+        await asyncio.sleep(30)
+        await super().finish()
+
+
+class UntilEmptyLife(TailLife):
+    """``tail --until-empty``: exit 0 means that nothing is left, anywhere."""
+
+    def argv(self, number: int) -> list[str]:
+        return ["tail", "--until-empty"]
+
+    def start(self, number: int) -> Command:
+        command = super().start(number)
+        command.on_exit = self._ended
+        return command
+
+    def _ended(self, command: Command) -> None:
+        if command.code == 0 and (left := self.left()):
+            self.world.violated(f"--until-empty: exit 0, and {left} messages are left")
+
+    async def run(self) -> None:
+        await self.begin()
+        for server in self.servers:
+            self.publish_to(server, self.plan.messages)
+        faults = [asyncio.ensure_future(self.suffer(each)) for each in self.plan.faults]
+        await asyncio.sleep(self.random.random() * WINDOW)
+        while self.commands.get(0) is None or self.commands[0].code != 0:
+            command = self.start(0)
+            await command.wait(PATIENCE)
+            if command.process.alive:
+                self.world.violated(f"--until-empty: still there after {PATIENCE:g} s")
+                break
+            await asyncio.sleep(5)
+            if self.world.now > 20 * PATIENCE:
+                self.world.violated("--until-empty: never exits with 0")
+                break
+        self.over = True
+        await asyncio.gather(*faults)
+
+    async def fault_server_dies(self, fault: Fault) -> None:
+        server: Server = self.pick(fault, self.servers)
+        if (start := self.restart(server)) is not None:
+            await asyncio.sleep(60 + fault.lasts)
+            await start()
+
+
+class CountLife(TailLife):
+    """``tail -n``: exit 0 means that nsqd has finished so many."""
+
+    def argv(self, number: int) -> list[str]:
+        return ["tail", "-n", str(self.wanted)]
+
+    async def run(self) -> None:
+        self.wanted = max(1, self.plan.messages // 2)
+        await self.begin()
+        for server in self.servers:
+            self.publish_to(server, self.plan.messages)
+        command = self.start(0)
+        for fault in self.plan.faults:
+            if fault.kind == "reader":
+                command.output.pauses.append(fault.lasts)
+        faults = [asyncio.ensure_future(self.suffer(each)) for each in self.plan.faults]
+        await command.wait(WINDOW + PATIENCE)
+        await asyncio.gather(*faults)
+        await asyncio.sleep(PATIENCE + MAX_MSG_TIMEOUT)
+        if command.process.alive:
+            self.world.violated("-n: never ends")
+            return
+        finished = sum(len(server.finishes.get((TOPIC, CHANNEL), ())) for server in self.servers)
+        if command.code == 0 and finished != self.wanted:
+            self.world.violated(f"-n {self.wanted}: exit 0, and nsqd has finished {finished}")
+        if self.plan.is_calm and command.code:
+            self.world.violated(f"-n: exit {command.code} without a fault")
+
+
+class Recorder(Handler):
+    """A handler of the library that tells when it is called."""
+
+    def __init__(self, life: LibraryLife) -> None:
+        self.life = life
+        self.opened = self.closed = 0
+
+    async def open(self) -> None:
+        self.opened += 1
+
+    async def handle(self, batch: Batch) -> None:
+        if not self.opened or self.closed:
+            self.life.world.violated("the handler is not open")
+        if pause := self.life.pause:
+            await asyncio.sleep(pause * len(batch))
+        if self.life.random.random() < self.life.fails:
+            raise ValueError("as told")
+        self.life.handled += [message.body for message in batch]
+
+    async def close(self, *, at_once: bool = False) -> None:
+        self.closed += 1
+
+
+class LibraryLife(Life):
+    """A Consumer of the library, started and stopped in a program."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan)
+        self.handled: list[bytes] = []
+        self.pause = self.random.choice((0.0, 0.0, 0.02))
+        self.fails = 0.0
+        self.process = Process("program", "host-0")
+        self.handlers: list[Recorder] = []
+        self._consumer: Consumer | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def start(self, number: int) -> Any:
+        handler = Recorder(self)
+        self.handlers.append(handler)
+        options = self.plan.options
+        timeout = float(options[options.index("--msg-timeout") + 1].rstrip("s"))
+        config = ConsumerConfig(max_in_flight=self.in_flight, msg_timeout=timeout)
+        servers: dict[str, Any] = {"nsqds": tuple(Address(s.name, 4150) for s in self.servers)}
+        if self.lookupds:
+            servers = {"lookupds": tuple(f"{each.name}:4161" for each in self.lookupds)}
+        subscription = Subscription(topic=TOPIC, channel=CHANNEL, **servers)
+
+        async def work() -> None:
+            self._consumer = Consumer(subscription, handler, config)
+            try:
+                await self._consumer.run()
+            except Exception as error:
+                self.world.log(f"program: {error!r}")
+            finally:
+                self._consumer = None
+
+        context = self.process.context.copy()
+        self._task = context.run(self.world.loop.create_task, work())
+        return None
+
+    def arrived(self) -> Iterable[bytes]:
+        return self.handled
+
+    def again(self, number: int) -> None:
+        """It runs all the time, but where nobody answered at the start."""
+        if self._task and self._task.done() and not self.over:
+            self.start(number)
+
+    async def watch(self) -> None:
+        """Its start is not patient."""
+        while True:
+            await asyncio.sleep(5)
+            self.again(0)
+
+    def fault_handler(self, fault: Fault) -> Any:
+        self.fails = fault.how / 2
+        return lambda: setattr(self, "fails", 0.0)
+
+    async def finish(self) -> None:
+        if self._consumer:
+            self._consumer.stop()
+        if self._task:
+            await asyncio.wait([self._task], timeout=600)
+            if not self._task.done():
+                self.world.violated("Consumer.run: still there 600 s after stop")
+        for handler in self.handlers:
+            if (handler.opened, handler.closed) != (1, 1):
+                self.world.violated(f"handler: opened {handler.opened}, closed {handler.closed}")
+        self.compare()
+
+
+class PubLife(Life):
+    """``pub`` several times: exit 0 means that an nsqd has each message."""
+
+    async def run(self) -> None:
+        await self.begin()
+        faults = [asyncio.ensure_future(self.suffer(each)) for each in self.plan.faults]
+        for number in range(6):
+            await asyncio.sleep(self.random.random() * WINDOW / 6)
+            words = [f"p{number}-{n}" for n in range(1 + self.plan.messages // 20)]
+            mode = self.random.choice(("hostpool", "round-robin", "all"))
+            argv = ["pub", "--topic", TOPIC, "--mode", mode, *self.where, *words]
+            command = self.world.command(f"pub-{number}", "host-0", argv)
+            await command.wait(PATIENCE)
+            if command.process.alive:
+                self.world.violated(f"pub: still there after {PATIENCE:g} s")
+            elif command.code == 0:
+                self._check(mode, [word.encode() for word in words])
+            elif not self.plan.faults:
+                self.world.violated(f"pub: exit {command.code} without a fault")
+        await asyncio.gather(*faults)
+
+    def _check(self, mode: str, bodies: list[bytes]) -> None:
+        held = []
+        for server in self.servers:
+            channel = server.nsqd.broker.topics[TOPIC].channels[CHANNEL]
+            held.append({message.body for message in channel.waiting})
+        for body in bodies:
+            copies = sum(body in each for each in held)
+            if not copies or (mode == "all" and copies < len(held)):
+                self.world.violated(f"pub --mode {mode}: exit 0, and {copies} nsqds have {body!r}")
+
+    def start(self, number: int) -> Any:
+        return None
+
+
+_KINDS: dict[str, type[Life]] = {
+    "tail": TailLife,
+    "to-http": HttpLife,
+    "relay": RelayLife,
+    "to-file": FileLife,
+    "library": LibraryLife,
+    "until-empty": UntilEmptyLife,
+    "count": CountLife,
+    "pub": PubLife,
+}

@@ -1,0 +1,347 @@
+"""One life: servers, commands and faults of a plan, and what must hold all the time and at the end.
+
+Invariants. Everything published arrives, although processes die, disks forget and servers hang. It
+arrives once unless a fault excuses more. After the last fault all is settled within ``PATIENCE``
+seconds, and commands end by SIGTERM with 0. An exit code means what it says. A healthy nsqd is
+consumed whatever the others do. Handlers that were opened are closed once, no task is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.names import Address
+from tests.simulation.plans import WINDOW, Fault, Plan
+from tests.simulation.world import Command, Lookupd, Server, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PATIENCE = 900.0
+"""Seconds after the last fault in which everything must be settled."""
+_UNSERVED = 20.0
+"""Seconds that messages of a healthy nsqd may wait although its consumer has room for them."""
+MAX_MSG_TIMEOUT = 900.0
+TOPIC, CHANNEL = "t", "c"
+
+
+class Life:
+    """What lives of all kinds share: servers, faults, the publisher, and the end."""
+
+    healthy_when = frozenset(
+        {"server stops", "server restarts", "latency", "clock", "cut", "break"}
+    )
+    """Faults beside which a healthy nsqd must be consumed."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.world, self.plan = world, plan
+        self.random = world.random("life")
+        options = {"max_msg_timeout": MAX_MSG_TIMEOUT}
+        self.servers = [world.server(f"nsqd-{n}", **options) for n in range(plan.servers)]
+        self.lookupds = [Lookupd(world, f"lookupd-{n}") for n in range(plan.lookupds)]
+        self.published: list[bytes] = []
+        self.commands: dict[int, Command] = {}
+        """The running command of each copy."""
+        self.channel = CHANNEL
+        self.over = False
+        self._heals: list[float] = [0.0]
+        self._unhealthy: dict[Server, float] = {}
+
+    async def run(self) -> None:
+        """From the first server to the last check."""
+        await self.begin()
+        for number in range(self.plan.copies):
+            self.start(number)
+        publishing = asyncio.ensure_future(self.publish())
+        watching = asyncio.ensure_future(self.watch())
+        faults = [asyncio.ensure_future(self.suffer(each)) for each in self.plan.faults]
+        await publishing
+        await asyncio.gather(*faults)
+        self.world.log("the last fault is over")
+        self.revive()
+        await self.settle()
+        await self.connect()
+        self.over = True
+        watching.cancel()
+        await self.finish()
+
+    async def begin(self) -> None:
+        """Start the servers."""
+        for lookupd in self.lookupds:
+            await lookupd.start()
+        for server in self.servers:
+            server.lookupds = [Address(each.name, 4160) for each in self.lookupds]
+            await server.start()
+            server.make(TOPIC, self.channel)
+        await asyncio.sleep(1)
+
+    @property
+    def where(self) -> list[str]:
+        """The flags for the servers."""
+        if self.lookupds:
+            return [
+                w for each in self.lookupds for w in ("--lookupd-http-address", f"{each.name}:4161")
+            ]
+        return [w for each in self.servers for w in ("--nsqd-tcp-address", each.tcp)]
+
+    def host(self, number: int) -> str:
+        """The host of a copy."""
+        return f"host-{number}"
+
+    def argv(self, number: int) -> list[str]:
+        """The command line of a copy."""
+        raise NotImplementedError
+
+    def arrived(self) -> Iterable[bytes]:
+        """The bodies that have arrived where they were to go."""
+        raise NotImplementedError
+
+    def start(self, number: int) -> Command:
+        """Start a copy, also again."""
+        argv = [*self.argv(number), "--topic", TOPIC, "--channel", self.channel]
+        argv += [*self.where, *self.plan.options]
+        name = f"{self.plan.kind}-{number}"
+        command = self.world.command(name, self.host(number), argv)
+        self.commands[number] = command
+        return command
+
+    async def publish(self) -> None:
+        """Publish the messages in the window, in a few bursts."""
+        left, bursts = self.plan.messages, self.random.choice((1, 3, 20, 200))
+        moments = sorted(self.random.random() * WINDOW for _ in range(bursts))
+        for number, moment in enumerate(moments):
+            await asyncio.sleep(max(0.0, moment - self.world.now))
+            size = left if number == bursts - 1 else min(left, -(-self.plan.messages // bursts))
+            left -= size
+            for server in self.random.sample(self.servers, len(self.servers)) if size else ():
+                self.publish_to(server, size)
+
+    def publish_to(self, server: Server, count: int) -> None:
+        """Publish so many messages of their own."""
+        first = len(self.published)
+        pad = b"x" * (self.plan.size - 14)
+        bodies = [
+            b"m%08d %s %s" % (first + n, server.name[-1:].encode(), pad) for n in range(count)
+        ]
+        self.published += bodies
+        self.world.log(f"{len(bodies)} messages to {server.name}")
+        server.publish(TOPIC, bodies)
+
+    async def suffer(self, fault: Fault) -> None:
+        """Let a fault begin and end."""
+        await asyncio.sleep(max(0.0, fault.at - self.world.now))
+        self.world.log(f"fault: {fault}")
+        begin: Callable[[Fault], Any] = getattr(self, f"fault_{fault.kind.replace(' ', '_')}")
+        heal = begin(fault)
+        if asyncio.iscoroutine(heal):
+            await heal
+            return
+        await asyncio.sleep(fault.lasts)
+        if heal:
+            result = heal()
+            if asyncio.iscoroutine(result):
+                await result
+        self.world.log(f"over: {fault}")
+
+    def pick(self, fault: Fault, of: list[Any]) -> Any:
+        """The victim."""
+        return of[fault.which % len(of)]
+
+    def fault_server_stops(self, fault: Fault) -> Any:
+        server: Server = self.pick(fault, self.servers)
+        return self.hang(server)
+
+    def hang(self, server: Any) -> Any:
+        """SIGSTOP until the result is called."""
+        process = server.process
+        if not process.alive or process.stopped:
+            return None
+        self.world.log(f"{server.name}: SIGSTOP")
+        process.stop()
+
+        def go_on() -> None:
+            self.world.log(f"{server.name}: SIGCONT")
+            process.go_on()
+
+        return go_on
+
+    def fault_server_restarts(self, fault: Fault) -> Any:
+        return self.restart(self.pick(fault, self.servers))
+
+    def restart(self, server: Any) -> Any:
+        """Dead until the result is awaited."""
+        if not server.process.alive or server.process.stopped:
+            return None
+        server.kill()
+        return server.start
+
+    def fault_cut(self, fault: Fault) -> Any:
+        server: Server = self.pick(fault, self.servers)
+        link = frozenset((server.name, self.host(fault.which % self.plan.copies)))
+        self.world.network.cuts.add(link)
+
+        def mend() -> None:
+            self.world.network.cuts.discard(link)
+            self.world.network.retry()
+
+        return mend
+
+    def fault_break(self, fault: Fault) -> None:
+        server: Server = self.pick(fault, self.servers)
+        for end in self.world.network.ends_between(server.name):
+            end.break_off()
+
+    def fault_latency(self, fault: Fault) -> Any:
+        network = self.world.network
+        network.slowness.append(0.001 + fault.how)
+        return lambda: network.slowness.remove(0.001 + fault.how)
+
+    def fault_clock(self, fault: Fault) -> None:
+        self.world.wall_offset += (fault.how - 0.5) * 7200
+
+    def fault_kill(self, fault: Fault) -> Any:
+        number = fault.which % self.plan.copies
+        self.world.kill(self.commands[number].process)
+        return lambda: self.again(number)
+
+    def again(self, number: int) -> None:
+        """Start a copy if it is not running."""
+        if not self.commands[number].process.alive and not self.over:
+            self.start(number)
+
+    def revive(self) -> None:
+        """Start all copies that are not running, as a supervisor would."""
+        for number in self.commands:
+            self.again(number)
+
+    async def fault_term(self, fault: Fault) -> None:
+        number = fault.which % self.plan.copies
+        if self.commands[number].is_ending:
+            return
+        await self.end(number)
+        await asyncio.sleep(fault.lasts)
+        self.again(number)
+
+    async def end(self, number: int) -> None:
+        """SIGTERM: the command ends with 0 in bounded time."""
+        command = self.commands[number]
+        if not command.process.alive:
+            return
+        began, command.is_ending = self.world.now, True
+        command.signal(signal.SIGTERM)
+        await command.wait(600)
+        if command.process.alive:
+            self.world.violated(
+                f"{command.process}: still there 600 s after SIGTERM at {began:.1f}"
+            )
+        elif command.code and self.can_end_well:
+            self.world.violated(f"{command.process}: exit {command.code} after SIGTERM")
+
+    can_end_well = True
+    """Whether nothing keeps a command from ending well now."""
+
+    def fault_power(self, fault: Fault) -> Any:
+        number = fault.which % self.plan.copies
+        host = self.host(number)
+        self.world.log(f"{host}: power failure")
+        self.world.network.down.add(host)
+        for end in self.world.network.ends_between(host):
+            end.lose_power()
+        for command in self.commands.values():
+            if command.process.host == host:
+                self.world.kill(command.process)
+        if os.path.isdir(os.path.join(self.world.disk.root, host)):
+            self.world.disk.lose_power(host, self.random)
+
+        def back() -> None:
+            self.world.network.down.discard(host)
+            self.world.network.retry()
+            self.revive()
+
+        return back
+
+    async def watch(self) -> None:
+        """A healthy nsqd is consumed, whatever the others do."""
+        if not all(fault.kind in self.healthy_when for fault in self.plan.faults):
+            return
+        if self.plan.copies > 1 or self.in_flight < len(self.servers):
+            return
+        while True:
+            await asyncio.sleep(1)
+            for server in self.servers:
+                if self.is_waiting(server):
+                    since = self._unhealthy.setdefault(server, self.world.now)
+                    patience = _UNSERVED + 2 * server.was_down
+                    if self.lookupds:  # nsqd registers again after at most 15 s
+                        patience += 40
+                    if self.world.now - since > patience:
+                        self.world.violated(f"{server.name}: not consumed since {since:.0f} s")
+                        return
+                else:
+                    self._unhealthy.pop(server, None)
+
+    @property
+    def in_flight(self) -> int:
+        """--max-in-flight."""
+        options = self.plan.options
+        return int(options[options.index("--max-in-flight") + 1])
+
+    def is_waiting(self, server: Server) -> bool:
+        """Whether it has messages to deliver, and a consumer could take them."""
+        link = frozenset((server.name, self.host(0)))
+        command = self.commands.get(0)
+        if self.world.network.latency > 0.01 or link in self.world.network.cuts:
+            return False
+        if not (server.process.alive and not server.process.stopped and command):
+            return False
+        topic = server.nsqd.broker.topics.get(TOPIC)
+        channel = topic and topic.channels.get(self.channel)
+        return bool(channel and channel.waiting and command.process.alive and not channel.in_flight)
+
+    def left(self) -> int:
+        """Messages that nsqds still have."""
+        return sum(server.left(TOPIC, self.channel) for server in self.servers)
+
+    async def settle(self) -> None:
+        """Wait until nothing is left in the nsqds."""
+        end = self.world.now + PATIENCE + (0 if self.plan.is_calm else MAX_MSG_TIMEOUT)
+        while self.world.now < end:
+            if not self.left():
+                return
+            await asyncio.sleep(1)
+        where = {server.name: server.left(TOPIC, self.channel) for server in self.servers}
+        self.world.violated(f"not settled after {PATIENCE:g} s: {where}")
+
+    async def connect(self) -> None:
+        """Wait until each copy has one connection to each nsqd."""
+        end = self.world.now + 300
+        while self.world.now < end:
+            counts = {server.name: len(server.nsqd.clients) for server in self.servers}
+            if set(counts.values()) == {self.plan.copies}:
+                return
+            await asyncio.sleep(1)
+        self.world.violated(f"{self.plan.copies} consumers have connections {counts}")
+
+    async def finish(self) -> None:
+        """End the commands, and compare."""
+        for number in self.commands:
+            await self.end(number)
+        self.compare()
+
+    def compare(self) -> None:
+        """All that was published has arrived; once, unless a fault excuses more."""
+        arrived = Counter(self.arrived())
+        if missing := [body for body in self.published if not arrived[body]]:
+            self.world.violated(f"{len(missing)} messages lost, such as {missing[0][:10]!r}")
+        if foreign := arrived.keys() - set(self.published):
+            self.world.violated(f"nobody has published {sorted(foreign)[:3]}")
+        if self.plan.is_calm and self.is_once:
+            twice = [body for body, count in arrived.items() if count > 1]
+            if twice:
+                self.world.violated(f"{len(twice)} messages came again, such as {twice[0][:10]!r}")
+
+    is_once = True

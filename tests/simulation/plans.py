@@ -1,0 +1,127 @@
+"""What a seed decides of a life: who lives in it, and the faults that come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+WINDOW = 90.0
+"""Seconds in which messages are published and faults begin."""
+
+CALM = frozenset({"reader", "endpoint", "hup", "clock"})
+"""Faults after which no message needs to be delivered twice."""
+
+_OF_ALL = ("server stops", "server restarts", "cut", "break", "latency", "kill", "term", "clock")
+_FAULTS = {
+    "tail": (*_OF_ALL, "reader", "power"),
+    "to-http": (*_OF_ALL, "endpoint", "endpoint", "endpoint stops"),
+    "relay": (*_OF_ALL, "destination stops", "destination restarts"),
+    "to-file": (*_OF_ALL, "hup", "hup", "kill at", "kill at", "power", "disk full", "disk fails"),
+    "library": (*_OF_ALL[:5], "handler"),
+    "until-empty": ("server stops", "server dies", "cut", "reader", "latency"),
+    "count": ("reader", "break", "server stops", "latency"),
+    "pub": ("server stops", "server restarts", "cut", "latency"),
+}
+KINDS = tuple(_FAULTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that begins at ``at`` and is over after ``lasts`` seconds.
+
+    ``which`` and ``how`` choose the victim and the details.
+    """
+
+    at: float
+    kind: str
+    lasts: float
+    which: int
+    how: float
+
+    def __str__(self) -> str:
+        return f"{self.at:.3f} s: {self.kind} for {self.lasts:.3f} s ({self.which}, {self.how:.3f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A life: ``kind`` of consumer, ``servers`` nsqds, ``copies`` of the command at a time."""
+
+    seed: int
+    kind: str
+    servers: int
+    lookupds: int
+    copies: int
+    messages: int
+    size: int
+    options: tuple[str, ...]
+    style: str
+    faults: tuple[Fault, ...]
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no fault excuses a message that comes twice."""
+        return all(fault.kind in CALM for fault in self.faults)
+
+    def without(self, fault: Fault) -> Plan:
+        """The same life without a fault."""
+        return replace(self, faults=tuple(each for each in self.faults if each is not fault))
+
+    def __str__(self) -> str:
+        head = (
+            f"seed {self.seed}: {self.kind} x {self.copies} ({self.style or 'plain'}), "
+            f"{self.servers} nsqds, {self.lookupds} nsqlookupds, {self.messages} messages of "
+            f"{self.size} bytes, {' '.join(self.options)}"
+        )
+        return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
+
+
+def plan_of(seed: int, kind: str = "") -> Plan:
+    """The life of a seed; of this kind of consumer, if there is one."""
+    rng = Random(f"{seed} plan")
+    chosen = rng.choice(KINDS)
+    kind = kind or chosen
+    known = tuple(dict.fromkeys(_FAULTS[kind]))
+    kinds = rng.sample(known, rng.choice((1, 1, 2, len(known))))  # a few at a time find more
+    faults = sorted(
+        (_fault(rng, rng.choice(kinds)) for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 8)))),
+        key=lambda fault: fault.at,
+    )
+    style = rng.choice(("", "hook", "upload", "hook <REV>")) if kind == "to-file" else ""
+    return Plan(
+        seed=seed,
+        kind=kind,
+        servers=rng.choice((1, 2, 2, 3)),
+        lookupds=rng.choice((0, 0, 1, 2)) if kind not in ("until-empty", "pub") else 0,
+        copies=1 if kind in ("until-empty", "count", "pub", "library") else rng.choice((1, 1, 2)),
+        messages=rng.choice((1, 20, 200, 1000)),
+        size=rng.choice((20, 20, 300, 5000)),
+        options=_options(rng, kind, style),
+        style=style,
+        faults=tuple(faults),
+    )
+
+
+def _fault(rng: Random, kind: str) -> Fault:
+    return Fault(
+        at=rng.random() * WINDOW,
+        kind=kind,
+        lasts=rng.choice((0.0, 0.3, 2.0, 5.0, 12.0, 40.0, 120.0)) * (0.5 + rng.random()),
+        which=rng.randrange(6),
+        how=rng.random(),
+    )
+
+
+def _options(rng: Random, kind: str, style: str) -> tuple[str, ...]:
+    if kind == "pub":
+        return ()
+    options = ["--msg-timeout", rng.choice(("2s", "5s", "60s"))]
+    options += ["--max-in-flight", rng.choice(("1", "5", "50", "500", "2500"))]
+    if kind in ("to-file", "to-http", "relay"):
+        options += ["--requeue-delay", rng.choice(("0s", "1s", "20s"))]
+    if kind == "to-file":
+        options += ["--sync-interval", rng.choice(("100ms", "1s", "4s"))]
+        if style in ("upload", "hook <REV>"):  # whose names are used once
+            options += ["--rotate-interval", rng.choice(("3s", "10s", "60s"))]
+    if kind == "to-http":
+        options += ["--concurrency", rng.choice(("1", "5", "100"))]
+    return tuple(options)

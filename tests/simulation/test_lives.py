@@ -1,0 +1,64 @@
+"""Lives of whole commands in a simulated world; each seed is another one.
+
+``pytest tests/simulation --seed N -s`` prints the lives of a seed event by event, one of each kind;
+``python -m tests.simulation.shrink KIND N`` leaves out the faults that a failure does not need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.simulation.inhabitants import live
+from tests.simulation.plans import KINDS, plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAIN = 12
+"""Lives of each kind in a plain run."""
+MORE = 400
+
+REGRESSIONS: tuple[tuple[str, int, str], ...] = ()
+"""Kind and seed of lives that have failed, and what they found."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The lives of the seeds of this run."""
+    if "seed" not in metafunc.fixturenames:
+        return
+    more = pytest.mark.full("more lives")
+    if _is_chosen(metafunc.config):
+        given = [pytest.param(kind, metafunc.config.option.seed) for kind in KINDS]
+    else:
+        given = [
+            pytest.param(kind, seed, marks=[more] if seed >= PLAIN else [])
+            for kind in KINDS
+            for seed in range(PLAIN + MORE)
+        ]
+        given += [
+            pytest.param(kind, seed, id=f"{kind}-{seed}-again") for kind, seed, _ in REGRESSIONS
+        ]
+    metafunc.parametrize(("kind", "seed"), given)
+
+
+def _is_chosen(config: pytest.Config) -> bool:
+    """Whether the user has named a seed: each run has one."""
+    return any(str(each).startswith("--seed") for each in config.invocation_params.args)
+
+
+def test_whatever_happens_the_invariants_hold(
+    kind: str, seed: int, memory_path: Path, request: pytest.FixtureRequest
+) -> None:
+    live(plan_of(seed, kind), memory_path, talk=_is_chosen(request.config))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_is_the_same_life(kind: str, memory_path: Path) -> None:
+    def told(folder: Path) -> list[str]:
+        folder.mkdir()
+        events = live(plan_of(3, kind), folder).events
+        return [line.replace(str(folder), "") for line in events]
+
+    assert told(memory_path / "a") == told(memory_path / "b")

@@ -1,0 +1,436 @@
+"""A world in which whole commands live: one clock, one seed, servers, a network and disks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+import warnings
+from contextlib import contextmanager, suppress
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.cli import cli, exits, logs
+from nsqtools.config import NsqdOptions
+from nsqtools.sandbox.lookupd import Nsqlookupd
+from nsqtools.sandbox.nsqd import Nsqd
+from nsqtools.sandbox.nsqd import channel as channels
+from tests.simulation.disk import Disk
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.outputs import PIPE, Pipe, SimulatedOutput
+from tests.simulation.processes import CURRENT, Killed, Process
+from tests.simulation.threads import Errand, threading_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from pathlib import Path
+
+    from nsqtools.names import Address
+
+START = 1_700_000_000.0
+"""Seconds since the epoch when a world begins."""
+
+
+class ViolationError(AssertionError):
+    """Something that must never happen has happened."""
+
+
+class World:
+    """One life. ``random`` gives a generator of its own to each purpose."""
+
+    def __init__(self, seed: str, folder: Path, *, limit: float, talk: bool = False) -> None:
+        self.seed = seed
+        self.loop = SimulatedLoop(self.random("network"), limit)
+        self.loop.trouble = self._trouble  # type: ignore[method-assign]
+        self.network = self.loop.network
+        self.disk = Disk(folder, self.random("disk"))
+        self.servers: dict[str, Server] = {}
+        self.commands: list[Command] = []
+        self.events: list[str] = []
+        self.wrong: list[str] = []
+        self.wall_offset = 0.0
+        """Seconds that the clocks on the wall were moved."""
+        self.tasks: dict[Process | None, list[asyncio.Task[Any]]] = {}
+        self._talk = talk
+        self._urandom = self.random("ids")
+        self.loop.set_task_factory(self._make_task)
+
+    def random(self, purpose: str) -> Random:
+        """The same numbers for the same seed and purpose."""
+        return Random(f"{self.seed} {purpose}")
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self.loop.time()
+
+    def log(self, text: str) -> None:
+        """Note an event."""
+        line = f"{self.now:12.4f} {text}"
+        self.events.append(line)
+        if self._talk:
+            print(line)
+
+    def violated(self, text: str) -> None:
+        """Note what must never happen; the life goes on to its end."""
+        self.log(f"VIOLATION: {text}")
+        self.wrong.append(text)
+
+    def run(self, life: Coroutine[Any, Any, None]) -> None:
+        """Live to the end; raises ViolationError."""
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            self._patched(patch),
+            warnings.catch_warnings(),  # of what a killed process has not awaited
+        ):
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                self.loop.run_until_complete(life)
+            finally:
+                self._close()
+        if self.wrong:
+            raise ViolationError(self.wrong[0])
+
+    def kill(self, process: Process) -> None:
+        """kill -9."""
+        if process.alive:
+            self.log(f"{process}: kill -9")
+            process.end()
+
+    async def within(self, process: Process, work: Coroutine[Any, Any, Any]) -> Any:
+        """Await in a process what belongs to it."""
+        return await process.context.run(self.loop.create_task, work)
+
+    def server(self, name: str, **options: Any) -> Server:
+        """An nsqd, which is not started yet."""
+        self.servers[name] = Server(self, name, options)
+        return self.servers[name]
+
+    def command(self, name: str, host: str, argv: Sequence[str]) -> Command:
+        """Start a command line on a host."""
+        command = Command(self, name, host, argv)
+        self.commands.append(command)
+        return command
+
+    def _make_task(self, loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+        self.tasks.setdefault(CURRENT.get(), []).append(task)
+        return task
+
+    def tasks_of(self, process: Process) -> list[asyncio.Task[Any]]:
+        """Its tasks that have not ended."""
+        return [task for task in self.tasks.get(process, ()) if not task.done()]
+
+    def _trouble(self, context: dict[str, Any]) -> None:
+        process = CURRENT.get()
+        if process is None or process.alive:
+            self.violated(f"{process}: {context.get('message')}: {context.get('exception')!r}")
+
+    def _close(self) -> None:
+        """End what is left, as with all processes dead: nothing of it has an effect."""
+        left = [task for tasks in self.tasks.values() for task in tasks if not task.done()]
+        for process in [*self.tasks, *(command.process for command in self.commands)]:
+            if process:
+                process.alive = False
+        self.loop.baton.close()
+        for task in left:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            with suppress(BaseException):
+                task.get_coro().close()
+        self.disk.release()
+        self.loop.close()
+
+    @contextmanager
+    def _patched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        loop, baton = self.loop, self.loop.baton
+
+        def wall() -> float:
+            return START + self.wall_offset + loop.time()
+
+        patch.setattr(time, "time", wall)
+        patch.setattr(time, "time_ns", lambda: int(wall() * 1e9))
+        patch.setattr(time, "monotonic", loop.time)
+        patch.setattr(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))
+        patch.setattr(os, "urandom", self._urandom.randbytes)
+        patch.setattr(os, "_exit", self._exit)
+        patch.setattr(asyncio, "run", self._run_main)
+        patch.setattr(exits, "_write", lambda text: self._said(text))
+        patch.setattr(logs, "configure", lambda *_, **__: None)
+        patch.setattr("nsqtools.cli.service.tune_memory", lambda: None)
+        patch.setattr("nsqtools.sinks.stdout.Output", SimulatedOutput)
+        patch.setattr("nsqtools.sinks.http.assembly.Random", lambda: self.random("endpoints"))
+        for name in ("consumer", "producer"):
+            random = self.random(name)
+            patch.setattr(f"nsqtools.engine.{name}.Random", lambda random=random: random)
+        simulated = threading_of(baton)
+        for name in ("hooks", "uploads", "aftercare", "journal"):
+            patch.setattr(f"nsqtools.sinks.files.{name}.threading", simulated)
+        patch.setattr("nsqtools.sinks.files.hooks.monotonic", loop.time)
+        patch.setattr("nsqtools.sinks.files.hooks.subprocess", Errand.module(self))
+        patch.setattr("nsqtools.sinks.files.hooks.os.killpg", lambda *_: None)
+        self._watch_channels(patch)
+        self.disk.install(patch)
+        handler = _Log(self)
+        root = logging.getLogger("nsqtools")
+        level = root.level
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
+
+    def _watch_channels(self, patch: pytest.MonkeyPatch) -> None:
+        finish, deliver = channels.Channel.finish, channels.Channel._deliver
+
+        def finished(of: Any, consumer: Any, id_: bytes) -> None:
+            message = of.in_flight.get(id_)
+            finish(of, consumer, id_)
+            self.server_of(of).finished(of, message.body, consumer)
+
+        def delivered(of: Any, consumer: Any, batch: Any, now: float) -> None:
+            self.server_of(of).delivered(of, [message.body for message in batch])
+            deliver(of, consumer, batch, now)
+
+        patch.setattr(channels.Channel, "finish", finished)
+        patch.setattr(channels.Channel, "_deliver", delivered)
+
+    def server_of(self, channel: Any) -> Server:
+        """The nsqd that has this channel."""
+        return next(s for s in self.servers.values() if s.nsqd.broker is channel.broker)
+
+    def _run_main(self, main: Coroutine[Any, Any, Any], **_: Any) -> Any:
+        """asyncio.run, called in a thread of a command."""
+        ended: list[asyncio.Task[Any]] = []
+        process = CURRENT.get()
+        assert process
+
+        def end(task: asyncio.Task[Any]) -> None:
+            ended.append(task)
+            self.loop.baton.wake()
+
+        def begin() -> None:
+            self.loop.create_task(main).add_done_callback(end)
+
+        self.loop.call_soon(begin)
+        try:
+            self.loop.baton.wait(lambda: bool(ended))
+        except Killed:
+            main.close()
+            raise
+        if left := self.tasks_of(process):
+            self.violated(f"{process}: left tasks: {left}")
+        return ended[0].result()
+
+    def _exit(self, code: int) -> None:
+        process = CURRENT.get()
+        assert process
+        for command in self.commands:
+            if command.process is process:
+                command.ended(code)
+        process.end()
+        raise Killed
+
+    def _said(self, text: str) -> None:
+        self.log(f"{CURRENT.get()} says: {text.rstrip()}")
+
+
+class _Log(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = CURRENT.get()
+        if process is None or process.alive:
+            error = f": {record.exc_info[1]!r}" if record.exc_info else ""
+            level = record.levelname.lower()
+            self._world.log(f"{process}: {level}: {record.getMessage()}{error}")
+
+
+class Server:
+    """An nsqd that keeps its messages when it is restarted, as one that is stopped does."""
+
+    def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
+        self.world = world
+        self.name = name
+        self.options = NsqdOptions(**options)
+        self.nsqd = Nsqd(self.options, rng=world.random(f"{name} 0"))
+        self.process = Process(name, name)
+        self.process.alive = False
+        self.lookupds: list[Address] = []
+        self.was_down = 0.0
+        """Seconds before its last start."""
+        self._ended = world.now
+        self.finishes: dict[tuple[str, str], list[bytes]] = {}
+        """Bodies that were finished, by topic and channel."""
+        self.deliveries: dict[tuple[str, str], list[bytes]] = {}
+        self._lives = 0
+
+    @property
+    def tcp(self) -> str:
+        return f"{self.name}:4150"
+
+    @property
+    def http(self) -> str:
+        return f"{self.name}:4151"
+
+    async def start(self) -> None:
+        """Listen, with the messages of before."""
+        self._lives += 1
+        before, self.process = self.nsqd, Process(self.name, self.name)
+        self.nsqd = Nsqd(self.options, rng=self.world.random(f"{self.name} {self._lives}"))
+        self.world.log(f"{self.name}: starts")
+        await self.world.within(self.process, self._listen())
+        self._take_over(before)
+        self.was_down = self.world.now - self._ended
+
+    async def _listen(self) -> None:
+        await self.nsqd.start(self.name, 4150, 4151, lookupd_tcp_addresses=self.lookupds)
+
+    def _take_over(self, before: Nsqd) -> None:
+        def move() -> None:
+            for name, topic in before.broker.topics.items():
+                if topic.ephemeral:
+                    continue
+                new = self.nsqd.broker.topic(name)
+                for channel_name, channel in topic.channels.items():
+                    if not channel.ephemeral:
+                        deferred = [message for _, _, message in channel._deferred]
+                        kept = [*channel.waiting, *channel.in_flight.values(), *deferred]
+                        new.channel(channel_name).waiting.extend(map(_copy, kept))
+                        new.channel(channel_name).changed()
+                new.waiting.extend(map(_copy, topic.waiting))
+                new.changed()
+
+        self.process.context.run(self.world.loop.call_soon, move)
+
+    def kill(self) -> None:
+        """End it; the next start has its messages."""
+        self._ended = self.world.now
+        self.world.kill(self.process)
+
+    def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+        """Publish messages, at once or when the next start is done."""
+        if not self.process.alive:
+            broker = self.nsqd.broker
+            first, stamp = broker.take_ids(len(bodies))
+            for number, body in enumerate(bodies, first):
+                message = channels.QueuedMessage(b"%016x" % number, body, stamp, 0)
+                held = broker.topics.get(topic) or _plain_topic(broker, topic)
+                for channel in held.channels.values():
+                    channel.waiting.append(_copy(message))
+                if not held.channels:
+                    held.waiting.append(message)
+            return
+        self.process.context.run(self.world.loop.call_soon, self._publish, topic, bodies)
+
+    def _publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+        self.nsqd.publish(topic, bodies)
+
+    def make(self, topic: str, channel: str) -> None:
+        """Create a channel."""
+        create = lambda: self.nsqd.broker.topic(topic).channel(channel)  # noqa: E731
+        self.process.context.run(self.world.loop.call_soon, create)
+
+    def left(self, topic: str, channel: str) -> int:
+        """How many messages the channel has, also in flight and deferred."""
+        if not (found := self.nsqd.broker.topics.get(topic)):
+            return 0
+        if not (queue := found.channels.get(channel)):
+            return found.depth
+        return found.depth + queue.depth + queue.deferred_count + len(queue.in_flight)
+
+    def finished(self, channel: Any, body: bytes, consumer: Any) -> None:
+        self.finishes.setdefault((channel.topic.name, channel.name), []).append(body)
+
+    def delivered(self, channel: Any, bodies: list[bytes]) -> None:
+        self.deliveries.setdefault((channel.topic.name, channel.name), []).extend(bodies)
+
+
+def _plain_topic(broker: Any, name: str) -> Any:
+    created, broker.created = broker.created, lambda topic, channel: None
+    try:
+        return broker.topic(name)
+    finally:
+        broker.created = created
+
+
+def _copy(message: channels.QueuedMessage) -> channels.QueuedMessage:
+    return channels.QueuedMessage(message.id, message.body, message.timestamp, message.attempts)
+
+
+class Lookupd:
+    """An nsqlookupd."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.lookupd = Nsqlookupd()
+        self.process = Process(name, name)
+        self.process.alive = False
+
+    async def start(self) -> None:
+        self.world.log(f"{self.name}: starts")
+        self.process, self.lookupd = Process(self.name, self.name), Nsqlookupd()
+        await self.world.within(self.process, self.lookupd.start(self.name, 4160, 4161))
+
+    def kill(self) -> None:
+        self.world.kill(self.process)
+
+
+class Command:
+    """A command line while it runs, and its exit code after that."""
+
+    def __init__(self, world: World, name: str, host: str, argv: Sequence[str]) -> None:
+        self.world = world
+        self.argv = list(argv)
+        self.process = Process(name, host)
+        self.code: int | None = None
+        self.is_ending = False
+        """Whether it was asked to."""
+        self.began = world.now
+        self.output = Pipe(world)
+        self.on_exit: Callable[[Command], None] = lambda command: None
+        self.process.on_end.append(lambda: world.disk.unlock_all(self.process))
+        self.process.context.run(PIPE.set, self.output)
+        world.log(f"{name}: nsqtools {' '.join(self.argv)}")
+        world.loop.outside(0.0, lambda: world.loop.baton.start(self.process, self._work))
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        if not self.process.alive:
+            return
+        self.world.log(f"{self.process}: {signal.Signals(number).name}")
+        handler = self.process.signals.get(number)
+        if handler is None:
+            self.world.kill(self.process)
+        else:
+            self.process.context.copy().run(handler)
+
+    async def wait(self, within: float) -> None:
+        """Until it has ended, at most so many seconds."""
+        end = self.world.now + within
+        while self.process.alive and self.world.now < end:
+            await asyncio.sleep(0.05)
+
+    def ended(self, code: int) -> None:
+        """It exits."""
+        self.code = code
+        self.world.log(f"{self.process}: exit {code}")
+        self.on_exit(self)
+
+    def _work(self) -> None:
+        try:
+            code = exits._invoke(cli, self.argv)
+        except Killed:
+            raise
+        except BaseException as error:
+            code = exits._outcome(error)
+        self.ended(int(code))
+        self.process.end()
