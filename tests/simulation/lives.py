@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 900.0
 """Seconds after the last fault in which everything must be settled."""
-_UNSERVED = 20.0
+_UNSERVED = 12.0
 """Seconds that messages of a healthy nsqd may wait although its consumer has room for them."""
 MAX_MSG_TIMEOUT = 900.0
 TOPIC, CHANNEL = "t", "c"
@@ -275,14 +275,18 @@ class Life:
             for server in self.servers:
                 if self.is_waiting(server):
                     since = self._unhealthy.setdefault(server, self.world.now)
-                    patience = _UNSERVED + 2 * server.was_down
-                    if self.lookupds:  # nsqd registers again after at most 15 s
-                        patience += 40
+                    patience = _UNSERVED + 2 * server.was_down + self.detour
                     if self.world.now - since > patience:
                         self.world.violated(f"{server.name}: not consumed since {since:.0f} s")
                         return
                 else:
                     self._unhealthy.pop(server, None)
+
+    @property
+    def detour(self) -> float:
+        """Seconds for an nsqd to notice that nsqlookupd has forgotten it, and to be found again."""
+        lost = {"cut", "break", "latency"} & {fault.kind for fault in self.plan.faults}
+        return 40.0 if self.lookupds and lost else 0.0
 
     @property
     def in_flight(self) -> int:

@@ -116,6 +116,8 @@ def _options(rng: Random, kind: str, style: str) -> tuple[str, ...]:
         return ()
     options = ["--msg-timeout", rng.choice(("2s", "5s", "60s"))]
     options += ["--max-in-flight", rng.choice(("1", "5", "50", "500", "2500"))]
+    if kind != "library" and rng.random() < 0.5:  # a server that hangs is noticed sooner
+        options += ["--consumer-opt", "heartbeat_interval,5s"]
     if kind in ("to-file", "to-http", "relay"):
         options += ["--requeue-delay", rng.choice(("0s", "1s", "20s"))]
     if kind == "to-file":

@@ -249,7 +249,7 @@ async def test_a_handler_is_drained_before_it_is_closed_and_settles_what_it_hold
     nsqd.publish(b"x", b"y")
     async with running(consume(sink, nsqd, max_in_flight=5)):
         await elapse(1)
-    assert sink.said == ["drain t", "close"]
+    assert sink.said == ["open", "drain t", "close"]
     assert sorted(text for text in nsqd.commands if "FIN" in text) == ["FIN 1", "FIN 2"]
 
 
@@ -263,5 +263,5 @@ async def test_a_handler_that_cannot_be_drained_is_closed_all_the_same(nsqd: Scr
     consumer.stop()
     with pytest.raises(OutputError, match="no space"):
         await running_on
-    assert sink.said == ["drain t", "close"]
+    assert sink.said == ["open", "drain t", "close"]
     assert "REQ 1 0" in nsqd.commands
