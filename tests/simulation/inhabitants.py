@@ -189,7 +189,7 @@ class FileLife(Life):
 
     @property
     def can_end_well(self) -> bool:  # type: ignore[override]
-        return not (self.world.disk.full or self.world.disk.failing)
+        return not any(fault.kind.startswith("disk") for fault in self.plan.faults)
 
     def fault_disk_full(self, fault: Fault) -> Any:
         host = self.host(0)
