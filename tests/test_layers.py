@@ -331,7 +331,7 @@ SLEEPERS = ("support", "simulation", "live.test_engine", "test_layers")
 """Where real time may pass: polling, faults of a proxy, and handlers that stall on purpose; time in
 the simulation is virtual.
 """
-PROGRAMS = ("bench", "simulation")
+PROGRAMS = ("bench", "mutations", "simulation")
 
 
 def real_sleeps(module: str, tree: ast.Module) -> Iterator[str]:
@@ -350,7 +350,7 @@ def real_sleeps(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 def borrowed(module: str, tree: ast.Module) -> Iterator[str]:
-    """What tests share is in ``tests.support``; benchmarks and the simulation are programs."""
+    """What tests share is in ``tests.support``; ``PROGRAMS`` are not tests alone."""
     part, _, name = module.rpartition(".")
     if within(module, ("support", *PROGRAMS)):
         part = module.partition(".")[0]
