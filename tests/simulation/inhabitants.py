@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -56,20 +58,30 @@ class TailLife(Life):
 
 
 class HttpLife(Life):
-    """``to-http`` to one endpoint."""
-
-    healthy_when = Life.healthy_when
+    """``to-http`` to one endpoint, and what that refuses to a directory of dead letters."""
 
     async def begin(self) -> None:
+        self.folder = os.path.join(self.world.disk.make("host-0"), "dead")
         self.endpoint = Endpoint(self.world, "hook")
+        self.endpoint.is_picky = self.plan.style == "dead letters"
         await self.endpoint.start()
         await super().begin()
 
+    def host(self, number: int) -> str:
+        return "host-0"
+
     def argv(self, number: int) -> list[str]:
-        return ["to-http", "--post", "http://hook/"]
+        argv = ["to-http", "--post", "http://hook/"]
+        if self.plan.style == "dead letters":
+            argv += ["--drop-on", "400", "--dead-letter-dir", self.folder]
+        return argv
 
     def arrived(self) -> Iterable[bytes]:
-        return self.endpoint.accepted
+        yield from self.endpoint.accepted
+        path = os.path.join(self.folder, "t.dead.jsonl")
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            for line in file:
+                yield json.loads(line)["body"].encode()
 
     def fault_endpoint(self, fault: Fault) -> Any:
         """It is slow, or moody where that is not to be calm."""
@@ -163,43 +175,6 @@ class FileLife(Life):
 
     def fault_hup(self, fault: Fault) -> None:
         self.pick(fault, list(self.commands.values())).signal(signal.SIGHUP)
-
-    def fault_kill_at(self, fault: Fault) -> Any:
-        """Kill it between two calls to the disk, some calls from now."""
-        number = fault.which % self.plan.copies
-        left = int(fault.how**3 * 200)
-        world = self.world
-
-        def call(process: Process, name: str, path: str) -> None:
-            nonlocal left
-            if process is self.commands[number].process:
-                left -= 1
-                if left < 0:
-                    world.disk.on_call = lambda *_: None
-                    world.log(f"{process}: before {name} of {os.path.basename(path)}")
-                    world.kill(process)
-
-        world.disk.on_call = call
-
-        def back() -> None:
-            world.disk.on_call = lambda *_: None
-            self.again(number)
-
-        return back
-
-    @property
-    def can_end_well(self) -> bool:  # type: ignore[override]
-        return not any(fault.kind.startswith("disk") for fault in self.plan.faults)
-
-    def fault_disk_full(self, fault: Fault) -> Any:
-        host = self.host(0)
-        self.world.disk.full.add(host)
-        return lambda: self.world.disk.full.discard(host)
-
-    def fault_disk_fails(self, fault: Fault) -> Any:
-        host = self.host(0)
-        self.world.disk.failing[host] = fault.how / 2
-        return lambda: self.world.disk.failing.pop(host, None)
 
     async def finish(self) -> None:
         for number in self.commands:

@@ -21,6 +21,8 @@ from tests.simulation.world import Command, Lookupd, Server, World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tests.simulation.processes import Process
+
 PATIENCE = 900.0
 """Seconds after the last fault in which everything must be settled."""
 _UNSERVED = 12.0
@@ -241,8 +243,10 @@ class Life:
         elif command.code and self.can_end_well:
             self.world.violated(f"{command.process}: exit {command.code} after SIGTERM")
 
-    can_end_well = True
-    """Whether nothing keeps a command from ending well now."""
+    @property
+    def can_end_well(self) -> bool:
+        """Whether no disk keeps a command from ending well."""
+        return not any(fault.kind.startswith("disk") for fault in self.plan.faults)
 
     def fault_power(self, fault: Fault) -> Any:
         number = fault.which % self.plan.copies
@@ -263,6 +267,39 @@ class Life:
             self.revive()
 
         return back
+
+    def fault_kill_at(self, fault: Fault) -> Any:
+        """Kill it between two calls to the disk, some calls from now."""
+        number = fault.which % self.plan.copies
+        left = int(fault.how**3 * 200)
+        world = self.world
+
+        def call(process: Process, name: str, path: str) -> None:
+            nonlocal left
+            if process is self.commands[number].process:
+                left -= 1
+                if left < 0:
+                    world.disk.on_call = lambda *_: None
+                    world.log(f"{process}: before {name} of {os.path.basename(path)}")
+                    world.kill(process)
+
+        world.disk.on_call = call
+
+        def back() -> None:
+            world.disk.on_call = lambda *_: None
+            self.again(number)
+
+        return back
+
+    def fault_disk_full(self, fault: Fault) -> Any:
+        host = self.host(0)
+        self.world.disk.full.add(host)
+        return lambda: self.world.disk.full.discard(host)
+
+    def fault_disk_fails(self, fault: Fault) -> Any:
+        host = self.host(0)
+        self.world.disk.failing[host] = fault.how / 2
+        return lambda: self.world.disk.failing.pop(host, None)
 
     async def watch(self) -> None:
         """A healthy nsqd is consumed, whatever the others do."""

@@ -145,7 +145,7 @@ class Network:
 
     def sizes(self) -> tuple[int, int]:
         """How many bytes a read returns at least and at most; some see a byte at a time."""
-        return self._rng.choice(((1 << 18, 1 << 18), (1 << 18, 1 << 18), (1, 4000), (1, 60)))
+        return self._rng.choice(((1 << 18, 1 << 18), (1 << 18, 1 << 18), (1, 4000), (1, 400)))
 
     def some(self, least: int, most: int) -> int:
         """A size of a read."""

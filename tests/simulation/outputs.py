@@ -72,6 +72,8 @@ class Endpoint:
         self.accepted: list[bytes] = []
         """Bodies that were answered with a success, or for which that was begun."""
         self.mood = "good"
+        self.is_picky = False
+        """Whether it refuses some bodies."""
         self.delay = 0.0
         """Seconds before each response."""
         self._random = world.random(name)
@@ -99,7 +101,7 @@ class Endpoint:
             return Response(500)
         if mood == "busy":
             return Response(429, headers=(("Retry-After", "2"),))
-        if mood == "refuse":
+        if self.is_picky and request.body[8:9] in b"147":
             return Response(400)
         self.accepted.append(request.body)
         if mood == "late":  # accepted, but nobody learns of it

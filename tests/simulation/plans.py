@@ -14,7 +14,7 @@ CALM = frozenset({"reader", "endpoint", "hup", "clock"})
 _OF_ALL = ("server stops", "server restarts", "cut", "break", "latency", "kill", "term", "clock")
 _FAULTS = {
     "tail": (*_OF_ALL, "reader", "power"),
-    "to-http": (*_OF_ALL, "endpoint", "endpoint", "endpoint stops"),
+    "to-http": (*_OF_ALL, "endpoint", "endpoint stops", "power", "kill at", "disk full"),
     "relay": (*_OF_ALL, "destination stops", "destination restarts"),
     "to-file": (*_OF_ALL, "hup", "hup", "kill at", "kill at", "power", "disk full", "disk fails"),
     "library": (*_OF_ALL[:5], "handler"),
@@ -23,6 +23,10 @@ _FAULTS = {
     "pub": ("server stops", "server restarts", "cut", "latency"),
 }
 KINDS = tuple(_FAULTS)
+_STYLES = {
+    "to-file": ("", "hook", "upload", "hook <REV>"),
+    "to-http": ("", "dead letters"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def plan_of(seed: int, kind: str = "") -> Plan:
         (_fault(rng, rng.choice(kinds)) for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 8)))),
         key=lambda fault: fault.at,
     )
-    style = rng.choice(("", "hook", "upload", "hook <REV>")) if kind == "to-file" else ""
+    style = rng.choice(_STYLES.get(kind, ("",)))
     return Plan(
         seed=seed,
         kind=kind,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PLAIN = 12
 """Lives of each kind in a plain run."""
-MORE = 400
+MORE = 60
 
 REGRESSIONS: tuple[tuple[str, int, str], ...] = ()
 """Kind and seed of lives that have failed, and what they found."""
