@@ -168,6 +168,8 @@ class Life:
         def go_on() -> None:
             self.world.log(f"{server.name}: SIGCONT")
             process.go_on()
+            if isinstance(server, Server):
+                server.catch_up()
 
         return go_on
 

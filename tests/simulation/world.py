@@ -271,6 +271,7 @@ class Server:
         """Bodies that were finished, by topic and channel."""
         self.deliveries: dict[tuple[str, str], list[bytes]] = {}
         self._lives = 0
+        self._to_come: list[tuple[str, Sequence[bytes]]] = []
 
     @property
     def tcp(self) -> str:
@@ -288,6 +289,7 @@ class Server:
         self.world.log(f"{self.name}: starts")
         await self.world.within(self.process, self._listen())
         self._take_over(before)
+        self.catch_up()
         self.was_down = self.world.now - self._ended
 
     async def _listen(self) -> None:
@@ -308,7 +310,7 @@ class Server:
                 new.waiting.extend(map(_copy, topic.waiting))
                 new.changed()
 
-        self.process.context.run(self.world.loop.call_soon, move)
+        self.process.context.copy().run(move)
 
     def kill(self) -> None:
         """End it; the next start has its messages."""
@@ -316,22 +318,16 @@ class Server:
         self.world.kill(self.process)
 
     def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """Publish messages, at once or when the next start is done."""
-        if not self.process.alive:
-            broker = self.nsqd.broker
-            first, stamp = broker.take_ids(len(bodies))
-            for number, body in enumerate(bodies, first):
-                message = channels.QueuedMessage(b"%016x" % number, body, stamp, 0)
-                held = broker.topics.get(topic) or _plain_topic(broker, topic)
-                for channel in held.channels.values():
-                    channel.waiting.append(_copy(message))
-                if not held.channels:
-                    held.waiting.append(message)
-            return
-        self.process.context.run(self.world.loop.call_soon, self._publish, topic, bodies)
+        """Publish messages, as soon as it is there."""
+        self._to_come.append((topic, bodies))
+        self.catch_up()
 
-    def _publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        self.nsqd.publish(topic, bodies)
+    def catch_up(self) -> None:
+        """Publish what has waited for it."""
+        if self.process.alive and not self.process.stopped:
+            come, self._to_come = self._to_come, []
+            for topic, bodies in come:
+                self.process.context.copy().run(self.nsqd.publish, topic, bodies)
 
     def make(self, topic: str, channel: str) -> None:
         """Create a channel."""
@@ -339,26 +335,19 @@ class Server:
         self.process.context.run(self.world.loop.call_soon, create)
 
     def left(self, topic: str, channel: str) -> int:
-        """How many messages the channel has, also in flight and deferred."""
-        if not (found := self.nsqd.broker.topics.get(topic)):
-            return 0
-        if not (queue := found.channels.get(channel)):
-            return found.depth
-        return found.depth + queue.depth + queue.deferred_count + len(queue.in_flight)
+        """How many messages the channel has, also in flight and deferred, or is to get."""
+        count = sum(len(bodies) for name, bodies in self._to_come if name == topic)
+        if found := self.nsqd.broker.topics.get(topic):
+            count += found.depth
+            if queue := found.channels.get(channel):
+                count += queue.depth + queue.deferred_count + len(queue.in_flight)
+        return count
 
     def finished(self, channel: Any, body: bytes, consumer: Any) -> None:
         self.finishes.setdefault((channel.topic.name, channel.name), []).append(body)
 
     def delivered(self, channel: Any, bodies: list[bytes]) -> None:
         self.deliveries.setdefault((channel.topic.name, channel.name), []).extend(bodies)
-
-
-def _plain_topic(broker: Any, name: str) -> Any:
-    created, broker.created = broker.created, lambda topic, channel: None
-    try:
-        return broker.topic(name)
-    finally:
-        broker.created = created
 
 
 def _copy(message: channels.QueuedMessage) -> channels.QueuedMessage:
