@@ -297,6 +297,10 @@ def _exit_code(outcome: RunOutcome) -> Exit:
             "nsqd delivers again what timed out before it was finished: %s",
             counted(totals.too_late, "message"),
         )
+    is_known = not (outcome.reason == "count" and totals.unconfirmed)
+    if not is_known:
+        silent = counted(totals.unconfirmed, "nsqd")
+        log.error("--count: %s did not answer, and may deliver finished messages again", silent)
     if outcome.reason == "count" and outcome.left:
         log.error("--count: not finished, as they had timed out: %d", outcome.left)
     elif outcome.unknown:
@@ -313,7 +317,7 @@ def _exit_code(outcome: RunOutcome) -> Exit:
             log.error("%s: %s", trouble, " ".join(topics))
     if totals.abandoned or outcome.unreached or outcome.undrained:
         return Exit.FAILURE
-    if outcome.lost or outcome.left_behind or outcome.left != 0:
+    if outcome.lost or outcome.left_behind or outcome.left != 0 or not is_known:
         return Exit.PARTIAL
     return Exit.DONE
 

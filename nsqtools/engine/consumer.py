@@ -67,6 +67,8 @@ class ConsumerStats:
     """Messages that timed out: nsqd refused their FIN or REQ, or they were dropped before that."""
     abandoned: int = 0
     """Handlers that had not closed within drain_timeout."""
+    unconfirmed: int = 0
+    """Connections that did not answer CLS: nsqd may redeliver what was finished there."""
     connections: int = 0
     connected: int = 0
     """Connections made since the start."""
@@ -453,6 +455,8 @@ class Consumer:
         self._queue.clear()
         if connections:
             await asyncio.sleep(_LINGER)
+        for link in self._flow.links.values():
+            self._stats.unconfirmed += link.has_finished and not link.connection.answered_cls
         ending = [link.connection for link in self._flow.links.values()]
         await together(*(c.close() if c.answered_cls else c.close(drain=0.0) for c in ending))
         if error:

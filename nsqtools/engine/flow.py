@@ -41,12 +41,15 @@ _CLS_GRACE = 0.5
 class Link(Listener):
     """One connection: it settles its batches and keeps the facts for planning its RDY."""
 
-    __slots__ = ("_flow", "_fresh", "_last_message", "_rdy_since", "_served", "connection", "stale")
+    __slots__ = (
+        *("_flow", "_fresh", "_last_message", "_rdy_since", "_served"),
+        *("connection", "has_finished", "stale"),
+    )
 
     connection: Connection
 
     def __init__(self, flow: Flow) -> None:
-        self.stale = False
+        self.stale = self.has_finished = False
         self._flow = flow
         self._fresh = True
         self._last_message = self._rdy_since = 0.0
@@ -125,6 +128,7 @@ class Link(Listener):
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
+        self.has_finished = True
         self._flow.settled(finished=len(messages))
         self.connection.settle(finish=[message.id for message in messages])
         self._settled()

@@ -20,7 +20,10 @@ PLAIN = 12
 """Lives of each kind in a plain run."""
 MORE = 60
 
-REGRESSIONS: tuple[tuple[str, int, str], ...] = ()
+REGRESSIONS = (
+    ("count", 35, "exit 0 although nsqd hung before it had read the last FINs"),
+    ("count", 44, "the same, with nsqds that nsqlookupd lists"),
+)
 """Kind and seed of lives that have failed, and what they found."""
 
 
