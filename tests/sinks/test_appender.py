@@ -105,6 +105,25 @@ def test_a_kill_at_any_change_leaves_none_of_the_messages_or_all(
     assert outcomes == [none] * changed + [all_of_them] * (len(outcomes) - changed)
 
 
+def test_messages_are_synced_before_the_queue_has_them(
+    files: QueueFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nsqd gives a whole file up at the first record that is torn."""
+    steps: list[tuple[str, int]] = []
+    rename = os.rename
+
+    def renamed(source: str, target: str) -> None:
+        steps.append(("rename", os.stat(source).st_ino))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda fd: steps.append(("sync", os.fstat(fd).st_ino)))
+    monkeypatch.setattr(os, "rename", renamed)
+    push(files.folder, NEW)
+    written = max(files.folder.glob("t:c.*.dat"), key=lambda path: path.stat().st_size)
+    inode = written.stat().st_ino
+    assert steps.index(("sync", inode)) < steps.index(("rename", inode))
+
+
 def test_the_meta_file_that_was_replaced_is_kept(files: QueueFiles) -> None:
     _waiting(files)
     before = files.path("meta").read_bytes()
