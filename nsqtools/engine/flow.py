@@ -119,6 +119,8 @@ class Link(Listener):
         if error.code == "E_FIN_FAILED":
             self._flow.stats.finished -= 1
             self._flow.refused(1)
+        elif error.code == "E_REQ_FAILED":
+            self._flow.stats.requeued -= 1
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """Share the connection's RDY among the others."""

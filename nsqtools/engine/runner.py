@@ -288,6 +288,8 @@ class Runner:
         for topic in change.gone:
             log.info("topic %s: no longer listed by nsqlookupd", topic)
             self._subscriptions.drop(topic)
+            self._listed.pop(topic, None)
+            self._backlogs.pop(topic, None)
         for topic in change.appeared:
             log.info("topic %s: listed by nsqlookupd", topic)
             self._subscriptions.add(self._subscription(topic))

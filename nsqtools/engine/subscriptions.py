@@ -280,7 +280,6 @@ class _TopicHandler(Handler):
         """Take back what ``--count`` has counted too early."""
         if self._owner.count:
             self._owner.count.refused(count)
-        self._owner.handler.refused(count)
 
     async def drain(self, topic: str) -> None:
         """Let the handler settle the topic's messages."""
