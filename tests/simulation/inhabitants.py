@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nsqtools.engine.handler import Batch
+    from nsqtools.proto.messages import Message
 
 
 def live(plan: Plan, folder: Path, *, talk: bool = False) -> World:
@@ -270,9 +271,22 @@ class Recorder(Handler):
             self.life.world.violated("the handler is not open")
         if pause := self.life.pause:
             await asyncio.sleep(pause * len(batch))
-        if self.life.random.random() < self.life.fails:
+        random = self.life.random
+        if random.random() < self.life.fails:
             raise ValueError("as told")
-        self.life.handled += [message.body for message in batch]
+        again = [m for m in batch if m.attempts == 1 and random.random() < self.life.requeues]
+        batch.requeue(again, delay=random.random() * 5, backoff=False)
+        rest = [message for message in batch if message not in again]
+        if random.random() < self.life.holds:
+            batch.hold()
+            loop = asyncio.get_running_loop()
+            loop.call_later(random.random() * 20, self._settle, batch, rest)
+        else:
+            self._settle(batch, rest)
+
+    def _settle(self, batch: Batch, messages: list[Message]) -> None:
+        batch.finish(messages)
+        self.life.handled += [message.body for message in messages]
 
     async def close(self, *, at_once: bool = False) -> None:
         self.closed += 1
@@ -286,6 +300,8 @@ class LibraryLife(Life):
         self.handled: list[bytes] = []
         self.pause = self.random.choice((0.0, 0.0, 0.02))
         self.fails = 0.0
+        self.requeues = self.random.choice((0.0, 0.0, 0.1))
+        self.holds = self.random.choice((0.0, 0.0, 0.3)) if self.in_flight > 5 else 0.0
         self.process = Process("program", "host-0")
         self.handlers: list[Recorder] = []
         self._consumer: Consumer | None = None
@@ -328,6 +344,12 @@ class LibraryLife(Life):
         while True:
             await asyncio.sleep(5)
             self.again(0)
+
+    def fault_max_in_flight(self, fault: Fault) -> Any:
+        if not (consumer := self._consumer):
+            return None
+        consumer.set_max_in_flight(int(fault.how * 4))
+        return lambda: consumer.set_max_in_flight(self.in_flight)
 
     def fault_handler(self, fault: Fault) -> Any:
         self.fails = fault.how / 2

@@ -29,6 +29,15 @@ _UNSERVED = 12.0
 """Seconds that messages of a healthy nsqd may wait although its consumer has room for them."""
 MAX_MSG_TIMEOUT = 900.0
 TOPIC, CHANNEL = "t", "c"
+GARBAGE = (
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    bytes(50),
+    b"\xff" * 50,
+    b"\x00\x00\x00\x15\x00\x00\x00\x01E_INVALID bad thing",
+    b"\x00\x00\x00\x12\x00\x00\x00\x01E_FIN_FAILED x",
+    b"\x00\x00\x00\x0a\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00",
+)
+"""What a hostile server sends: no protocol, sizes that cannot be, errors, a message cut short."""
 
 
 class Life:
@@ -198,6 +207,13 @@ class Life:
         server: Server = self.pick(fault, self.servers)
         for end in self.world.network.ends_between(server.name):
             end.break_off()
+
+    def fault_garbage(self, fault: Fault) -> None:
+        """An nsqd sends what no nsqd sends."""
+        server: Server = self.pick(fault, self.servers)
+        data = self.random.choice(GARBAGE)
+        for link in server.nsqd.links if server.process.alive else ():
+            link._transport.write(data)
 
     def fault_latency(self, fault: Fault) -> Any:
         network = self.world.network

@@ -11,13 +11,23 @@ WINDOW = 90.0
 CALM = frozenset({"reader", "endpoint", "hup", "clock"})
 """Faults after which no message needs to be delivered twice."""
 
-_OF_ALL = ("server stops", "server restarts", "cut", "break", "latency", "kill", "term", "clock")
+_OF_ALL = (
+    "server stops",
+    "server restarts",
+    "cut",
+    "break",
+    "latency",
+    "garbage",
+    "kill",
+    "term",
+    "clock",
+)
 _FAULTS = {
     "tail": (*_OF_ALL, "reader", "power"),
     "to-http": (*_OF_ALL, "endpoint", "endpoint stops", "power", "kill at", "disk full"),
     "relay": (*_OF_ALL, "destination stops", "destination restarts"),
     "to-file": (*_OF_ALL, "hup", "hup", "kill at", "kill at", "power", "disk full", "disk fails"),
-    "library": (*_OF_ALL[:5], "handler"),
+    "library": (*_OF_ALL[:6], "handler", "max in flight"),
     "until-empty": ("server stops", "server dies", "cut", "reader", "latency"),
     "count": ("reader", "break", "server stops", "latency"),
     "pub": ("server stops", "server restarts", "cut", "latency"),
