@@ -151,11 +151,20 @@ class World:
         def wall() -> float:
             return START + self.wall_offset + loop.time()
 
-        patch.setattr(time, "time", wall)
-        patch.setattr(time, "time_ns", lambda: int(wall() * 1e9))
-        patch.setattr(time, "monotonic", loop.time)
-        patch.setattr(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))
-        patch.setattr(os, "urandom", self._urandom.randbytes)
+        def replace(module: Any, name: str, simulated: Callable[..., Any]) -> None:
+            """Not for other threads of this Python, such as those of earlier tests."""
+            real = getattr(module, name)
+
+            def call(*args: Any) -> Any:
+                return (simulated if CURRENT.get() else real)(*args)
+
+            patch.setattr(module, name, call)
+
+        replace(time, "time", wall)
+        replace(time, "time_ns", lambda: int(wall() * 1e9))
+        replace(time, "monotonic", loop.time)
+        replace(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))
+        replace(os, "urandom", self._urandom.randbytes)
         patch.setattr(os, "_exit", self._exit)
         patch.setattr(asyncio, "run", self._run_main)
         patch.setattr(exits, "_write", lambda text: self._said(text))
@@ -285,7 +294,8 @@ class Server:
         """Listen, with the messages of before."""
         self._lives += 1
         before, self.process = self.nsqd, Process(self.name, self.name)
-        self.nsqd = Nsqd(self.options, rng=self.world.random(f"{self.name} {self._lives}"))
+        rng = self.world.random(f"{self.name} {self._lives}")
+        self.nsqd = self.process.context.run(Nsqd, self.options, rng=rng)
         self.world.log(f"{self.name}: starts")
         await self.world.within(self.process, self._listen())
         self._take_over(before)
