@@ -24,6 +24,7 @@ from nsqtools.records.manifest import Published
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import Entry
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part
+from nsqtools.stores.mounted import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -302,6 +303,9 @@ class Archive:
             self._journal.write(entry)
             if is_published:
                 os.rename(target, work)
+                # before the first byte: a file without .part is complete, also after a crash
+                for folder in {os.path.dirname(work), os.path.dirname(target)}:
+                    sync_directory(folder)
         except BaseException:
             os.close(fd)
             raise

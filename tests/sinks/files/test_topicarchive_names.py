@@ -41,6 +41,32 @@ def alone(folder: Path, *bodies: bytes) -> Archiving:
     return archiving
 
 
+def test_a_file_that_is_continued_has_its_work_name_for_good_before_its_first_byte(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure the published name would have what is not complete."""
+    alone(tmp_path, b"one").close()
+    steps: list[str] = []
+    rename, fsync, writev = os.rename, os.fsync, os.writev
+
+    def renamed(source: str, target: str) -> None:
+        rename(source, target)
+        steps.append("rename" if source == str(out / "events.log") else "")
+
+    def synced(fd: int) -> None:
+        fsync(fd)
+        steps.append("sync" if Path(f"/proc/self/fd/{fd}").readlink() == out else "")
+
+    def written(fd: int, pieces: list[bytes]) -> int:
+        steps.append("write")
+        return writev(fd, pieces)
+
+    for name, call in (("rename", renamed), ("fsync", synced), ("writev", written)):
+        monkeypatch.setattr(os, name, call)
+    alone(tmp_path, b"two")
+    assert [step for step in steps if step][:3] == ["rename", "sync", "write"]
+
+
 class TestRevisions:
     def test_files_of_an_earlier_run_are_left_alone(self, out: Path, tmp_path: Path) -> None:
         (out / NAME).write_bytes(b"first\n")
