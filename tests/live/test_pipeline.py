@@ -72,7 +72,7 @@ def test_a_service_that_was_killed_goes_on_and_ends_with_the_batch_when_told_to(
 def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(
     lake: Lake, rng: random.Random
 ) -> None:
-    loses_nothing(lake, rng, messages=100_000, trees=4, workers=10, batch=5000)
+    loses_nothing(lake, rng, messages=40_000, trees=2, workers=6, batch=4000)
 
 
 @pytest.fixture

@@ -79,4 +79,4 @@ def test_kill_9_also_of_the_store_loses_nothing_and_doubles_nothing(
         minio.start()
 
     outages = [outage, outage]
-    loses_nothing(lake, rng, messages=20_000, trees=3, workers=4, batch=1000, outages=outages)
+    loses_nothing(lake, rng, messages=12_000, trees=2, workers=3, batch=1000, outages=outages)

@@ -379,8 +379,12 @@ class PubLife(Life):
             words = [f"p{number}-{n}" for n in range(1 + self.plan.messages // 20)]
             mode = self.random.choice(("hostpool", "round-robin", "all"))
             argv = ["pub", "--topic", TOPIC, "--mode", mode, *self.where, *words]
+            before = self._health()
             command = self.world.command(f"pub-{number}", "host-0", argv)
             await command.wait(PATIENCE)
+            took = self.world.now - command.began
+            if mode != "all" and any(before) and before == self._health() and took > 10:
+                self.world.violated(f"pub: {took:.0f} s beside a healthy nsqd")
             if command.process.alive:
                 self.world.violated(f"pub: still there after {PATIENCE:g} s")
             elif command.code == 0:
@@ -388,6 +392,12 @@ class PubLife(Life):
             elif not self.plan.faults:
                 self.world.violated(f"pub: exit {command.code} without a fault")
         await asyncio.gather(*faults)
+
+    def _health(self) -> list[bool]:
+        """Which nsqds answer."""
+        if self.world.network.cuts or self.world.network.latency > 0.01:
+            return []
+        return [each.process.alive and not each.process.stopped for each in self.servers]
 
     def _check(self, mode: str, bodies: list[bytes]) -> None:
         held = []
