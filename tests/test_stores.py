@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -189,6 +190,23 @@ def test_sweeping_spares_what_is_being_written(tmp_path: Path) -> None:
         store.sweep("a")
         file.write(b"one")
     assert store.get("a/file") == b"one"
+
+
+def test_what_is_swept_away_before_its_writer_has_locked_it_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, lock = LocalStore(str(tmp_path)), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and len(os.listdir(tmp_path)) == 1:
+            monkeypatch.undo()
+            store.sweep("")
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    store.put("file", b"one")
+    assert os.listdir(tmp_path) == ["file"]
+    assert store.get("file") == b"one"
 
 
 def test_arrow_writes_to_it_and_does_not_complete_it_after_an_error(store: Store) -> None:

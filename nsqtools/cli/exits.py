@@ -174,7 +174,10 @@ def cause(error: BaseException) -> BaseException:
     return error
 
 
-_DEFAULT_SERVER = re.compile(r"(127\.0\.0\.1:(4150|4151|4161)): connection refused$")
+_DEFAULT_SERVER = re.compile(
+    r"(?:cannot connect: )?(?:nsqd |nsqlookupd )?"
+    r"(127\.0\.0\.1:(4150|4151|4161)): connection refused$"
+)
 _SERVERS = {
     "4150": ("nsqd", "--nsqd-tcp-address or --lookupd-http-address"),
     "4151": ("nsqd", "--nsqd-http-address or --lookupd-http-address"),
@@ -187,7 +190,8 @@ def with_fix(text: str) -> str:
     if not (found := _DEFAULT_SERVER.search(text)):
         return text
     kind, flags = _SERVERS[found[2]]
-    return f"cannot reach {kind} at {found[1]} (the default): start one, or give {flags}"
+    fix = f"cannot reach {kind} at {found[1]} (the default): start one, or give {flags}"
+    return text[: found.start()] + fix
 
 
 def words(error: BaseException) -> str:

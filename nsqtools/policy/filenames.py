@@ -34,7 +34,9 @@ _QUARTER = 900
 Where that is not so, each second is looked up separately.
 """
 
-_OURS = (".part", ".torn", ".copy")
+UNPUBLISHED = (".part", ".torn", ".copy")
+"""Suffixes that no published file has."""
+
 _LONGEST = 250
 """Maximum bytes of a name: with ``.part`` it fits into the 255 of most file systems."""
 
@@ -86,10 +88,10 @@ class NamePattern:
                 f"--filename-format {self.filename_format!r}: {wrong[0]} is expanded only in "
                 "--datetime-format: move it there, and write <DATETIME> here"
             )
-        if self.filename_format.endswith(_OURS):
+        if self.filename_format.endswith(UNPUBLISHED):
             raise ConfigError(
-                f"--filename-format {self.filename_format!r}: {' '.join(_OURS)} are reserved for "
-                "incomplete files: choose another suffix"
+                f"--filename-format {self.filename_format!r}: {' '.join(UNPUBLISHED)} are reserved "
+                "for incomplete files: choose another suffix"
             )
         for token in _TOKENS:
             if token in self.datetime_format:

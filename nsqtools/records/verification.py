@@ -87,11 +87,15 @@ def check(
 
 
 def listed(path: str) -> set[str] | None:
-    """Return the real paths of the files that a manifest lists; None if the file is none.
+    """Return the real paths of the files that a manifest lists; None if the file is none or gone.
 
     Raises OSError.
     """
-    with open(path, "rb") as file:
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        return None
+    with file:
         if method_of(path) != "none" or not is_manifest(file):
             return None
         lines = _lines(file, os.path.dirname(path))

@@ -105,8 +105,10 @@ class LocalStore(Store):
         """Delete files without a name that no process has locked."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.url(path)):
-                if name.startswith(UNNAMED) and not is_locked(os.path.join(self.url(path), name)):
-                    self.delete(os.path.join(path, name))
+                if name.startswith(UNNAMED):
+                    with _unlocked(os.path.join(self.url(path), name)) as unlocked:
+                        if unlocked:
+                            self.delete(os.path.join(path, name))
 
     def sync(self, path: str) -> None:
         """Sync a directory and those above it, up to the place and its parent."""
@@ -121,18 +123,14 @@ class LocalStore(Store):
     def _unnamed(self, target: str) -> Iterator[tuple[str, int]]:
         """A new, locked file beside the target, in a directory that lasts, until its name goes."""
         folder = os.path.dirname(target)
-        unnamed = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             try:
-                fd = os.open(unnamed, flags, 0o666)
+                unnamed, fd = _new(folder)
             except FileNotFoundError:
                 os.makedirs(folder, exist_ok=True)
                 self.sync(os.path.relpath(folder, self.place))
-                fd = os.open(unnamed, flags, 0o666)
+                unnamed, fd = _new(folder)
             try:
-                with contextlib.suppress(OSError):  # not all file systems have locks
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield unnamed, fd
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -143,22 +141,44 @@ class LocalStore(Store):
             raise
 
 
+def _new(folder: str) -> tuple[str, int]:
+    """Create and lock a file without a name that lasts; return its path and descriptor."""
+    while True:
+        path = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # not all file systems have locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:  # else ``sweep`` was faster
+            return path, fd
+        os.close(fd)
+
+
 def is_locked(path: str) -> bool:
     """Whether a process has locked a file, with flock, until it ends.
 
     False for a file that is gone or cannot be opened.
     """
+    with _unlocked(path) as unlocked:
+        return not unlocked
+
+
+@contextlib.contextmanager
+def _unlocked(path: str) -> Iterator[bool]:
+    """Whether no process has locked a file; who wants to lock it waits for the end of this."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return False
+        yield True
+        return
+    unlocked = True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return isinstance(error, BlockingIOError)
+        unlocked = not isinstance(error, BlockingIOError)
+    try:
+        yield unlocked
     finally:
         os.close(fd)
-    return False
 
 
 def sync_directory(path: str) -> None:

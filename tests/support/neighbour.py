@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import subprocess
@@ -75,10 +76,10 @@ FILE_CALLS = (
 )
 
 
-def archive(folder: str, filename_format: str, last: str) -> None:
+def archive(folder: str, filename_format: str, last: str, links: str) -> None:
     """An archive of six messages that is killed before its file call of this number.
 
-    A line for each message tells that it is safe.
+    A line for each message tells that it is safe. Without ``links`` it cannot make hard links.
     """
     calls, write = itertools.count(1), os.write
 
@@ -94,6 +95,15 @@ def archive(folder: str, filename_format: str, last: str) -> None:
         for _, messages in parts:
             write(1, b"".join(message.body + b"\n" for message in messages))
 
+    link = os.link
+
+    def refused(source: str, target: str) -> None:
+        if source.endswith(".part"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        link(source, target)
+
+    if links != "True":
+        os.link = refused  # type: ignore[assignment]
     for name in FILE_CALLS:
         setattr(os, name, fatal(getattr(os, name)))
     archives = make_archives(rules_of_archive(folder, filename_format))

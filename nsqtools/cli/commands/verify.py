@@ -88,12 +88,12 @@ class _Checks:
         from collections import Counter
 
         from nsqtools.records.verification import listed
-        from nsqtools.sinks.files.journal import FAULTS, survey
+        from nsqtools.sinks.files.survey import FAULTS, survey
 
         try:
             found = list(survey(directory))
-            complete = [each.path for each in found if each.state in ("published", "owing")]
-            in_manifests: set[str] = set().union(*(listed(path) or () for path in complete))
+            complete = {each.path for each in found if each.state in ("published", "owing")}
+            in_manifests = set().union(*(listed(path) or () for path in sorted(complete)))
         except OSError as error:
             self._fail(error.filename or directory, error.strerror or str(error))
             return
@@ -104,7 +104,7 @@ class _Checks:
                 value = {"file": name, "ok": state not in FAULTS, "state": state, "note": note}
                 text = f"{name}: {state}: {note}" if note else f"{name}: {state}"
                 self._tell(value, text, fault=state in FAULTS)
-            elif os.path.realpath(path) not in in_manifests:
+            elif os.path.realpath(path) not in in_manifests and os.path.lexists(path):
                 self.file(name, lambda _: owing)
         counts: dict[str, object] = {**Counter(str(state) for _, state, _ in found)}
         text = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no files"

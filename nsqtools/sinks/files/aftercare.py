@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
+from nsqtools.policy.filenames import UNPUBLISHED
 from nsqtools.policy.retention import Kept, Retention
 from nsqtools.records.manifest import is_manifest, object_of
-from nsqtools.sinks.files.disk import WORK, append_lines
+from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import DEBTS, DELETE, MANIFEST, owing
 from nsqtools.sinks.files.uploads import Uploads
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from nsqtools.sinks.files.rules import Rules
 
 log = logging.getLogger(__name__)
-
-_UNPUBLISHED = (WORK, ".torn", ".copy")
-"""Suffixes that no published file has."""
 
 _BLOCK = 1 << 16
 _RECENT = 1 << 20
@@ -100,11 +98,11 @@ class Care:
 
         Raises nothing.
         """
-        while entry.owes and entry.owes[0] == DELETE:
+        if entry.owes[:1] == (DELETE,):
             if DELETE in self.owes and not self._delete_uploaded(entry.published):
                 return  # the next start tries again
             self._journal.settle(entry)
-        if entry.owes and (errands := self._errands.get(entry.owes[0])):
+        elif entry.owes and (errands := self._errands.get(entry.owes[0])):
             errands.submit(entry.published, partial(self._settled, entry))
 
     def _settled(self, entry: Entry) -> None:
@@ -284,7 +282,7 @@ def find(root: str, matcher: NameMatcher, *, suffix: str = "") -> Iterator[tuple
         folders[:] = [name for name in folders if matcher.descend(prefix + name)]
         for name in names:
             plain = name.removesuffix(suffix)
-            if (suffix and plain == name) or plain.endswith(_UNPUBLISHED):
+            if (suffix and plain == name) or plain.endswith(UNPUBLISHED):
                 continue
             topic = matcher.match(prefix + plain)
             if topic is None:

@@ -64,8 +64,8 @@ def _create(path: str) -> int:
     except BaseException:
         _undo(fd, path)
         raise
-    if not held:  # another process took it for a file that a crash left
-        os.close(fd)
+    if not held:  # another process looks whether a crash has left it
+        _undo(fd, path)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
     return fd
 
@@ -115,6 +115,14 @@ def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
     return os.path.samestat(there, ours)
 
 
+def is_same(one: str, other: str) -> bool:
+    """Whether both are names of one file. Links are not followed."""
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bool | None:
     """Whether the file is locked and still has its name; None if another process has the lock."""
     try:
@@ -161,13 +169,25 @@ def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
     mark(os.stat(work))
     try:
-        os.link(work, target)
+        _link(work, target)
     except OSError as error:
         if error.errno == errno.EXDEV:
             _publish_copy(work, target, copy, mark)
         elif error.errno in _NO_LINKS:
             _publish_renamed(work, target)
         else:
+            raise
+
+
+def _link(work: str, target: str) -> None:
+    """Give a file a second name.
+
+    NFS may say that the name exists because it repeats a request whose response was lost.
+    """
+    try:
+        os.link(work, target)
+    except OSError:
+        if not is_same(work, target):
             raise
 
 
@@ -180,7 +200,7 @@ def _publish_copy(work: str, target: str, copy: str, mark: Mark) -> None:
             copy_contents(source.fileno(), fd, 0, os.fstat(source.fileno()).st_size)
         mark(os.fstat(fd))
         try:
-            os.link(copy, target)
+            _link(copy, target)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -200,6 +220,14 @@ def _publish_renamed(work: str, target: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(target)
         raise
+
+
+def free_reserved(target: str) -> None:
+    """Remove the empty file with which ``give_name`` reserved a name before a crash."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = os.lstat(target)
+        if stat.S_ISREG(found.st_mode) and not found.st_size:
+            os.unlink(target)
 
 
 def retire(work: str, root: str = "") -> None:

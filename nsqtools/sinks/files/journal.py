@@ -4,7 +4,6 @@ A file has an entry, a small file of JSON in ``.nsqtools``, from before its firs
 owes nothing more. Its process changes the entry; once that has ended, a start for the same topic,
 host and work directory takes it over.
 
-begun      The entry has no inode, and there is no file. A start removes the entry.
 under way  NAME.part is locked by its process. A message is finished once its record is in a
            complete, synced block. A start cuts the file back to complete records and publishes
            it, or removes a file without records.
@@ -14,10 +13,11 @@ named      The entry has the inode, size and time of the complete file, its fina
 owing      NAME is durable, NAME.part is gone. ``owes`` has what remains to be done, in the order of
            ``DEBTS``; a start does the rest. Nobody writes to the file, and retention does not
            delete it. Once it owes nothing, the entry is removed.
-published  NAME, without an entry. A name with <REV> is noted in ``names`` and never used again.
-           Without <REV> the next message of that name continues the file: under way again.
-gone       The entry has an inode, but neither NAME nor NAME.part exists: a hook or a user removed
-           the file. A start removes the entry, with a warning if the file owed anything.
+published  NAME, without an entry. The last 15,000 names with <REV> are noted in ``names`` and not
+           used again. Without <REV> the next message of that name continues the file: under way
+           again, with the entry of a failed attempt, if there is one.
+gone       Neither NAME nor NAME.part exists: the crash came before the file was made, or a hook, a
+           user removed it. A start removes the entry and says so.
 
 A start warns of the files of other topics, hosts and work directories, and of an orphaned NAME.part
 that no entry knows, as after the removal of ``.nsqtools``. An entry that cannot be read is named
@@ -39,12 +39,12 @@ import stat
 import threading
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.disk import TORN, WORK, check_links, open_locked
+from nsqtools.sinks.files.disk import WORK, check_links, is_same, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import is_locked, sync_directory, write_all
@@ -72,7 +72,6 @@ _LARGEST = 1 << 16
 class FileState(enum.Enum):
     """The states above of files that have an entry."""
 
-    BEGUN = "begun"
     UNDER_WAY = "under way"
     NAMED = "named"
     OWING = "owing"
@@ -103,8 +102,16 @@ class Entry:
     owes: tuple[str, ...] = ()
     key: str = field(default="", compare=False)
 
-    def is_published(self) -> bool:
-        """Whether the file has its final name; mtime and size must match, as inodes are reused."""
+    def is_published(self, work: str) -> bool:
+        """Whether the work file has its final name, too.
+
+        On another file system that is a copy, whose inode may have been reused: mtime and size must
+        match.
+        """
+        if not self.inode:
+            return False
+        if is_same(work, self.published.path):
+            return True
         try:
             there = os.stat(self.published.path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -114,12 +121,12 @@ class Entry:
 
     def state(self, output_dir: str) -> FileState:
         """Return the state in which this file is found."""
-        if os.path.lexists(self.work_path(output_dir)):
-            return FileState.NAMED if self.is_published() else FileState.UNDER_WAY
-        if not self.inode:
-            return FileState.BEGUN
+        work = self.work_path(output_dir)
+        if os.path.lexists(work):
+            return FileState.NAMED if self.is_published(work) else FileState.UNDER_WAY
         # Its time and size may have changed, as with touch.
-        return FileState.OWING if os.path.lexists(self.published.path) else FileState.GONE
+        is_owing = self.inode and os.path.lexists(self.published.path)
+        return FileState.OWING if is_owing else FileState.GONE
 
     def work_path(self, output_dir: str) -> str:
         """Return the path of the work file."""
@@ -163,15 +170,11 @@ class Journal:
         with self._guard:
             self._hold()
             entry.key = entry.key or f"{self._owner}.{next(self._numbers)}"
-            new = self._path(f"{self._owner}.{next(self._numbers)}", _NEW)
         path = self._path(entry.key, _ENTRY)
         data = json.dumps(_as_object(entry)).encode()
         try:
-            _write(new, data)
-            os.rename(new, path)
+            self._put(path, data)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
             if error.errno not in _FULL or entry.key not in self._entries:
                 raise
             # On a full disk, overwrite the entry in its own block. A kill cannot tear it; a power
@@ -179,6 +182,21 @@ class Journal:
             _write(path, data.ljust(os.stat(path).st_size))
         sync_directory(self._folder)
         self._entries[entry.key] = entry
+
+    def _put(self, path: str, data: bytes) -> None:
+        """Write a file and rename it, so that a crash leaves the old content or the new."""
+        while True:
+            new = self._path(f"{self._owner}.{next(self._numbers)}", _NEW)
+            try:
+                _write(new, data, os.O_CREAT | os.O_EXCL)
+                os.rename(new, path)
+            except FileExistsError:  # put there by another user
+                continue
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(new)
+                raise
+            return
 
     def restore(self, entry: Entry) -> None:
         """Write the entries of this process again if another program has removed this one."""
@@ -194,12 +212,16 @@ class Journal:
 
         If a crash brings the entry back, its file is published or gone.
         """
-        if self._entries.pop(entry.key, None) and entry.inode and REV in entry.base:
+        if entry.inode and REV in entry.base:
             try:
                 self._remember(entry.base, entry.revision)
-            except OSError as error:  # the entry keeps the name until the next start
+            except OSError as error:
                 log.warning("cannot write %s: %s", self._used, error.strerror)
+                with contextlib.suppress(OSError):
+                    self.write(entry)  # it keeps the name until the next start, and owes nothing
+                self._entries.pop(entry.key, None)
                 return
+        self._entries.pop(entry.key, None)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.key, _ENTRY))
 
@@ -224,6 +246,17 @@ class Journal:
                 return entry.owes[0]
         return ""
 
+    def key_of(self, work: str) -> str:
+        """Return the key of this process's entry for a work file; empty if there is none."""
+        for key, entry in list(self._entries.items()):
+            if entry.work_path(self._output_dir) == work:
+                return key
+        return ""
+
+    def has(self, entry: Entry) -> bool:
+        """Whether this process still answers for a file."""
+        return self._entries.get(entry.key) is entry
+
     def adopt(self, wanted: Callable[[str], bool]) -> list[Entry]:
         """Take over the entries of ended processes for wanted topics, oldest first.
 
@@ -246,25 +279,38 @@ class Journal:
                 names = [each for each in _names(self._folder) if each.startswith(f"{owner}.")]
                 for entry in filter(None, map(self._find, names)):
                     if remedy := self._remedy(entry, wanted):
-                        if file := unfinished(entry, self._output_dir):
+                        if file := self._unfinished(entry):
                             left.setdefault(remedy, []).append(file)
                     else:
                         adopted.append((self._take(entry), entry))
             finally:
                 lock.release()
         for remedy, files in sorted(left.items()):
-            log.warning("left by a crash: %s: run to-file %s", enumerated(files), remedy)
+            log.warning("left by a crash: %s: run to-file with %s", enumerated(files), remedy)
         return [entry for _, entry in sorted(adopted, key=lambda each: (each[0], each[1].key))]
 
     def _remedy(self, entry: Entry, wanted: Callable[[str], bool]) -> str:
         """Return how another run takes an entry over; empty if this one does."""
+        remedies = []
         if not wanted(entry.published.topic):
-            return f"with --topic {entry.published.topic}"
+            remedies.append(f"--topic {entry.published.topic}")
         if entry.host not in ("", self._host):
-            return f"on the host {entry.host}, or with --host-identifier {entry.host}"
+            remedies.append(f"--host-identifier {entry.host} (or on the host {entry.host})")
         if entry.work_dir not in ("", self._work_dir):
-            return f"with --work-dir {entry.work_dir}"
-        return ""
+            remedies.append(f"--work-dir {entry.work_dir}")
+        return " ".join(remedies)
+
+    def _unfinished(self, entry: Entry) -> str:
+        """Return the path of a file that an ended process left; empty if there is none."""
+        work = entry.work_path(self._output_dir)
+        try:
+            state = entry.state(self._output_dir)
+        except OSError as error:
+            self._skip(work, error)
+            return ""
+        if state in (FileState.UNDER_WAY, FileState.NAMED):
+            return "" if is_locked(work) else work
+        return entry.published.path if state == FileState.OWING and entry.owes else ""
 
     def revisions(self) -> Iterator[tuple[str, int]]:
         """Yield names with ``<REV>`` and their used revisions, including those of removed files.
@@ -295,9 +341,7 @@ class Journal:
             size = os.fstat(fd).st_size
             if size > 2 * _RECENT:
                 recent = os.pread(fd, _RECENT, size - _RECENT).partition(b"\n")[2]
-                new = self._path(self._owner, _NEW)
-                _write(new, recent)
-                os.rename(new, self._used)
+                self._put(self._used, recent)
                 renamed = os.open(self._used, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
                 os.close(fd)
                 fd = renamed
@@ -413,22 +457,15 @@ def entries(
                 unreadable(path, error)
 
 
-def unfinished(entry: Entry, output_dir: str) -> str:
-    """Return the path of a file that an ended process left unfinished; empty if there is none."""
-    state, work = entry.state(output_dir), entry.work_path(output_dir)
-    if state in (FileState.UNDER_WAY, FileState.NAMED):
-        return "" if is_locked(work) else work
-    return entry.published.path if state == FileState.OWING and entry.owes else ""
-
-
 def enumerated(paths: list[str]) -> str:
     """Return the first paths and the number of the others, for a line of the log."""
     more = f" and {len(paths) - _ENUMERATED} more" if len(paths) > _ENUMERATED else ""
     return ", ".join(paths[:_ENUMERATED]) + more
 
 
-def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+def _write(path: str, data: bytes, flags: int = 0) -> None:
+    """Write from the beginning of a file; ``flags`` are added to open's."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
     try:
         with naming(path):
             write_all(fd, data)
@@ -487,75 +524,3 @@ def _read(output_dir: str, path: str) -> Entry:
     if not all(debt in DEBTS for debt in entry.owes) or "\0" in entry.work_dir:
         raise ValueError("not an entry (wrong values)")
     return entry
-
-
-FAULTS = ("orphaned", "damaged")
-"""States that need somebody's attention."""
-
-
-class Surveyed(NamedTuple):
-    """A file of an archive.
-
-    ``published`` is complete; ``owing`` as well, and waits for an upload, for example; ``under
-    way`` is being written, or will be published by the next start; ``orphaned`` is a work file
-    that no entry of the journal names; ``torn`` has bytes that recovery has put aside; ``damaged``
-    is an entry that cannot be read. ``note`` has details for people, or is empty.
-    """
-
-    path: str
-    state: Literal["published", "owing", "under way", "orphaned", "torn", "damaged"]
-    note: str = ""
-
-
-def survey(output_dir: str) -> Iterator[Surveyed]:
-    """Yield the files of an archive; raises OSError for a directory that cannot be read.
-
-    Files in work directories that the journal names are included, hidden files and symbolic links
-    are not.
-    """
-    output_dir = os.path.abspath(output_dir)
-    damaged: list[tuple[str, OSError | ValueError]] = []
-    owing, works, folders = {}, set(), {output_dir}
-    for entry in entries(output_dir, lambda *found: damaged.append(found)):
-        works.add(entry.work_path(output_dir))
-        if entry.work_dir and os.path.isdir(entry.work_dir):
-            folders.add(entry.work_dir)
-        if entry.owes:
-            owing[entry.published.path] = f"waits for {entry.owes[0]}"
-    for path, error in damaged:
-        reason = getattr(error, "strerror", None) or error
-        yield Surveyed(path, "damaged", f"the journal entry cannot be read: {reason}")
-    for path in sorted({path for folder in folders for path in _regular_files(folder)}):
-        if path.endswith(WORK):
-            yield _work_file(path, known=path in works)
-        elif path.endswith(TORN):
-            yield Surveyed(path, "torn", "put aside: bytes that are no complete record")
-        elif path in owing:
-            yield Surveyed(path, "owing", owing[path])
-        elif path.startswith(os.path.join(output_dir, "")):
-            yield Surveyed(path, "published")
-
-
-def _work_file(path: str, *, known: bool) -> Surveyed:
-    if is_locked(path):
-        return Surveyed(path, "under way")
-    if known:
-        note = "left by a crash: the next start with the same options publishes it"
-        return Surveyed(path, "under way", note)
-    return Surveyed(
-        path,
-        "orphaned",
-        "left by a crash, but unknown to the journal: verify it, then remove .part from its name",
-    )
-
-
-def _regular_files(root: str) -> Iterator[str]:
-    def fail(error: OSError) -> None:
-        raise error
-
-    for folder, folders, names in os.walk(root, onerror=fail):
-        folders[:] = [name for name in folders if name != FOLDER]
-        for name in names:
-            path = os.path.join(folder, name)
-            if not name.startswith(".") and stat.S_ISREG(os.lstat(path).st_mode):
-                yield path

@@ -17,6 +17,7 @@ from nsqtools.policy.filenames import REV, Revisions
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import DELETE, FileState
 from nsqtools.sinks.files.workfile import digest_of, good_part
+from nsqtools.sinks.threads import as_output_error
 from nsqtools.stores.mounted import sync_directory
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Publication:
         self.rules = rules
         self.journal = journal
         self.revisions = Revisions()
+        self.left: list[Entry] = []
+        """Entries of ended processes whose files could not be published, or owe a manifest line."""
         self._care = care
 
     def give_name(self, entry: Entry, work: str) -> None:
@@ -52,6 +55,7 @@ class Publication:
 
         for relative, revision in self._names(entry):
             target = self.rules.target_path(relative)
+            disk.check_links(self.rules.output_dir, target)
             entry.revision = revision
             entry.published = replace(entry.published, name=relative, path=target)
             try:
@@ -66,7 +70,7 @@ class Publication:
         sync_directory(os.path.dirname(entry.published.path))
         self._retire(work)
         self._care.record(entry)
-        if not entry.owes:
+        if not entry.owes and self.journal.has(entry):
             self.journal.remove(entry)
 
     def follow(self, entry: Entry) -> None:
@@ -90,26 +94,40 @@ class Publication:
 
     # Recovery after a crash.
 
-    def salvage(self, entries: Iterable[Entry]) -> list[Entry]:
+    def salvage(self, entries: Iterable[Entry]) -> None:
         """Publish the work files of ended processes, and do what published ones still owe.
 
-        Returns the entries that failed. Each failure is logged, and the other entries are processed
-        all the same.
+        Entries that fail are in ``left``. Each failure is logged, and the other entries are
+        processed all the same.
         """
         failed = []
-        for entry in entries:
-            work = entry.work_path(self.rules.output_dir)
+        for entry in filter(self.journal.has, entries):
             try:
-                disk.check_links(entry.work_dir or self.rules.output_dir, work)
-                disk.check_links(self.rules.output_dir, entry.published.path)
-                self._salvage(entry, work)
+                self._salvage(entry)
             except (OSError, NSQError) as error:
                 failed.append(entry)
-                reason = getattr(error, "strerror", None) or str(error)
-                log.error("cannot publish %s, which a crash left behind: %s", work, reason)
-        return failed
+                log.error("%s", self._failure(entry, error))
+        self.left = failed
 
-    def _salvage(self, entry: Entry, work: str) -> None:
+    def resume(self, path: str) -> None:
+        """Try again with a published file that is left; raises OSError or NSQError."""
+        for entry in filter(self.journal.has, self.left):
+            if entry.published.path == path:
+                self._salvage(entry)
+                self.left.remove(entry)
+                return
+
+    def _failure(self, entry: Entry, error: OSError | NSQError) -> str:
+        reason = as_output_error(error) if isinstance(error, OSError) else error
+        work = entry.work_path(self.rules.output_dir)
+        if os.path.lexists(work) or not entry.owes:
+            return f"cannot publish {work}, which a crash left behind: {reason}"
+        return f"{entry.published.path} still waits for {entry.owes[0]}: {reason}"
+
+    def _salvage(self, entry: Entry) -> None:
+        work = entry.work_path(self.rules.output_dir)
+        disk.check_links(entry.work_dir or self.rules.output_dir, work)
+        disk.check_links(self.rules.output_dir, entry.published.path)
         match entry.state(self.rules.output_dir):
             case FileState.UNDER_WAY:
                 self._publish_leftover(entry, work)
@@ -119,14 +137,14 @@ class Publication:
             case FileState.OWING:
                 self.complete(entry, work)
                 self._care.settle(entry)
-            case _ if not entry.work_dir_is_there():
+            case FileState.GONE if not entry.work_dir_is_there():
                 raise OutputError(
                     f"the work directory {entry.work_dir} has been replaced: mount the previous "
                     f"one or, if it is lost, remove {entry.key}.json from the directory .nsqtools"
                 )
-            case state:
-                if state == FileState.GONE and entry.owes and entry.owes[0] != DELETE:
-                    log.warning("%s is gone: it waited for %s", entry.published.path, entry.owes[0])
+            case FileState.GONE:
+                if entry.owes[:1] != (DELETE,) and not os.path.lexists(entry.published.path):
+                    log.warning("%s", _absence(entry, work))
                 self.journal.remove(entry)
 
     def _publish_leftover(self, entry: Entry, work: str) -> None:
@@ -138,6 +156,8 @@ class Publication:
             if not found.good:
                 self.discard(entry, work)
                 return
+            if entry.inode and entry.published.size:
+                disk.free_reserved(entry.published.path)
             entry.published = replace(
                 entry.published,
                 records=found.records,
@@ -152,3 +172,9 @@ class Publication:
             self.follow(entry)
         finally:
             os.close(fd)
+
+
+def _absence(entry: Entry, work: str) -> str:
+    if entry.owes:
+        return f"{entry.published.path} is gone: it waited for {entry.owes[0]}"
+    return f"{work} is gone: another program removed it, or the crash came before its first record"

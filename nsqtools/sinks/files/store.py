@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from nsqtools.records.manifest import Published
-    from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
     from nsqtools.sinks.files.topicarchive import Synced
 
@@ -55,7 +54,6 @@ class Archives:
         self._locks: dict[str, Lock] = {}
         if rules.options.lock:  # named by the user, so that one such command runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
-        self._left_behind: list[Entry] = []
 
     def lock(self, topic: str) -> None:
         """Ensure that no other process writes the same names.
@@ -82,7 +80,7 @@ class Archives:
                 raise ConfigError(f"--{flag}-dir {directory}: {error.strerror}") from error
         for name, revision in self._journal.revisions():
             self._publication.revisions.skip(name, revision)
-        self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))
+        self._publication.salvage(self._journal.adopt(self._wanted))
         self._name_orphans()
         self.care.prune()
 
@@ -115,13 +113,14 @@ class Archives:
             lock.release()
 
     def close(self) -> None:
-        """Wait for the last uploads and ``--on-rotate`` commands.
+        """Try again with files that a crash left, and wait for the last uploads and commands.
 
         Raises OutputError if a file that a crash left could not be published, or a published file
         still waits. The next run continues with both.
         """
+        self._publication.salvage(self._publication.left)
         self.care.close()
-        if left := len(self._left_behind) + len(self._journal.damaged):
+        if left := len(self._publication.left) + len(self._journal.damaged):
             raise OutputError(f"files of an earlier crash that could not be published: {left}")
         if owed := self._journal.owed():
             raise OutputError("; ".join(map(self._waiting, owed, owed.values())))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nsqtools.engine.handler import Batch, Message
+    from nsqtools.records.inspection import Inspection
     from nsqtools.sinks.files.publication import Publication
     from nsqtools.sinks.files.workfile import Part
 
@@ -208,7 +209,8 @@ class Archive:
                     self._synced(done)
                 return
             except MovedError as error:
-                entry, fd = self._create(file.facts.name, anew=True)
+                self._guard()
+                entry, fd = self._create(file.facts.name)
                 path, old = entry.work_path(self._rules.output_dir), file.entry
                 log.warning("%s: its records are moved to %s", error, entry.work)
                 try:
@@ -242,51 +244,52 @@ class Archive:
             self._files[name] = self._open(name, wall, now)
 
     def _open(self, name: str, wall: int, now: float) -> WorkFile:
-        entry, fd = self._create(name)
+        self._guard()
         rules = self._rules
-        path = entry.work_path(rules.output_dir)
         facts = OpenFile(name=name, opened=now, opened_wall=wall)
+        if REV not in name and (continued := self._continue(name)):
+            entry, fd, found = continued
+            facts.size, facts.compressed = found.plain, found.good
+            facts.records = found.records
+        else:
+            entry, fd = self._create(name)
+        path = entry.work_path(rules.output_dir)
         try:
-            if os.fstat(fd).st_size:  # a continued file
-                inspection = good_part(fd, path, rules.layout, rules.max_msg_size)
-                facts.size, facts.compressed = inspection.plain, inspection.good
-                facts.records = inspection.records
             digest = digest_of(fd) if rules.options.manifest else None
             return WorkFile(fd, path, facts, rules.encoder(), entry=entry, digest=digest)
         except BaseException:
             os.close(fd)
             raise
 
-    def _create(self, name: str, *, anew: bool = False) -> tuple[Entry, int]:
-        """Create or continue a work file; return its journal entry and descriptor.
-
-        A name without ``<REV>`` is continued, unless ``anew`` demands an empty file.
-        """
-        self._guard()
-        if REV not in name:
-            return self._continue(name, anew=anew)
-        rules = self._rules
+    def _create(self, name: str) -> tuple[Entry, int]:
+        """Create a work file; return its journal entry and descriptor."""
         while True:
-            entry = self._entry(name, self._publication.revisions.take(name))
-            work = entry.work_path(rules.output_dir)
+            revision = self._publication.revisions.take(name) if REV in name else 0
+            entry = self._entry(name, revision)
+            work = entry.work_path(self._rules.output_dir)
+            if REV not in name:
+                if os.path.lexists(work):
+                    aside = disk.move_aside(work)
+                    log.warning("%s belongs to another process, renamed to %s", work, aside)
+                return entry, self._begin(entry, work)
             if os.path.lexists(entry.published.path) or os.path.lexists(work):
                 continue
             with contextlib.suppress(FileExistsError):
                 return entry, self._begin(entry, work)
 
-    def _continue(self, name: str, *, anew: bool) -> tuple[Entry, int]:
+    def _continue(self, name: str) -> tuple[Entry, int, Inspection] | None:
         """Continue a published file, as nsq_to_file does: it becomes the work file again.
 
-        A work file that a failed attempt has left is continued too. Raises OwedError while the
-        published file owes anything: what it owes may need the file as it is, or remove it.
+        A work file that a failed attempt or a crash has left is continued too. Returns None if
+        there is neither. Raises OwedError while the published file owes anything: what it owes may
+        need the file as it is, or remove it.
         """
-        entry = self._entry(name, 0)
-        target, work = entry.published.path, entry.work_path(self._rules.output_dir)
+        entry, rules = self._entry(name, 0), self._rules
+        target, work = entry.published.path, entry.work_path(rules.output_dir)
+        self._publication.resume(target)
         is_left, is_published = os.path.lexists(work), os.path.lexists(target)
-        if anew and is_left:
-            log.warning("%s belongs to another process, renamed to %s", work, disk.move_aside(work))
-        if anew or not (is_left or is_published):
-            return entry, self._begin(entry, work)
+        if not (is_left or is_published):
+            return None
         if is_left and is_published:
             raise FileExistsError(
                 errno.EEXIST, "a file that a crash left is in the way: move it away", work
@@ -296,10 +299,13 @@ class Archive:
                 f"{target}: no message is added while it waits for {debt}: add <REV> to "
                 "--filename-format to begin another file"
             )
-        fd = disk.hold(work if is_left else target)
+        path = work if is_left else target
+        fd = disk.hold(path)
         if fd is None:
-            raise OSError(errno.EAGAIN, "another process writes to it", work)
+            raise OSError(errno.EAGAIN, "another process writes to it", path)
         try:
+            found = good_part(fd, path, rules.layout, rules.max_msg_size)
+            entry.key = self._journal.key_of(work)  # a second one would be wrong once this is done
             self._journal.write(entry)
             if is_published:
                 os.rename(target, work)
@@ -309,7 +315,7 @@ class Archive:
         except BaseException:
             os.close(fd)
             raise
-        return entry, fd
+        return entry, fd, found
 
     def _entry(self, name: str, revision: int) -> Entry:
         """Return a journal entry for a file that does not exist yet."""
@@ -317,6 +323,7 @@ class Archive:
         relative = self._names.path(name, revision)
         work_dir = rules.own_work_dir
         disk.make_directory(work_dir)
+        disk.check_links(rules.work_dir, os.path.join(rules.work_dir, relative))
         published = Published(
             path=rules.target_path(relative),
             name=relative,

@@ -150,7 +150,7 @@ class RelaySink(HoldingHandler):
                 if not self._patient or isinstance(error, RefusedError | AuthError):
                     raise
                 level = logging.DEBUG if pause else logging.WARNING
-                log.log(level, "waiting until a server can be reached: %s", error)
+                log.log(level, "%s: waiting until a server can be reached", error)
             pause = min(2 * pause or 1.0, _LONGEST_PAUSE)
             await asyncio.sleep(pause)
 

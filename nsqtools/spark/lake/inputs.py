@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
+from nsqtools.policy.filenames import UNPUBLISHED
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.disk import is_at
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
-_UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
+_UNPUBLISHED = (*UNPUBLISHED, ".lock")
 _NO_DATA = frozenset(
     {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
 )

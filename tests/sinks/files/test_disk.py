@@ -110,6 +110,20 @@ class TestPublishing:
         assert Path(way).read_bytes() == b"records\n"
         assert sorted(os.listdir(tmp_path)) == ["taken", "work"]
 
+    def test_a_link_that_is_made_but_refused_is_one(
+        self, work: str, target: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """NFS repeats a request whose response was lost."""
+        link = os.link
+
+        def repeated(*names: str) -> None:
+            link(*names)
+            link(*names)
+
+        monkeypatch.setattr(os, "link", repeated)
+        named(work, target)
+        assert os.path.samefile(work, target)
+
     def test_a_rename_that_fails_leaves_no_name(self, work: str, target: str) -> None:
         with broken("link", errno.EPERM), broken("rename"), pytest.raises(OSError, match=EIO):
             named(work, target)
@@ -175,6 +189,23 @@ class TestHolding:
     ) -> None:
         with broken(call, of=of), pytest.raises(OSError, match=EIO):
             disk.create(str(tmp_path / "a.part"))
+        assert os.listdir(tmp_path) == []
+
+    def test_one_at_which_another_process_looks_as_it_is_made_is_not_left(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = str(tmp_path / "a.log.part")
+        open_file = os.open
+
+        def looked_at(name: str, *flags: int) -> int:
+            fd = open_file(name, *flags)
+            if name == path:
+                fcntl.flock(open_file(name, os.O_RDONLY), fcntl.LOCK_SH)
+            return fd
+
+        monkeypatch.setattr(os, "open", looked_at)
+        with pytest.raises(FileExistsError):
+            disk.create(path)
         assert os.listdir(tmp_path) == []
 
     def test_a_file_of_a_living_process_is_not_held_and_that_of_a_dead_one_is(

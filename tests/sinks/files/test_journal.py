@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.sinks.files import disk
+from nsqtools.sinks.files import aftercare, disk
 from nsqtools.sinks.files import journal as journal_module
 from nsqtools.sinks.files.journal import DEBTS, FOLDER, Journal, entries, owing, owing_near
-from nsqtools.sinks.files.topicarchive import OwedError
+from nsqtools.sinks.files.topicarchive import Arrival, OwedError
 from tests.support.archiving import (
+    START,
     Archiving,
     CrashError,
     Notes,
+    batch,
     below,
     entry_of,
     journal_of,
@@ -31,7 +33,7 @@ from tests.support.archiving import (
     publication_of,
     recover,
 )
-from tests.support.faults import filled, small_disk
+from tests.support.faults import broken, filled, small_disk
 from tests.support.neighbour import holding
 from tests.support.sinking import make_archives
 
@@ -188,7 +190,7 @@ class TestWhoseEntriesTheyAre:
         assert all(str(work) in said for said in caplog.messages)
         remedies = [said.rpartition(": ")[2] for said in caplog.messages]
         assert remedies == [
-            "run to-file on the host host, or with --host-identifier host",
+            "run to-file with --host-identifier host (or on the host host)",
             "run to-file with --topic events",
         ]
         assert recover(rules) == 0
@@ -265,13 +267,31 @@ class TestWhoseEntriesTheyAre:
         Path(rules.output_dir, "in").symlink_to(tmp_path / "etc")
         name = f"in/{NAME}"
         work = leave(rules, b"one\n", name)
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        os.lchown(Path(rules.output_dir, "in"), 12345, 12345)
+        archiving = Archiving(tmp_path, filename_format="in/<TOPIC>.log")
+        if os.getuid() == 0:
+            os.lchown(Path(rules.output_dir, "in"), 12345, 12345)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: 12345)
         assert recover(rules) == 1
+        with pytest.raises(OSError, match="another user"):
+            archiving.write(b"two")
         assert list((tmp_path / "etc").iterdir()) == [tmp_path / "etc" / work.name]
-        os.lchown(Path(rules.output_dir, "in"), os.geteuid(), 0)
+        monkeypatch.undo()
+        os.lchown(Path(rules.output_dir, "in"), os.geteuid(), -1)
         assert recover(rules) == 0
         assert list((tmp_path / "etc").iterdir()) == [tmp_path / "etc" / NAME]
+
+    def test_nobody_waits_for_what_another_user_has_put_where_an_entry_comes(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one")
+        folder = Path(archiving.rules.output_dir, FOLDER)
+        owner = next(folder.glob("*.lock")).stem
+        for number in range(2, 4):
+            os.mkfifo(folder / f"{owner}.{number}.new")
+        archiving.close()
+        assert archiving.published() == {NAME: b"one\n"}
 
 
 class TestARemovedJournal:
@@ -392,7 +412,7 @@ class TestWhatFilesOwe:
         notes = Notes()
         journal = journal_of(rules)
         (entry,) = journal.adopt(bool)
-        assert publication_of(rules, journal, notes).salvage([entry]) == []
+        publication_of(rules, journal, notes).salvage([entry])
         assert [told.path for told in notes.settled] == [str(owing_file)]
         assert notes.followed == []
         assert paths(journal) == {"--on-rotate": [str(owing_file)]}
@@ -440,6 +460,43 @@ class TestWhatFilesOwe:
         assert archiving.published() == {"events.log": b"one\ntwo\n"}
         assert archiving.safe[-1:] == [b"two"]
         assert paths(archiving.journal) == {debt: [str(tmp_path / "out" / "events.log")]}
+
+    def test_what_is_paid_is_not_paid_again_where_the_name_cannot_be_noted(
+        self, rules: Rules, owing_file: Path
+    ) -> None:
+        Path(rules.output_dir, FOLDER, "names").mkdir()
+        journal = journal_of(rules)
+        (entry,) = journal.adopt(bool)
+        journal.settle(entry)
+        journal.close()
+        assert owing(rules.output_dir) == set()
+        assert [each.base for each in entries(rules.output_dir, print)] == [entry.base]
+
+    def test_a_file_goes_on_as_soon_as_the_line_that_it_owes_can_be_written(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rules = make_rules(tmp_path, filename_format="<TOPIC>.log", manifest=True)
+        archives = make_archives(rules)
+        archives.open()
+        archive = archives.topic("events", bool, now=0.0)
+        arrival = Arrival(START, batch(b"one"))
+        with broken("append_lines", of=aftercare), pytest.raises(OSError, match="Input/output"):
+            archive.step([arrival], now=0.0, wall=START, fate="reopen")
+        archive.release()
+        archives.unlock()
+        archives = make_archives(rules)
+        with broken("append_lines", of=aftercare):
+            archives.open()
+        path = Path(rules.output_dir, "events.log")
+        assert f"{path} still waits for --manifest" in caplog.text
+        archive = archives.topic("events", bool, now=0.0)
+        archive.step([arrival], now=0.0, wall=START, fate="close")
+        archives.close()
+        archives.unlock()
+        assert path.read_bytes() == b"one\none\n"
+        lines = path.with_name("manifest").read_bytes().splitlines()
+        sizes = [json.loads(line)["bytes"] for line in lines]
+        assert sizes == [4, 8]
 
     def test_it_is_not_pruned_before_its_command_has_succeeded(
         self, rules: Rules, owing_file: Path

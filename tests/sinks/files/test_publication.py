@@ -252,6 +252,15 @@ class TestPublishedTwice:
         assert archiving.published() == {"events.log": b"one\ntwo\n"}
         assert [told.records for told in notes.recorded] == [2]
 
+    def test_a_file_whose_work_name_is_gone_is_named(
+        self, rules: Rules, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        work = leave(rules, b"one\n")
+        work.unlink()
+        assert recover(rules) == 0
+        assert below(rules.output_dir) == []
+        assert [each.startswith(f"{work} is gone: ") for each in caplog.messages] == [True]
+
     def test_a_failure_does_not_keep_others_from_being_published(self, rules: Rules) -> None:
         leave(rules, b"two\n", NEXT)
         leave(rules, b"one\n")
@@ -273,16 +282,20 @@ class TestPublishedTwice:
 
 
 @pytest.mark.parametrize("names", ["<TOPIC><REV>.log", "<TOPIC>.log"])
+@pytest.mark.parametrize("links", [True, False])
 def test_a_kill_at_any_call_leaves_a_state_that_the_next_start_completes(
-    names: str, tmp_path: Path, rng: random.Random, full: bool
+    names: str, links: bool, tmp_path: Path, rng: random.Random, full: bool
 ) -> None:
-    step = 3 if full else 9
+    """Although what was published is touched before that start."""
+    step = 3 if full else 12
     for last in itertools.count(rng.randrange(step) + 1, step):
         folder = tmp_path / str(last)
-        with neighbour("archive", folder, names, last) as process:
+        with neighbour("archive", folder, names, last, links) as process:
             assert process.stdout is not None
             safe = process.stdout.read().split()
             code = process.wait()
+        for path in folder.glob("out/*.log"):
+            path.touch()
         archives = make_archives(rules_of_archive(folder, names))
         archives.lock("events")
         archives.open()

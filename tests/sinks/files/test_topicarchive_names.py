@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import publication
-from tests.support.archiving import Archiving, make_rules
-from tests.support.faults import file_limit
+from nsqtools.sinks.files.journal import entries
+from tests.support.archiving import Archiving, Notes, journal_of, make_rules, recover
+from tests.support.faults import broken, file_limit
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
@@ -150,6 +152,36 @@ class TestOneNameForAll:
         assert archiving.published() == {"events.log": b"one\ntwo\n"}
         assert (out / "events.log.torn").read_bytes() == b"t" * 8000
         assert "8000 bytes" in caplog.text
+
+    def test_one_that_cannot_be_read_stays_as_it_is(self, out: Path, tmp_path: Path) -> None:
+        out.joinpath("events.log").write_bytes(b"x" * 100_000)
+        archiving = Archiving(
+            tmp_path, filename_format="<TOPIC>.log", format="json", max_msg_size=10
+        )
+        for _ in range(2):
+            with pytest.raises(OSError, match="max-msg-size"):
+                archiving.write(b"one")
+        assert archiving.names() == ["events.log"]
+        assert list(entries(str(out), print)) == []
+
+    def test_one_that_could_not_be_published_goes_on_with_one_entry(
+        self, out: Path, tmp_path: Path
+    ) -> None:
+        archiving = alone(tmp_path, b"one")
+        with broken("link", errno.ENOSPC), pytest.raises(OSError, match="No space"):
+            archiving.close()
+        archiving.crash()
+        notes, journal = Notes(), journal_of(archiving.rules)
+        with broken("link", errno.ENOSPC):
+            recover(archiving.rules, notes, journal)
+        assert (notes.recorded, archiving.names()) == ([], ["events.log.part"])
+        again = Archiving(tmp_path, rules=archiving.rules)
+        again.journal.adopt(bool)
+        again.write(b"two")
+        assert len(list(entries(str(out), print))) == 1
+        again.close()
+        assert list(entries(str(out), print)) == []
+        assert again.published() == {"events.log": b"one\ntwo\n"}
 
     def test_it_waits_until_the_name_is_free(self, out: Path, tmp_path: Path) -> None:
         archiving = alone(tmp_path, b"one")

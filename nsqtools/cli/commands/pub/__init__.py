@@ -59,8 +59,7 @@ def _warn_of_turns(target: TargetOptions, config: ProducerConfig) -> None:
     from nsqtools.cli.settings import is_default
 
     count = len(set(target.nsqd_tcp_address))
-    turns = config.mode == ProducerConfig.declared()["mode"].default
-    if count > 1 and turns and is_default(click.get_current_context(), "config", "mode"):
+    if count > 1 and is_default(click.get_current_context(), "config", "mode"):
         logging.getLogger(__name__).warning(
             "each message goes to one of %d nsqds; --mode all publishes a copy to each, as to_nsq "
             "does (--mode %s silences this warning)",
