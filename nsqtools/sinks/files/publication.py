@@ -97,18 +97,15 @@ class Publication:
     def salvage(self, entries: Iterable[Entry]) -> None:
         """Publish the work files of ended processes, and do what published ones still owe.
 
-        Entries that fail are in ``left``. The first failure of each is logged, and the other
-        entries are processed all the same.
+        Entries that fail are in ``left``. Each failure is logged, and the other entries are
+        processed all the same.
         """
-        failed = []
-        for entry in filter(self.journal.has, entries):
+        for entry in entries:
             try:
                 self._salvage(entry)
             except (OSError, NSQError) as error:
-                failed.append(entry)
-                if entry not in self.left:
-                    log.error("%s", self._failure(entry, error))
-        self.left = failed
+                self.left.append(entry)
+                log.error("%s", self._failure(entry, error))
 
     def resume(self, path: str) -> None:
         """Try again with a published file that is left; raises OSError or NSQError."""
