@@ -193,23 +193,3 @@ def test_on_a_terminal_the_loss_is_shown_and_confirmed(cluster: Cluster) -> None
     assert cluster.channels() == [set()] * 4
     assert answer(topic, "topic", topic) == 0
     assert cluster.topics()[2:4] == [set()] * 2
-
-
-def test_a_tombstone_hides_one_nsqd_from_one_topic_and_can_delete_it_there(
-    cluster: Cluster,
-) -> None:
-    hidden, other = cluster.having
-    for each in (hidden, other):
-        each.create("second")
-    registered("second", cluster.lookupds, 2)
-    told = cluster.results("node", "tombstone", cluster.topic, str(hidden.http))
-    assert told == {str(each.http): "done" for each in cluster.lookupds}
-    for lookupd in cluster.lookupds:
-        assert lookupd.lookup(cluster.topic) == {other.tcp}
-        assert lookupd.lookup("second") == {hidden.tcp, other.tcp}
-    assert hidden.topic(cluster.topic)["channels"]
-    words = ("node", "tombstone", "second", str(other.tcp), "--delete", "--yes")
-    told = cluster.results(*words)
-    assert told == {str(each.http): "done" for each in (*cluster.lookupds, other)}
-    assert "second" not in cluster.topics()[3]
-    assert hidden.topic("second")

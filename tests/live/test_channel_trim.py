@@ -7,26 +7,22 @@ import json
 import signal
 import struct
 import subprocess
-import threading
 import time
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.dead import dead_cluster
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.reporting import http, lookup, registered
+from tests.support.reporting import http
 from tests.support.servers import at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.process import Cli, Result
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqd
 
 DAY = 86_400 * 10**9
 OLD, YOUNGER = 500, 300
@@ -120,40 +116,6 @@ def test_what_is_old_is_in_the_archive_and_what_is_younger_in_the_channel(
     assert sorted(tailed.stdout.splitlines()) == sorted(body + b" 2" for body in new)
 
 
-def test_it_ends_beside_a_consumer_that_requeues_all_it_gets(trimmed: Trimmed) -> None:
-    with requeueing(trimmed.nsqd, trimmed.topic):
-        ended = trimmed.cli(*trimmed.command, "--yes")
-    assert ended.code == 0, ended.stderr
-    left = dict(trimmed.rest())
-    assert {body for body in left if body.startswith(b"new")} == {
-        b"new%03d" % number for number in range(YOUNGER)
-    }
-    (line,) = ended.stdout.splitlines()
-    assert int(line.split()[2]) + len(left) == OLD + YOUNGER
-
-
-@contextmanager
-def requeueing(nsqd: Nsqd, topic: str) -> Iterator[None]:
-    """A consumer that gives back each message at once."""
-    with Raw(nsqd.tcp) as consumer:
-        consumer.identify()
-        consumer.subscribe(topic, "c", ready=5)
-
-        def give_back() -> None:
-            with suppress(AssertionError):  # the answer to CLS is no message
-                while True:
-                    consumer.send(f"REQ {consumer.message().id} 0")
-
-        thread = threading.Thread(target=give_back)
-        thread.start()
-        try:
-            yield
-        finally:
-            consumer.send("CLS")
-            thread.join()
-            consumer.close()
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_gives_back_what_is_held(trimmed: Trimmed, number: int, code: int) -> None:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -193,17 +155,3 @@ def test_nothing_is_done_without_consent_or_where_nothing_can_be_trimmed(trimmed
     trimmed.nsqd.pause(trimmed.topic, "c")
     assert "unpause" in trimmed.run("--yes", code=1).stderr
     assert state(trimmed.nsqd, trimmed.topic) == (OLD + YOUNGER, 0, 0, 0)
-
-
-def test_an_nsqd_that_is_listed_and_dead_is_named_and_the_others_are_trimmed(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
-) -> None:
-    nsqd = make_nsqd(lookupds=[nsqlookupd])
-    age(nsqd, "t", [b"x"] * 9)
-    registered("t", [nsqlookupd])
-    with dead_cluster(refusing=1) as dead:
-        where = (*lookup([nsqlookupd]), "--lookupd-http-address", str(dead))
-        ended = nsqtools_cli("channel", "trim", "t", "c", "--older-than", "1h", "--yes", *where)
-    assert ended.code == 4
-    assert "127.1.0.1:1" in ended.stderr
-    assert state(nsqd, "t") == (0, 0, 0, 0)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.eventually import eventually
 from tests.support.servers import at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+    from tests.support.servers import MakeNsqd, Nsqd
 
 TOPICS = [f"t{number:02}" for number in range(40)]
 
@@ -61,57 +60,3 @@ def test_named_topics_that_need_more_files_than_may_be_open_are_refused_before_a
     process = nsqtools_cli.start(*command, "-n", "40", **limited(enough))
     assert process.wait(60) == 0
     assert written(tmp_path / "a") == TOPICS
-
-
-def test_topics_of_a_pattern_for_which_no_files_are_left_are_named_and_the_others_go_on(
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    make_nsqlookupd: MakeNsqlookupd,
-    tmp_path: Path,
-    arguments: list[str],
-) -> None:
-    lookupd = make_nsqlookupd()
-    nsqd = make_nsqd(lookupds=[lookupd])
-    filled(nsqd)
-    eventually(lambda: all(lookupd.lookup(topic) for topic in TOPICS))
-    log = tmp_path / "stderr"
-    with log.open("wb") as stderr:
-        process = nsqtools_cli.start(
-            *arguments,
-            *("--topic-pattern", ".", "--topic-refresh", "100ms"),
-            *("--lookupd-http-address", str(lookupd.http)),
-            stderr=stderr,
-            **limited(64),
-        )
-
-    def refused() -> set[str]:
-        return set(re.findall(r"topic (t\d+): .*ulimit -n \d+", log.read_text()))
-
-    def left() -> set[str]:
-        """Topics with messages that are not finished."""
-        found = set()
-        for each in nsqd.stats()["topics"]:
-            (channel,) = each["channels"]
-            if each["depth"] + channel["depth"] + channel["in_flight_count"]:
-                found.add(each["topic_name"])
-        return found
-
-    def consumed_twice() -> list[str]:
-        return sorted(2 * list(set(TOPICS) - left()))
-
-    eventually(lambda: refused() and left() <= refused())
-    for topic in TOPICS:
-        nsqd.publish(topic, [topic.encode()])
-    eventually(lambda: left() <= refused() and written(tmp_path / "a") == consumed_twice())
-    process.terminate()
-    assert process.wait(100) == 1
-    assert written(tmp_path / "a") == consumed_twice()
-    assert 5 <= len(TOPICS) - len(left()) < len(TOPICS)
-    text = log.read_text()
-    assert "oo many open files" not in text
-    told = [line for line in text.splitlines() if "ulimit -n" in line]
-    assert len(told) < 2 * len(TOPICS)  # again only when another limit is needed by then
-    for topic in TOPICS:
-        stats = nsqd.channel(topic, "c")
-        assert stats["depth"] == 2 * (topic in left()), topic
-        assert stats["requeue_count"] == 0

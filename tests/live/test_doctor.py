@@ -173,21 +173,6 @@ def test_a_topic_that_nsqlookupd_does_not_list_where_it_is(
     assert "restart" in fix
 
 
-def test_an_nsqlookupd_that_not_all_nsqds_know(
-    doctor: Doctor, listed: MakeListed, lookupds: list[Nsqlookupd]
-) -> None:
-    nsqd = listed(lookupds=lookupds[:1])
-    text, _ = doctor.only("warning", "listing", *lookup(lookupds))
-    assert str(lookupds[1].http) in text
-    assert str(nsqd.tcp) in text
-
-
-def test_a_paused_channel_is_a_failure_where_it_is_asked_for(doctor: Doctor, filled: Nsqd) -> None:
-    filled.pause(doctor.topic, "c")
-    named = doctor.only("failure", "channel-paused", "--channel", "c", *http(filled))
-    assert named == doctor.only("warning", "channel-paused", *http(filled))
-
-
 def test_the_fix_for_a_topic_without_a_channel_is_a_command_that_makes_one(
     doctor: Doctor, nsqd: Nsqd
 ) -> None:
@@ -255,22 +240,3 @@ def test_an_nsqd_that_requires_auth(
         assert "--auth-secret-file FILE" in fix
         assert ("E_AUTH_FAILED" in text) == bool(given)
     assert doctor.ask(*http(nsqd), *secret(tmp_path, "open sesame")).not_ok == []
-
-
-def test_more_in_flight_than_nsqd_allows(doctor: Doctor, make_nsqd: MakeNsqd) -> None:
-    nsqd = make_nsqd("-max-rdy-count=100")
-    fill(nsqd, doctor.topic)
-    text, fix = doctor.only("warning", "max-in-flight", *http(nsqd), "--max-in-flight", "500")
-    assert str(nsqd.tcp) in text
-    assert "--max-in-flight 100" in fix
-    assert "--max-rdy-count 500" in fix
-    assert doctor.ask(*http(nsqd), "--max-in-flight", "100").not_ok == []
-    doctor.only("failure", "max-in-flight", *http(nsqd), "--max-in-flight", "0")
-
-
-def test_what_nsqd_does_not_offer(doctor: Doctor, make_nsqd: MakeNsqd) -> None:
-    nsqd = make_nsqd("-snappy=false", "-deflate=false")
-    fill(nsqd, doctor.topic)
-    for option, level, check in (("snappy", "warning", "tcp"), ("tls-v1", "failure", "tls")):
-        text, _ = doctor.only(level, check, f"--{option}", *http(nsqd))
-        assert str(nsqd.tcp) in text

@@ -101,13 +101,3 @@ def test_who_is_dead_is_down_until_it_is_back_and_the_rest_is_told(
     assert eventually(lambda: up(exporter) == everybody)
     assert exporter.end() == 0
     assert "Traceback" not in exporter.log.read_text()
-
-
-def test_a_topic_and_a_channel_narrow_it_down(
-    export: Export, nsqds: list[Nsqd], topic: str
-) -> None:
-    nsqds[0].create(topic, "d")
-    nsqds[0].create("other", "c")
-    exporter = export(*http(nsqds), "--topic", topic, "--channel", "d")
-    told = [key for key in exporter.all() if key[0] == "nsq_channel_depth"]
-    assert told == [("nsq_channel_depth", "d", str(nsqds[0].http), topic)]

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.support.eventually import eventually
 from tests.support.servers import at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Server
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
 SOON = 10.0
 """Seconds; a handshake, or a request to nsqlookupd, that hangs takes 20 or more."""
-
-
-@contextmanager
-def hung(*servers: Server) -> Iterator[None]:
-    for server in servers:
-        os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for server in servers:
-            os.kill(server.pid, signal.SIGCONT)
 
 
 def test_a_service_waits_for_its_first_server_and_says_so_once(
@@ -69,22 +54,3 @@ def test_a_service_waits_for_its_first_server_and_says_so_once(
         job = nsqtools_cli(*words, "--max-duration", "60s")
         assert (job.code, job.stderr.count("\n")) == (3, 1), job.stderr
         missing.start()
-
-
-def test_what_only_a_hung_nsqlookupd_may_list_is_unknown(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    """The others are asked and consumed meanwhile."""
-    lookupds = [make_nsqlookupd() for _ in range(2)]
-    nsqd = make_nsqd(lookupds=lookupds[:1])
-    nsqd.create(topic, "c")
-    eventually(lambda: lookupds[0].lookup(topic))
-    nsqd.publish(topic, [b"x"])
-    where = [word for each in lookupds for word in ("--lookupd-http-address", str(each.http))]
-    with hung(lookupds[1]):
-        ended = nsqtools_cli(
-            *("-q", "tail", "--topic", topic, "--channel", "c", "--until-empty", *where),
-            *("--max-duration", "3s"),
-        )
-    assert (ended.code, ended.stdout) == (4, b"x\n")
-    assert str(lookupds[1].http) in ended.stderr

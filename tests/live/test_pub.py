@@ -6,12 +6,10 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.dead import dead_cluster
 from tests.support.eventually import eventually
 from tests.support.reporting import registered
 from tests.support.servers import at
@@ -187,22 +185,6 @@ def test_a_profile_with_nsqlookupds_publishes_to_the_nsqds_that_have_the_topic_i
     assert publish(body, code=3) == [first, second + 2, 0]
 
 
-def test_nsqds_that_are_listed_and_dead_cost_no_message(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
-) -> None:
-    nsqd = make_nsqd(lookupds=[nsqlookupd])
-    nsqd.create("t")
-    registered("t", [nsqlookupd])
-    lines = b"x\n" * 1000
-    with dead_cluster(refusing=2) as dead:
-        where: tuple[str, ...] = ("--lookupd-http-address", str(dead))
-        assert nsqtools_cli("pub", "--topic", "t", *where, stdin=lines).code == 3
-        where += ("--lookupd-http-address", str(nsqlookupd.http))
-        ended = nsqtools_cli("pub", "--topic", "t", *where, stdin=lines)
-    assert ended.code == 0, ended.stderr
-    assert count(nsqd, "t") == 1000
-
-
 def test_mode_all_copies_to_each_nsqd(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> None:
     nsqds = [make_nsqd(), make_nsqd()]
     addresses = [word for nsqd in nsqds for word in at(nsqd)]
@@ -232,37 +214,6 @@ def test_several_nsqds_without_a_mode_get_a_warning_that_to_nsq_copied(
         assert not warned("--mode", mode, *addresses)
     assert not warned("--producer-opt", "mode,round-robin", *addresses)
     assert not warned("--config", str(file), *addresses)
-
-
-def test_a_name_of_go_nsq_that_only_consumers_use_is_accepted_and_told_with_v(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    pub = ("pub", "--topic", topic, *at(nsqd), "--producer-opt", "max_attempts,3", "one")
-    ended = nsqtools_cli(*pub)
-    assert (ended.code, ended.stderr) == (0, "")
-    assert "max_attempts" in nsqtools_cli(*pub, "-v").stderr
-
-
-@pytest.mark.parametrize(
-    ("mode", "code", "published"), [("round-robin", 0, 3), ("hostpool", 0, 3), ("all", 3, 0)]
-)
-def test_an_nsqd_that_hangs_is_named_and_not_waited_for(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, mode: str, code: int, published: int
-) -> None:
-    nsqds = [make_nsqd(), make_nsqd()]
-    nsqds[1].create(topic)
-    addresses = [word for nsqd in nsqds for word in at(nsqd)]
-    os.kill(nsqds[0].pid, signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        ended = nsqtools_cli("pub", "--topic", topic, "--mode", mode, *addresses, "a", "b", "c")
-        took = time.monotonic() - began
-    finally:
-        os.kill(nsqds[0].pid, signal.SIGCONT)
-    assert ended.code == code, ended.stderr
-    assert str(nsqds[0].tcp) in ended.stderr
-    assert count(nsqds[1], topic) == published
-    assert took < 10  # two seconds on an idle machine; a handshake has twenty
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])

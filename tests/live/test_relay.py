@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -16,8 +13,8 @@ import pytest
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
-from tests.support.relays import CHANNEL, Relay, arrived, numbered, published, to
-from tests.support.servers import at, drained, empty
+from tests.support.relays import CHANNEL, Relay, arrived, published, to
+from tests.support.servers import at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,14 +28,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def relay(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> Relay:
     return Relay(nsqtools_cli, make_nsqd(), make_nsqd(), topic)
-
-
-def test_everything_arrives_exactly_once_and_is_counted(relay: Relay, full: bool) -> None:
-    count = 20_000 if full else 5000
-    relay.publish(*numbered(count))
-    assert f"{count} received, {count} relayed, 0 filtered" in relay.good()
-    assert drained(relay.source, relay.topic, CHANNEL)
-    assert relay.arrived() == Counter(numbered(count))
 
 
 @pytest.mark.nsqd_only("compares with nsq_to_nsq, for which there is the real nsqd")
@@ -114,53 +103,7 @@ def test_what_is_not_json_is_a_dead_letter(relay: Relay, tmp_path: Path) -> None
     assert {json.loads(each)["body"] for each in lines} == {"not json", "[1]"}
 
 
-def test_sigterm_drains_and_leaves_the_rest(relay: Relay) -> None:
-    relay.publish(*numbered(5000))
-    process = relay.start("--rate", "500")
-    eventually(lambda: relay.goal.topic(relay.topic)["message_count"] > 100)
-    process.terminate()
-    assert process.wait(100) == 0
-    relayed = relay.goal.topic(relay.topic)["message_count"]
-    assert relayed < 5000
-    eventually(lambda: relay.waiting()["in_flight_count"] == 0)
-    assert relay.waiting()["depth"] == 5000 - relayed
-
-
-def test_sigterm_gives_everything_back_while_the_destination_is_down(relay: Relay) -> None:
-    relay.publish()
-    process = relay.start()
-    eventually(lambda: relay.waiting()["client_count"] == 1)
-    relay.goal.stop()
-    relay.publish(*numbered(1000))
-    eventually(lambda: relay.waiting()["in_flight_count"] > 0)
-    process.terminate()
-    assert process.wait(100) == 0
-    eventually(lambda: relay.waiting()["depth"] == 1000)
-    assert relay.waiting()["in_flight_count"] == 0
-
-
 # To relay to where it comes from, however that is called, is refused.
-
-
-@pytest.mark.parametrize("mode", ["hostpool", "round-robin"])
-def test_a_destination_that_hangs_is_named_and_the_other_gets_all(
-    nsqtools_cli: Cli, relay: Relay, make_nsqd: MakeNsqd, topic: str, mode: str
-) -> None:
-    hung = make_nsqd()
-    relay.publish(*numbered(100))
-    goals = to(hung, relay.goal)
-    options = ("--topic", topic, "--mode", mode, *goals, *empty(relay.source))
-    os.kill(hung.pid, signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        ended = nsqtools_cli("relay", *options)
-        took = time.monotonic() - began
-    finally:
-        os.kill(hung.pid, signal.SIGCONT)
-    assert ended.code == 0, ended.stderr
-    assert str(hung.tcp) in ended.stderr
-    assert relay.arrived() == Counter(numbered(100))
-    assert took < 15  # a handshake has twenty seconds
 
 
 async def test_another_port_is_the_same_nsqd_if_http_says_so(

@@ -66,18 +66,6 @@ def test_a_short_reader_leaves_the_unread_messages_to_others(tail: Tail) -> None
     assert tail.depth() > 17_000
 
 
-def test_count_is_exact_over_topics_and_everything_counted_is_finished(tail: Tail) -> None:
-    other = f"{tail.topic}.other"
-    tail.nsqd.create(other, "c")
-    for each in (tail.topic, other):
-        tail.nsqd.publish(each, [b"%d" % number for number in range(100)])
-    tailed = tail.take(50, "--topic", other)
-    assert (tailed.code, len(tailed.stdout.splitlines())) == (0, 50)
-    channels = [tail.nsqd.channel(each, "c") for each in (tail.topic, other)]
-    assert sum(channel["depth"] for channel in channels) == 150
-    assert not any(channel["in_flight_count"] for channel in channels)
-
-
 def test_a_signal_drains_what_is_in_flight(tail: Tail) -> None:
     tail.publish([b"hello"] * 10)
     running = tail.start(stdout=PIPE)
@@ -86,15 +74,6 @@ def test_a_signal_drains_what_is_in_flight(tail: Tail) -> None:
     assert running.process.stdout
     assert running.process.stdout.read() == b"hello\n" * 10
     eventually(lambda: tail.channel()["client_count"] == 0)
-
-
-def test_a_signal_while_the_pipe_is_blocked_gives_the_messages_back(tail: Tail) -> None:
-    tail.publish([b"x" * 10_000 for _ in range(1000)])
-    running = tail.start("--drain-timeout", "200ms", stdout=PIPE)
-    eventually(lambda: tail.channel()["in_flight_count"] > 100)
-    assert running.end() == 0
-    assert tail.channel()["in_flight_count"] == 0
-    assert tail.depth() > 500
 
 
 def test_a_dead_server_beside_a_living_one_is_a_warning(

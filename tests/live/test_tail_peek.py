@@ -15,7 +15,7 @@ from tests.support.servers import at
 
 if TYPE_CHECKING:
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd
+    from tests.support.servers import Nsqd
 
 
 def state(nsqd: Nsqd, topic: str) -> tuple[int, ...]:
@@ -92,14 +92,3 @@ def test_it_makes_no_channel_and_refuses_what_would_take_messages(
         ("-n", "1", "--consumer-opt", "sample_rate,5"),
     ):
         assert nsqtools_cli(*peek(topic, nsqd, *options)).code == 2
-
-
-@pytest.mark.full("messages that are held for longer than a message timeout")
-def test_what_is_held_longer_than_the_message_timeout_is_not_delivered_again(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    nsqd = make_nsqd("-msg-timeout=3s")
-    fill(nsqd, topic, count=3)
-    ended = nsqtools_cli(*peek(topic, nsqd, "-n", "9", "--idle-timeout", "7s"))
-    assert (ended.code, ended.stdout) == (0, b"x\n" * 3)
-    assert state(nsqd, topic) == (3, 0, 0, 3, 0)

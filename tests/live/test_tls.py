@@ -101,19 +101,6 @@ async def test_bodies_of_1_byte_to_1_mib_pass_unchanged_both_ways(
     )
 
 
-@pytest.mark.parametrize(
-    ("which", "culprit"), [("server", "--tls-root-ca-file"), ("other_host", "127.0.0.1")]
-)
-async def test_a_certificate_that_does_not_hold_is_refused_unless_that_is_switched_off(
-    which: str, culprit: str, make_nsqd: MakeNsqd, certificates: Certificates, topic: str
-) -> None:
-    nsqd = make_nsqd(*getattr(certificates, which).nsqd_args())
-    trusted = certificates.other_ca if which == "server" else certificates.ca
-    assert culprit in await refused(nsqd, tls_v1=True, tls_root_ca_file=str(trusted))
-    client = await carry(nsqd, topic, [b"x"], tls_v1=True, tls_insecure_skip_verify=True)
-    assert client["tls"]
-
-
 async def test_a_client_certificate_opens_an_nsqd_that_wants_one(
     make_nsqd: MakeNsqd, certificates: Certificates, trusting: dict[str, Any], topic: str
 ) -> None:

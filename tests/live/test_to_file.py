@@ -15,7 +15,7 @@ from nsqtools.stores import open_store
 from tests.support import archives
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
-from tests.support.servers import at, drained
+from tests.support.servers import at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,24 +115,6 @@ def test_a_second_instance_is_status_75(archiver: Archiver, how: str) -> None:
     assert archives.leftovers(archiver.folder) == []
 
 
-def test_instances_with_names_of_their_own_share_a_channel_and_leave_each_other_alone(
-    archiver: Archiver,
-) -> None:
-    own = ("--filename-format", "<TOPIC>.<PID><REV>.log", "--work-dir", str(archiver.work))
-    running = [archiver.start(*own, "--gzip") for _ in range(2)]
-    eventually(lambda: archiver.channel()["client_count"] == 2)
-    for begin in range(0, 5000, 50):
-        archiver.numbers(begin, begin + 50)
-    eventually(lambda: archiver.is_drained)
-    held = sorted(archiver.work.glob("*.part"))
-    assert len(held) == 2
-    ended = archiver.run(*own, "--gzip")  # looks for leftovers, too
-    assert (ended.code, ended.stderr) == (0, "")
-    assert sorted(archiver.work.glob("*.part")) == held
-    assert [each.end() for each in running] == [0, 0]
-    assert archiver.found == Counter(range(5000))
-
-
 def test_a_limit_and_a_manifest(archiver: Archiver) -> None:
     archiver.numbers(500)
     care = ("--keep", "3", "--manifest", "../manifest")
@@ -177,26 +159,6 @@ def test_topics_by_pattern_though_one_nsqlookupd_is_dead(
     assert [path.name for path in files] == [f"{each}.log" for each in topics]
     assert all(archives.numbers([path]) == Counter(range(20)) for path in files)
     assert nsqd.channel("other", "c")["depth"] == 20
-
-
-def test_a_topic_that_cannot_be_written_keeps_no_other_waiting(archiver: Archiver) -> None:
-    nsqd, good, bad = archiver.nsqd, archiver.topic, f"{archiver.topic}.bad"
-    nsqd.create(bad, "c")
-    for each in (bad, good):
-        nsqd.publish(each, archives.bodies(range(100)))
-    archiver.output.mkdir()
-    (archiver.output / bad).touch()
-    running = archiver.start("--topic", bad, "--filename-format", "<TOPIC>/x.log")
-    eventually(lambda: drained(nsqd, good, "c") and bad in running.said)
-    archiver.numbers(100, 200)
-    eventually(lambda: drained(nsqd, good, "c"))
-    assert not drained(nsqd, bad, "c")
-    (archiver.output / bad).unlink()
-    eventually(lambda: drained(nsqd, bad, "c"))
-    assert running.end() == 0, running.said
-    assert archives.numbers([archiver.output / bad / "x.log"]) == Counter(range(100))
-    assert archives.numbers([archiver.output / good / "x.log"]) == Counter(range(200))
-    assert running.said.count(f"topic {bad}") == 2  # once when it fails, once when it is over
 
 
 # What --on-rotate runs with every file.

@@ -123,19 +123,3 @@ def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
     assert found.keys() == set(range(messages))
     assert found.total() - messages <= rounds * WINDOW
     victim.check_files(found.total())
-
-
-def test_kill_9_of_a_pair_that_takes_turns_loses_no_record_that_equals_another(
-    archiver: Archiver, full: bool
-) -> None:
-    turns = 10 if full else 4
-    for turn in range(turns):
-        running = archiver.start("--work-dir", str(archiver.folder / f"work-{turn % 2}"))
-        archiver.publish([b"beat"] * 10)
-        running.drain()
-        running.kill()
-    for turn in range(2):
-        work = ("--work-dir", str(archiver.folder / f"work-{turn}"))
-        assert archiver.run(*work).code == 0
-    assert list(archives.lines(archiver.files)) == [b"beat"] * 10 * turns
-    assert archives.leftovers(archiver.folder) == []

@@ -15,7 +15,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.support.consuming import run_beside
 from tests.support.posting import DIRECT
-from tests.support.webserver import Answer, WebServer, per_message, redirect
+from tests.support.webserver import Answer, WebServer, per_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,24 +136,6 @@ def test_batches_hold_every_message_once_and_are_signed_with_all_secrets(posting
         assert len(web.requests) < 30
     assert "whsec" not in poster.said
     assert old[6:] not in poster.said
-
-
-def test_redirects_are_followed_but_credentials_do_not_go_to_another_server(
-    posting: Posting,
-) -> None:
-    posting.publish([b"1"])
-    with WebServer() as other, WebServer() as web:
-        places = {"/": redirect("/here"), "/here": redirect(other.url("/there"), 308)}
-        web.script = lambda request: places[request.target]
-        options = "--header", "Cookie: a=b", "--header", "X-Own: 1", "--follow-redirects"
-        posting.start("--post", web.url().replace("//", "//me:it@"), *options).finish()
-        requests = [*web.requests, *other.requests]
-    assert [request.target for request in requests] == ["/", "/here", "/there"]
-    for request in requests:
-        assert request.body == b"1"
-        given = {"authorization", "cookie", "x-own"} & request.headers.keys()
-        assert len(given) == (0 if request.target == "/there" else 3)
-    assert requests[2].headers["host"] == f"127.0.0.1:{other.address.port}"
 
 
 def test_a_sample_is_delivered_at_a_limited_rate_and_the_rest_finished(posting: Posting) -> None:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.webserver import HANG, OK, Answer, WebServer, per_message, retry_after
+from tests.support.webserver import HANG, OK, Answer, WebServer
 
 if TYPE_CHECKING:
     from tests.support.posting import Posting
     from tests.support.webserver import Request
 
 CLOSING = 4  # the state of a client that has sent CLS
-BATCH = ("--batch", "10", "--batch-format", "json-array")
 
 
 def test_statuses_decide_what_is_delivered_tried_again_or_dropped(posting: Posting) -> None:
@@ -37,65 +36,6 @@ def test_statuses_decide_what_is_delivered_tried_again_or_dropped(posting: Posti
         assert Counter(int(request.body) for request in web.requests) == costs
     dead = [int(each["body"]) for each in posting.dead_letters()]
     assert dead == [204, 400, 409, 429, 503]
-
-
-FAULTS = {
-    "reset after the request": Answer(cut="request"),
-    "a refusal with control characters": Answer(
-        raw=b"HTTP/1.0 500 No\r\n\r\n\x1b[31m\r\nno\0\n\xff", cut="response", how="fin"
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_costs_an_attempt_and_one_for_ever_ends_as_a_dead_letter(
-    posting: Posting, fault: Answer
-) -> None:
-    """Two messages are answered well at their second delivery, a third one never is."""
-    seen, taken = Counter[bytes](), Counter[bytes]()
-
-    def answer(request: Request) -> Answer:
-        seen[request.body] += 1
-        if request.body == b"never" or seen[request.body] == 1:
-            return fault
-        taken[request.body] += 1
-        return Answer(close=True)  # an idle connection would be tried before a new one
-
-    posting.publish([b"once", b"never", b"once more"])
-    with WebServer(answer) as web:
-        poster = posting.start("--post", web.url(), "-vv", *posting.dead_after(2))
-        poster.finish()
-    assert seen == {b"once": 2, b"once more": 2, b"never": 2}
-    assert taken == {b"once": 1, b"once more": 1}
-    dead = [(letter["body"], letter["reason"]) for letter in posting.dead_letters()]
-    assert dead == [("never", "too many attempts")]
-    assert "\x1b" not in poster.said
-    assert "Traceback" not in poster.said
-
-
-def test_a_request_that_is_not_answered_in_time_costs_an_attempt(posting: Posting) -> None:
-    posting.publish([b"1"])
-    with WebServer(HANG) as web:
-        options = "--http-client-request-timeout", "200ms", *posting.dead_after(1)
-        posting.start("--post", web.url(), *options).finish()
-    assert [letter["body"] for letter in posting.dead_letters()] == ["1"]
-
-
-def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Posting) -> None:
-    """Who cannot be reached keeps messages from no other, and they are finished when it is back."""
-    posting.publish([b"1", b"2"])
-    failing = per_message(Answer(status=500), Answer(cut="body"))
-    with WebServer() as one, WebServer(failing) as other, WebServer() as dead:
-        dead.refuse()
-        posts = [word for web in (one, other, dead) for word in ("--post", web.url())]
-        poster = posting.start("--mode", "all", *posts, *BATCH, "-n", "1")
-        eventually(lambda: len(one.deliveries) == len(other.accepted()) == 2)
-        assert not posting.is_drained
-        dead.listen()
-        poster.finish()
-        for web, count in ((one, 1), (other, 3), (dead, 1)):
-            assert list(web.deliveries.values()) == [count] * 2
-        assert list(other.accepted().values()) == [1, 1]
 
 
 def test_messages_that_are_given_up_with_no_place_for_them_are_status_4(posting: Posting) -> None:
@@ -147,16 +87,3 @@ def test_a_request_that_does_not_end_is_left_when_the_drain_is_over_or_a_second_
         web.script = OK
         posting.start("--post", web.url()).finish()
         assert list(web.deliveries.values()) == [2] * 5
-
-
-def test_count_and_until_empty_end_when_so_much_is_delivered(posting: Posting) -> None:
-    posting.numbers(50)
-    with WebServer([Answer(status=500)] * 3) as web:
-        assert posting.take(7, "--post", web.url()).code == 0
-        assert sum(web.accepted().values()) == 7
-    assert posting.held == 43
-    with WebServer([Answer(status=500), retry_after("1"), Answer(cut="body")]) as web:
-        ended = posting.run("--post", web.url(), "-q")
-        assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
-        assert len(web.deliveries) == 43
-        assert web.deliveries.total() == 46

@@ -16,7 +16,6 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.nginx import Nginx
-from tests.support.servers import free_port
 from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
@@ -29,47 +28,6 @@ if TYPE_CHECKING:
 
 def trust(certificates: Certificates) -> tuple[str, ...]:
     return ("--http-tls-root-ca-file", str(certificates.ca))
-
-
-def test_tls_that_cannot_be_trusted_carries_nothing_unless_it_need_not_be_verified(
-    posting: Posting, certificates: Certificates
-) -> None:
-    posting.publish([b"1", b"2"])
-    with WebServer(tls=certificates.other_server) as web:
-        options = "-vv", *trust(certificates), *posting.dead_after(2)
-        poster = posting.start("--post", web.url(), *options)
-        poster.finish()
-        assert web.requests == []
-        assert [letter["body"] for letter in posting.dead_letters()] == ["1", "2"]
-        assert "--http-tls-root-ca-file" in poster.said
-        assert "Traceback" not in poster.said
-        posting.publish([b"1", b"2"])
-        posting.start("--post", web.url(), "--http-tls-insecure-skip-verify").finish()
-        assert list(web.deliveries.values()) == [1, 1]
-
-
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a good one"])
-@pytest.mark.parametrize("kind", ["refuses", "deaf"])
-def test_who_cannot_be_reached_costs_a_message_nothing_if_there_is_another_one(
-    posting: Posting, kind: str, beside: bool
-) -> None:
-    """Alone it costs an attempt, and what nobody took is a dead letter."""
-    posting.numbers(2)
-    deaf = socket.create_server(("127.0.0.1", 0))  # not even the first word of TLS
-    with WebServer() as web, deaf:
-        bad = f"http://127.0.0.1:{free_port()}/"
-        if kind == "deaf":
-            bad = f"https://127.0.0.1:{deaf.getsockname()[1]}/"
-        options = ["--post", bad, *(("--post", web.url()) if beside else ())]
-        if kind == "deaf":
-            options += ["--http-client-connect-timeout", "2s" if beside else "200ms"]
-        poster = posting.start(*options, *posting.dead_after(2))
-        poster.finish()
-        counts = sorted(web.accepted().values())
-    assert counts == ([1, 1] if beside else [])
-    assert len(posting.dead_letters()) == (0 if beside else 2)
-    assert bad in poster.said
-    assert posting.channel()["requeue_count"] == (0 if beside else 4)
 
 
 class HttpProxy(socketserver.ThreadingTCPServer):

@@ -19,7 +19,7 @@ from nsqtools.errors import OutputError
 from nsqtools.policy import topics as policy
 from tests.support.eventually import eventually, eventually_async
 from tests.support.gathering import exit_code
-from tests.support.servers import at, drained
+from tests.support.servers import at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,57 +90,6 @@ async def test_a_topic_that_vanishes_with_messages_unsettled_stops_no_other_but_
     assert await run == 1
     errors = [each.message for each in caplog.records if each.levelno == logging.ERROR]
     assert errors == [f"topic {gone}: {gone}.log: no space", f"not completely written: {gone}"]
-
-
-async def test_an_outage_of_all_nsqlookupds_changes_nothing(
-    make_nsqd: MakeNsqd,
-    make_nsqlookupd: MakeNsqlookupd,
-    topic: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(policy, "MIN_GRACE", 0.3)
-    lookupd = make_nsqlookupd()
-    nsqd = make_nsqd(lookupds=[lookupd])
-    nsqd.create(topic)
-    sink = Sink()
-    run = archive(sink, topic.replace(".", "\\."), lookupd)
-    await connected(nsqd, topic)
-    lookupd.stop()
-    await eventually_async(lambda: "no nsqlookupd answers" in caplog.text)
-    nsqd.publish(topic, [b"meanwhile"])
-    await eventually_async(lambda: sink.bodies == {topic: [b"meanwhile"]})
-    assert sink.drained == []
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await run == 0
-    assert caplog.text.count("no nsqlookupd answers") == 1
-
-
-def test_a_topic_whose_name_makes_no_file_name_stops_no_other(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, tmp_path: Path
-) -> None:
-    lookupd = make_nsqlookupd()
-    nsqd = make_nsqd(lookupds=[lookupd])
-    log = tmp_path / "stderr"
-    with log.open("wb") as stderr:
-        process = nsqtools_cli.start(
-            *("to-file", "--topic-pattern", ".", "--topic-refresh", "200ms", "--channel", "c"),
-            *("--output-dir", "a", "--filename-format", "<TOPIC>", "--sync-interval", "50ms"),
-            *("--lookupd-http-address", str(lookupd.http)),
-            stderr=stderr,
-        )
-    nsqd.publish("..", [b"nowhere"])
-    eventually(lambda: "topic ..: " in log.read_text())
-    nsqd.publish("good", [b"one"])
-    eventually(lambda: nsqd.channel("good", "c")["client_count"])
-    eventually(lambda: drained(nsqd, "good", "c"))
-    process.terminate()
-    assert process.wait(100) == 1
-    assert (tmp_path / "a" / "good").read_bytes() == b"one\n"
-    lines = log.read_text().splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("nsqtools: topic ..: ")
-    assert lines[1] == "nsqtools: never consumed: .."
 
 
 @pytest.mark.parametrize(

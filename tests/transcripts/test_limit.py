@@ -1,52 +1,17 @@
 """A count lets a number of messages be finished and no more, over scripted nsqds."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nsqtools.engine.conditions import Count
-from nsqtools.engine.handler import Batch, Handler
 from nsqtools.engine.runner import Runner
 from tests.support import wire
-from tests.support.clock import elapse
 from tests.support.gathering import make_runner
-from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
+from tests.support.scripted import Recorder, ScriptedNsqd, running
 
 
 def limited(count: int, recorder: Recorder, *nsqds: ScriptedNsqd, **options: Any) -> Runner:
     return make_runner(recorder, *nsqds, count=count, **{"max_in_flight": 10, **options})
-
-
-class Counted(Handler):
-    """Passes on what a count lets through, for consumers that share it."""
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        count: int,
-        on_remaining: Callable[[], object],
-        on_done: Callable[[], object],
-    ) -> None:
-        self._recorder = recorder
-        self.count = Count(count, on_remaining, on_done)
-
-    async def handle(self, batch: Batch) -> None:
-        if self.count.take(batch):
-            await self._recorder.handle(batch)
-
-
-def failing(*turns: int) -> Recorder:
-    """Fails these batches, counted from 1, when all but the last message of each is finished."""
-
-    async def fail(batch: Batch) -> None:
-        if len(recorder.batches) in turns:
-            batch.finish(batch[: len(batch) - 1])
-            raise ValueError
-
-    recorder = Recorder(fail)
-    return recorder
 
 
 @pytest.mark.parametrize(("count", "one_by_one"), [(1, False), (10, True), (11, False), (37, True)])
@@ -74,67 +39,3 @@ async def test_what_is_delivered_beyond_goes_back_at_once(nsqd: ScriptedNsqd) ->
     assert recorder.seen == [(1, 1), (2, 1), (3, 1)]
     settled = [text for text in nsqd.commands if text.startswith(("FIN", "REQ"))]
     assert sorted(settled) == ["FIN 1", "FIN 2", "FIN 3", "REQ 4 0", "REQ 5 0"]
-
-
-@pytest.mark.parametrize(("count", "turn"), [(6, 2), (1, 1)])
-async def test_a_failure_does_not_count_and_its_messages_come_again(
-    nsqd: ScriptedNsqd, count: int, turn: int
-) -> None:
-    nsqd.publish(*[b"x"] * 10)
-    recorder = failing(turn)
-    options: dict[str, Any] = {"default_requeue_delay": 1, "max_in_flight": 4}
-    async with running(limited(count, recorder, nsqd, **options)) as task:
-        totals = (await task).totals
-    assert (totals.finished, totals.requeued) == (count, 1)
-    assert (nsqd.depth, nsqd.in_flight) == (10 - count, 0)
-
-
-async def test_it_does_not_end_while_another_batch_may_still_fail(network: Network) -> None:
-    slow, quick = network.nsqd("slow"), network.nsqd("quick")
-    slow.publish(b"x")
-    may_fail = asyncio.Event()
-    ends: list[int] = []
-
-    async def fail(batch: Batch) -> None:
-        if len(recorder.batches) == 1:
-            await may_fail.wait()
-            raise ValueError
-
-    recorder = Recorder(fail)
-    limit = Counted(recorder, 2, lambda: None, lambda: ends.append(len(recorder.seen)))
-    options: dict[str, Any] = {"max_in_flight": 1, "default_requeue_delay": 1}
-    consumers = [consume(limit, nsqd, **options) for nsqd in (slow, quick)]
-    async with running(consumers[0]), running(consumers[1]):
-        quick.publish(b"y")
-        await elapse(1)
-        assert (len(recorder.seen), ends) == (2, [])
-        may_fail.set()
-        await elapse(10)
-    assert ends == [3]
-
-
-@pytest.mark.parametrize("failures", [0, 3])
-async def test_what_is_held_counts_when_it_is_finished_and_not_when_it_is_given_back(
-    nsqd: ScriptedNsqd, failures: int
-) -> None:
-    nsqd.publish(*[b"x"] * 30)
-    left = failures
-
-    async def settle_when_starved(batch: Batch) -> None:
-        nonlocal left
-        batch.hold()
-        if not batch.starved:
-            return
-        left -= 1
-        for held in recorder.batches:
-            if left >= 0:
-                held.requeue(delay=0)
-            else:
-                held.finish()
-
-    recorder = Recorder(settle_when_starved)
-    async with running(limited(10, recorder, nsqd, max_in_flight=4)) as task:
-        totals = (await task).totals
-    assert totals.finished == 10
-    assert sum(text.startswith("FIN") for text in nsqd.commands) == 10
-    assert (nsqd.depth, nsqd.in_flight) == (20, 0)

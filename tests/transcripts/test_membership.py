@@ -60,16 +60,6 @@ async def test_a_lost_fixed_nsqd_is_dialled_soon_and_then_less_and_less(
         assert len(nsqd.clients) == 1
 
 
-async def test_an_nsqd_that_drops_each_connection_is_dialled_less_and_less(
-    nsqd: ScriptedNsqd,
-) -> None:
-    async with running(consume(Recorder(), nsqd)):
-        for _ in range(600):
-            nsqd.break_off()
-            await elapse(0.2)
-    assert len(nsqd.dials) < 10
-
-
 async def test_an_nsqlookupd_that_hangs_delays_no_other(network: Network) -> None:
     """Neither at the start nor in a later round."""
     first, second = network.nsqd("first"), network.nsqd("second")

@@ -388,19 +388,6 @@ async def test_publishing_without_having_connected_fails_at_once(nsqd: ScriptedN
     assert nsqd.dials == []
 
 
-async def test_connecting_that_was_cancelled_can_be_tried_again(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in ("a", "hole")]
-    nsqds[1].hole = True
-    producer = Producer([nsqd.address for nsqd in nsqds], ProducerConfig())
-    connecting = asyncio.create_task(producer.connect())
-    await elapse(0.1)
-    connecting.cancel()
-    await asyncio.wait([connecting])
-    nsqds[1].hole = False
-    async with producer:
-        await producer.publish("t", [b"x"])
-
-
 async def test_closing_fails_what_is_under_way_and_reconnects_to_nobody(network: Network) -> None:
     nsqd, away = network.nsqd("nsqd"), network.nsqd("away")
     away.down = True
@@ -455,19 +442,3 @@ async def test_a_refusal_blames_bodies_only_if_nothing_else_is_to_blame(nsqd: Sc
             await producer.publish("t", [b"x" * 11, b"good"])
         assert isinstance(caught.value.__cause__, AuthError)
         assert caught.value.permanent
-
-
-@pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
-async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive(
-    network: Network, mode: str
-) -> None:
-    nsqds = [network.nsqd(name) for name in "abc"]
-    async with producing(*nsqds, mode=mode) as producer:
-        tasks = []
-        for n in range(1000):
-            tasks.append(asyncio.create_task(producer.publish("t", [b"%d" % n])))
-            if n % 10 == 0:
-                nsqds[n % 3].break_off()
-                await elapse(0.01)
-        await asyncio.gather(*tasks)
-        assert {int(body) for nsqd in nsqds for body in flatten(nsqd.published)} == set(range(1000))

@@ -5,7 +5,6 @@ import gc
 import logging
 import re
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -154,31 +153,6 @@ async def test_giving_up_that_fails_requeues(nsqd: ScriptedNsqd) -> None:
         assert recorder.given_up == [(0, 0), (1, 3)]
         assert nsqd.commands[1:] == ["RDY 0", "REQ 1 2000", "RDY 1", "FIN 1"]
         assert consumer.stats().given_up == 1
-
-
-def touches(nsqd: ScriptedNsqd) -> list[tuple[float, str]]:
-    return [(round(at, 1), text[6:]) for at, text in nsqd.log if text.startswith("TOUCH")]
-
-
-async def test_what_is_held_is_touched_by_its_own_timeout_until_it_is_settled() -> None:
-    nsqd = Network().nsqd(msg_timeout=10_000)
-    recorder = Recorder(hold)
-    consumer = consume(recorder, nsqd)
-    async with running(consumer):
-        for number in range(10):
-            nsqd.publish(b"x")
-            await elapse(4.9)
-            recorder.batches[number].finish()
-        assert touches(nsqd) == []
-        nsqd.publish(b"x")
-        await elapse(48)
-        assert recorder.seen[-1] == (11, 1)
-        times = [at for at, _ in touches(nsqd)]
-        assert len(times) in (8, 9)
-        assert all(later - earlier < 6.1 for earlier, later in pairwise(times))
-        recorder.batches[-1].finish()
-        await elapse(60)
-        assert [at for at, _ in touches(nsqd)] == times
 
 
 async def test_a_message_whose_touch_is_refused_does_not_reach_the_handler_and_comes_again() -> (

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from nsqtools.engine.handler import Batch
-from nsqtools.errors import OutputError
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.rdy import RdyPlanner
 from tests.support import wire
 from tests.support.clock import elapse
-from tests.support.gathering import Gathering
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 END = "end of stream"
@@ -204,29 +202,4 @@ async def test_planning_that_breaks_ends_the_consumer_with_the_error_after_drain
     with pytest.raises(ZeroDivisionError):
         run.result()
     assert nsqd.clients == []
-    assert "REQ 1 0" in nsqd.commands
-
-
-async def test_a_handler_is_drained_before_it_is_closed_and_settles_what_it_holds(
-    nsqd: ScriptedNsqd,
-) -> None:
-    sink = Gathering()
-    nsqd.publish(b"x", b"y")
-    async with running(consume(sink, nsqd, max_in_flight=5)):
-        await elapse(1)
-    assert sink.said == ["open", "drain t", "close"]
-    assert sorted(text for text in nsqd.commands if "FIN" in text) == ["FIN 1", "FIN 2"]
-
-
-async def test_a_handler_that_cannot_be_drained_is_closed_all_the_same(nsqd: ScriptedNsqd) -> None:
-    sink = Gathering()
-    sink.stuck["t"] = OutputError("no space")
-    nsqd.publish(b"x")
-    consumer = consume(sink, nsqd)
-    running_on = asyncio.create_task(consumer.run())
-    await elapse(1)
-    consumer.stop()
-    with pytest.raises(OutputError, match="no space"):
-        await running_on
-    assert sink.said == ["open", "drain t", "close"]
     assert "REQ 1 0" in nsqd.commands
