@@ -74,21 +74,3 @@ def test_where_tls_is_required_too_it_is_named_before_the_secret(
             text = ended.stdout.decode() + ended.stderr
             assert "--tls-v1" in text, name
             assert "--auth-secret-file" not in text, name
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("relay", "--destination-nsqd-tcp-address", "127.0.0.1:1"),
-        ("to-http", "--post", "http://127.0.0.1:1/", "--dead-letter-topic", "dead"),
-    ],
-)
-def test_a_secret_that_others_may_read_is_warned_of_once(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, command: tuple[str, ...]
-) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("open sesame\n")
-    secret.chmod(0o644)
-    more = ("--topic", topic, "--auth-secret-file", str(secret), "--max-duration", "0.1s")
-    ended = nsqtools_cli(*command, *more, *at(nsqd))
-    assert ended.stderr.count("may be read by others") == 1

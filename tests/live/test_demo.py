@@ -96,18 +96,11 @@ def test_its_surroundings_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monk
     assert lines == [SANDBOX, *(step.line for step in steps())]
 
 
-EACH = pytest.mark.full("each step of the demo is interrupted in each way")
-
-
 @pytest.mark.parametrize(
     ("line", "signals", "code"),
     [
         (SANDBOX, [signal.SIGINT] * 2, 130),
         (PUBLISH, [signal.SIGTERM], 1),
-        (DRAIN, [signal.SIGINT], 130),
-        pytest.param(SANDBOX, [signal.SIGTERM], 1, marks=EACH),
-        pytest.param(PUBLISH, [signal.SIGINT], 130, marks=EACH),
-        pytest.param(DRAIN, [signal.SIGTERM], 1, marks=EACH),
     ],
 )
 def test_a_signal_ends_it_with_all_that_it_started(

@@ -77,27 +77,3 @@ def test_every_number_is_what_its_nsqd_says(
     assert len([key for key in found if key[0] == "nsq_channel_depth"]) == 4
     assert set(up(exporter)) == {str(each.http) for each in (*nsqds, *lookupds)}
     assert exporter.end() == 0
-
-
-def test_who_is_dead_is_down_until_it_is_back_and_the_rest_is_told(
-    export: Export, nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str
-) -> None:
-    exporter = export(*lookup(lookupds))
-    everybody = {str(each.http): 1.0 for each in (*nsqds, *lookupds)}
-    assert up(exporter) == everybody
-    nsqds[0].kill()
-    lookupds[0].kill()
-    dead = {str(nsqds[0].http): 0.0, str(lookupds[0].http): 0.0}
-    # nsqlookupd lists it no more, and it is down all the same.
-    registered(topic, lookupds[1:], 2)
-    assert up(exporter) == everybody | dead
-    told = {key[2] for key in exporter.all() if key[0] == "nsq_channel_depth"}
-    assert told == {str(each.http) for each in nsqds[1:]}
-    for server in (*nsqds[1:], lookupds[1]):
-        server.kill()
-    assert set(up(exporter).values()) == {0.0}
-    for server in (*lookupds, *nsqds):
-        server.start()
-    assert eventually(lambda: up(exporter) == everybody)
-    assert exporter.end() == 0
-    assert "Traceback" not in exporter.log.read_text()

@@ -50,7 +50,6 @@ def is_harmless(text: str) -> bool:
     ("words", "code"),
     [
         (("lookup", "nodes", "--lookupd-http-address"), 0),
-        (("lookup", "producers", "good", "--lookupd-http-address"), 0),
         (("doctor", "--topic", "good", "--lookupd-http-address"), 1),
         (("doctor", "--topic", "good", "--nsqd-http-address"), 1),
     ],

@@ -15,8 +15,6 @@ from tests.support.reporting import fill, lookup
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
@@ -56,21 +54,13 @@ def names_all(stderr: str) -> bool:
     return all(stderr.count(name) == 1 for name in ('nsqd "h:99"', 'nsqd "a b"', "is 99999,"))
 
 
-def test_they_cost_no_message_of_the_others(
-    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str, tmp_path: Path
+def test_they_cost_no_message_of_the_others_and_the_doctor_says_what_is_wrong(
+    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str
 ) -> None:
     ends = ("--topic", topic, "--channel", "c", "-n", "1", *lookup([nsqlookupd]))
     tailed = nsqtools_cli("tail", *ends)
     assert (tailed.code, tailed.stdout) == (0, b"found\n"), tailed.stderr
     assert names_all(tailed.stderr)
-    good.publish(topic, [b"again"])
-    filed = nsqtools_cli("to-file", *ends, "--output-dir", str(tmp_path), "--filename-format", "f")
-    assert (filed.code, (tmp_path / "f").read_bytes()) == (0, b"again\n"), filed.stderr
-
-
-def test_the_doctor_says_what_is_wrong_with_each(
-    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str
-) -> None:
     ended = nsqtools_cli("doctor", "--topic", topic, "--json", *lookup([nsqlookupd]))
     findings = json.loads(ended.stdout)["findings"]
     wrong = [each for each in findings if each["level"] == "failure"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from standardwebhooks import Webhook, WebhookVerificationError
+from standardwebhooks import Webhook
 
 from tests.support.consuming import run_beside
 from tests.support.posting import DIRECT
@@ -105,37 +104,23 @@ def test_requests_tell_what_they_carry_and_the_log_tells_no_secret(posting: Post
         assert secret not in poster.said
 
 
-def test_batches_hold_every_message_once_and_are_signed_with_all_secrets(posting: Posting) -> None:
+def test_batches_hold_every_message_once_and_are_signed(posting: Posting) -> None:
     """Another implementation of Standard Webhooks verifies what is compressed."""
-    old, new, stranger = (
-        f"whsec_{base64.b64encode(letter * 32).decode()}" for letter in (b"o", b"n", b"s")
-    )
+    secret = f"whsec_{base64.b64encode(b'o' * 32).decode()}"
     file = posting.folder / "secrets"
-    file.write_text(f"# the new one first\n{new}\n{old}\n")
+    file.write_text(f"{secret}\n")
     posting.publish(b'{"n": %d}' % number for number in range(105))
     options = "--batch", "10", "--batch-format", "json-array", "--compress", "gzip", "-n", "3"
     with WebServer() as web:
-        poster = posting.start(
-            "--post", web.url(), *options, "-vv", "--sign-secret-file", str(file)
-        )
-        poster.finish()
+        posting.start("--post", web.url(), *options, "--sign-secret-file", str(file)).finish()
         numbers = []
         for request in web.requests:
             told = request.headers
             assert told["content-encoding"] == "gzip"
-            assert told["content-type"] == "application/json"
-            body = gzip.decompress(request.body)
-            batch = json.loads(body)
+            batch = Webhook(secret).verify(gzip.decompress(request.body), told)
             assert int(told["x-nsq-count"]) == len(batch) == len(request.ids) <= 10
             numbers += [each["n"] for each in batch]
-            for secret in (old, new):
-                assert Webhook(secret).verify(body, told) == batch
-            with pytest.raises(WebhookVerificationError):
-                Webhook(stranger).verify(body, told)
-        assert sorted(numbers) == list(range(105))
-        assert len(web.requests) < 30
-    assert "whsec" not in poster.said
-    assert old[6:] not in poster.said
+    assert sorted(numbers) == list(range(105))
 
 
 def test_a_sample_is_delivered_at_a_limited_rate_and_the_rest_finished(posting: Posting) -> None:

@@ -94,10 +94,6 @@ class Nginx:
         with socket.create_connection(("127.0.0.1", self.port)):
             return True
 
-    def reload(self) -> None:
-        assert self._process
-        self._process.send_signal(signal.SIGHUP)
-
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self._process:
             self._process.send_signal(number)

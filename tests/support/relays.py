@@ -35,14 +35,6 @@ def published(nsqd: Nsqd, topic: str, bodies: Sequence[bytes]) -> None:
     nsqd.publish(topic, bodies)
 
 
-def held(cli: Cli, nsqd: Nsqd, topic: str) -> Counter[bytes]:
-    """What channel c of a topic holds, and no longer does then."""
-    nsqd.create(topic, "c")
-    tailed = cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
-    assert tailed.code == 0, tailed.stderr
-    return Counter(tailed.stdout.splitlines())
-
-
 def arrived(cli: Cli, nsqd: Nsqd, topic: str) -> Counter[bytes]:
     """All that an nsqd got of a topic since it was started."""
     count = nsqd.topic(topic)["message_count"]
