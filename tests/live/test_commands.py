@@ -33,7 +33,7 @@ BINARY = [
 def test_many_messages_pass_pub_and_tail_over_three_nsqds_unchanged(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str, full: bool
 ) -> None:
-    count = 200_000 if full else 5000
+    count = 200_000 if full else 20_000
     lookupd = make_nsqlookupd()
     nsqds = [make_nsqd(lookupds=[lookupd]) for _ in range(3)]
     for nsqd in nsqds:
