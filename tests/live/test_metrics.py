@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     Measure = Callable[..., Serving]
 
-TAKEN = ("messages_received_total", "received_bytes_total", "messages_finished_total")
-NOW = ("messages_in_flight", "connections", "connections_opened_total")
-
 
 MONITORING = Path(__file__).parents[2] / ".github" / "monitoring"
 
@@ -38,28 +35,6 @@ def measure(nsqtools_cli: Cli, tmp_path: Path, nsqd: Nsqd, topic: str) -> Measur
         return Serving(nsqtools_cli, tmp_path, *words, "--metrics-address", ":0", **options)
 
     return start
-
-
-def values(serving: Serving, names: tuple[str, ...], *labels: str) -> list[float]:
-    """Values of one set of labels, given in order of their names."""
-    found = serving.all()
-    return [found[f"nsqtools_{name}", *labels] for name in names]
-
-
-def test_counters_of_tail_are_those_of_its_topics_and_outlive_nsqd(
-    measure: Measure, nsqd: Nsqd, topic: str
-) -> None:
-    other = f"{topic}.other"
-    tail = measure("tail", "--topic", other, "--consumer-opt", "reconnect_delay,100ms")
-    eventually(lambda: values(tail, NOW, "c", other) == [0, 1, 1])
-    nsqd.publish(topic, [b"12345"] * 10)
-    eventually(lambda: values(tail, TAKEN, "c", topic) == [10, 50, 10])
-    assert values(tail, TAKEN, "c", other) == [0, 0, 0]
-    nsqd.restart()
-    eventually(lambda: values(tail, NOW, "c", topic) == [0, 1, 2])
-    nsqd.publish(topic, [b"1"] * 5)
-    eventually(lambda: values(tail, TAKEN, "c", topic) == [15, 55, 15])
-    assert tail.end() == 0
 
 
 def test_metrics_are_there_until_the_last_message_is_safe(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
-    from tests.support.tls import Certificate, Certificates
+    from tests.support.tls import Certificates
 
 SIZES = (1, 2, 100, 4096, 65_535, 65_536, 65_537, 300_000, 1 << 20)
 
@@ -80,10 +80,6 @@ def trusting(certificates: Certificates) -> dict[str, Any]:
     return {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
 
 
-def identity(certificate: Certificate) -> dict[str, str]:
-    return {"tls_cert": str(certificate.cert), "tls_key": str(certificate.key)}
-
-
 @pytest.mark.parametrize(
     ("tls", "compression"), [(False, ""), (False, "snappy"), (True, "deflate"), (True, "")]
 )
@@ -99,22 +95,6 @@ async def test_bodies_of_1_byte_to_1_mib_pass_unchanged_both_ways(
         compression == "snappy",
         compression == "deflate",
     )
-
-
-async def test_a_client_certificate_opens_an_nsqd_that_wants_one(
-    make_nsqd: MakeNsqd, certificates: Certificates, trusting: dict[str, Any], topic: str
-) -> None:
-    nsqd = make_nsqd(
-        *certificates.server.nsqd_args(),
-        "-tls-required=tcp-https",
-        "-tls-client-auth-policy=require-verify",
-        f"-tls-root-ca-file={certificates.ca}",
-    )
-    options = trusting | identity(certificates.client)
-    client = await carry(nsqd, topic, [b"x"], **options)
-    assert client["tls"]
-    for given in (trusting, trusting | identity(certificates.other_client)):
-        assert "certificate" in await refused(nsqd, **given)
 
 
 async def test_tls_options_without_tls_v1_connect_in_clear_with_a_warning(

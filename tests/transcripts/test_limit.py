@@ -1,13 +1,18 @@
 """A count lets a number of messages be finished and no more, over scripted nsqds."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from nsqtools.engine.conditions import Count
+from nsqtools.engine.handler import Batch, Handler
 from nsqtools.engine.runner import Runner
 from tests.support import wire
+from tests.support.clock import elapse
 from tests.support.gathering import make_runner
-from tests.support.scripted import Recorder, ScriptedNsqd, running
+from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
 def limited(count: int, recorder: Recorder, *nsqds: ScriptedNsqd, **options: Any) -> Runner:
@@ -31,6 +36,24 @@ async def test_one_nsqd_delivers_exactly_the_number(
     assert not any(text.startswith("REQ") for text in nsqd.commands)
 
 
+class Counted(Handler):
+    """Passes on what a count lets through, for consumers that share it."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        count: int,
+        on_remaining: Callable[[], object],
+        on_done: Callable[[], object],
+    ) -> None:
+        self._recorder = recorder
+        self.count = Count(count, on_remaining, on_done)
+
+    async def handle(self, batch: Batch) -> None:
+        if self.count.take(batch):
+            await self._recorder.handle(batch)
+
+
 async def test_what_is_delivered_beyond_goes_back_at_once(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     async with running(limited(3, recorder, nsqd)) as task:
@@ -39,3 +62,27 @@ async def test_what_is_delivered_beyond_goes_back_at_once(nsqd: ScriptedNsqd) ->
     assert recorder.seen == [(1, 1), (2, 1), (3, 1)]
     settled = [text for text in nsqd.commands if text.startswith(("FIN", "REQ"))]
     assert sorted(settled) == ["FIN 1", "FIN 2", "FIN 3", "REQ 4 0", "REQ 5 0"]
+
+
+async def test_it_does_not_end_while_another_batch_may_still_fail(network: Network) -> None:
+    slow, quick = network.nsqd("slow"), network.nsqd("quick")
+    slow.publish(b"x")
+    may_fail = asyncio.Event()
+    ends: list[int] = []
+
+    async def fail(batch: Batch) -> None:
+        if len(recorder.batches) == 1:
+            await may_fail.wait()
+            raise ValueError
+
+    recorder = Recorder(fail)
+    limit = Counted(recorder, 2, lambda: None, lambda: ends.append(len(recorder.seen)))
+    options: dict[str, Any] = {"max_in_flight": 1, "default_requeue_delay": 1}
+    consumers = [consume(limit, nsqd, **options) for nsqd in (slow, quick)]
+    async with running(consumers[0]), running(consumers[1]):
+        quick.publish(b"y")
+        await elapse(1)
+        assert (len(recorder.seen), ends) == (2, [])
+        may_fail.set()
+        await elapse(10)
+    assert ends == [3]

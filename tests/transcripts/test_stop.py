@@ -152,19 +152,6 @@ async def test_a_handler_that_cannot_be_cancelled_keeps_nobody(nsqd: ScriptedNsq
             await asyncio.sleep(0)
 
 
-async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over(nsqd: ScriptedNsqd) -> None:
-    class Stuck(Recorder):
-        async def close(self, *, at_once: bool = False) -> None:
-            await elapse(10**9)
-
-    async with running(consume(Stuck(hold), nsqd, drain_timeout=7)) as task:
-        nsqd.publish(b"1")
-        await elapse(1)
-    assert nsqd.commands[1:] == ["CLS", "REQ 1 0", END]
-    assert task.result().abandoned == 1
-    assert loop_time() == pytest.approx(8, abs=0.5)
-
-
 async def test_an_nsqd_that_does_not_answer_cls_costs_others_no_time(network: Network) -> None:
     dead, alive = network.nsqd("dead"), network.nsqd("alive")
     recorder = Recorder(partial(sleep, 20))
