@@ -193,3 +193,20 @@ def test_on_a_terminal_the_loss_is_shown_and_confirmed(cluster: Cluster) -> None
     assert cluster.channels() == [set()] * 4
     assert answer(topic, "topic", topic) == 0
     assert cluster.topics()[2:4] == [set()] * 2
+
+
+def test_a_tombstone_hides_one_nsqd_from_one_topic_and_can_delete_it_there(
+    cluster: Cluster,
+) -> None:
+    hidden, other = cluster.having
+    hidden.create("second")
+    registered("second", cluster.lookupds, 1)
+    words = ("node", "tombstone", cluster.topic, str(hidden.http))
+    assert cluster.results(*words) == {str(each.http): "done" for each in cluster.lookupds}
+    for lookupd in cluster.lookupds:
+        assert lookupd.lookup(cluster.topic) == {other.tcp}
+        assert lookupd.lookup("second") == {hidden.tcp}
+    assert hidden.topic(cluster.topic)["channels"]
+    told = cluster.results(*words, "--delete", "--yes")
+    assert told == {str(each.http): "done" for each in (*cluster.lookupds, hidden)}
+    assert cluster.topics()[2:4] == [{"second"}, {cluster.topic}]

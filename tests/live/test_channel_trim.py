@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.dead import dead_cluster
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.reporting import http
+from tests.support.reporting import http, lookup, registered
 from tests.support.servers import at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.process import Cli, Result
-    from tests.support.servers import MakeNsqd, Nsqd
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
 DAY = 86_400 * 10**9
 OLD, YOUNGER = 500, 300
@@ -155,3 +156,17 @@ def test_nothing_is_done_without_consent_or_where_nothing_can_be_trimmed(trimmed
     trimmed.nsqd.pause(trimmed.topic, "c")
     assert "unpause" in trimmed.run("--yes", code=1).stderr
     assert state(trimmed.nsqd, trimmed.topic) == (OLD + YOUNGER, 0, 0, 0)
+
+
+def test_an_nsqd_that_is_listed_and_dead_is_named_and_the_others_are_trimmed(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    age(nsqd, "t", [b"x"] * 9)
+    registered("t", [nsqlookupd])
+    with dead_cluster(refusing=1) as dead:
+        where = (*lookup([nsqlookupd]), "--lookupd-http-address", str(dead))
+        ended = nsqtools_cli("channel", "trim", "t", "c", "--older-than", "1h", "--yes", *where)
+    assert ended.code == 4
+    assert "127.1.0.1:1" in ended.stderr
+    assert state(nsqd, "t") == (0, 0, 0, 0)

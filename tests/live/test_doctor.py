@@ -122,6 +122,18 @@ def test_what_is_well_is_said_to_be_and_nothing_is_changed(
     assert nsqd.stats()["topics"] == before  # looking changes nothing
 
 
+def test_one_port_given_for_another(doctor: Doctor, filled: Nsqd, nsqlookupd: Nsqlookupd) -> None:
+    for address, whose, remedy in (
+        (filled.http, "its HTTP", f"--nsqd-tcp-address {filled.tcp}"),
+        (nsqlookupd.http, "an nsqlookupd", f" {nsqlookupd.http}"),
+        (nsqlookupd.tcp, "an nsqlookupd", "--lookupd-http-address"),
+    ):
+        text, fix = doctor.only("failure", "tcp", "--nsqd-tcp-address", str(address))
+        assert f"{address} is " in text
+        assert whose in text
+        assert remedy in fix
+
+
 def test_an_nsqd_that_hangs(doctor: Doctor, filled: Nsqd) -> None:
     os.kill(filled.pid, signal.SIGSTOP)
     try:
@@ -130,6 +142,18 @@ def test_an_nsqd_that_hangs(doctor: Doctor, filled: Nsqd) -> None:
         os.kill(filled.pid, signal.SIGCONT)
     (text,) = found.said("failure", "tcp")
     assert "no response within 1s" in text
+
+
+def test_a_topic_with_a_tombstone(
+    doctor: Doctor, listed: MakeListed, lookupds: list[Nsqlookupd]
+) -> None:
+    nsqd = listed(lookupds=lookupds)
+    for lookupd, level in zip(lookupds, ("warning", "failure"), strict=True):
+        node = str(nsqd.http)
+        lookupd.request("POST", "/topic/tombstone", topic=doctor.topic, node=node)
+        text, _ = doctor.only(level, "tombstone", *lookup(lookupds))
+        assert str(nsqd.tcp) in text
+        assert (str(lookupd.http) in text) == (level == "warning")
 
 
 def test_a_topic_that_nsqlookupd_does_not_list_where_it_is(
@@ -147,6 +171,15 @@ def test_a_topic_that_nsqlookupd_does_not_list_where_it_is(
     text, fix = doctor.only("failure", "listing", *lookup([nsqlookupd]))
     assert str(nsqd.tcp) in text
     assert "restart" in fix
+
+
+def test_an_nsqlookupd_that_not_all_nsqds_know(
+    doctor: Doctor, listed: MakeListed, lookupds: list[Nsqlookupd]
+) -> None:
+    nsqd = listed(lookupds=lookupds[:1])
+    text, _ = doctor.only("warning", "listing", *lookup(lookupds))
+    assert str(lookupds[1].http) in text
+    assert str(nsqd.tcp) in text
 
 
 def test_the_fix_for_a_topic_without_a_channel_is_a_command_that_makes_one(
@@ -216,3 +249,13 @@ def test_an_nsqd_that_requires_auth(
         assert "--auth-secret-file FILE" in fix
         assert ("E_AUTH_FAILED" in text) == bool(given)
     assert doctor.ask(*http(nsqd), *secret(tmp_path, "open sesame")).not_ok == []
+
+
+def test_what_nsqd_does_not_offer_is_told(doctor: Doctor, make_nsqd: MakeNsqd) -> None:
+    nsqd = make_nsqd("-max-rdy-count=100", "-snappy=false")
+    fill(nsqd, doctor.topic)
+    text, fix = doctor.only("warning", "max-in-flight", *http(nsqd), "--max-in-flight", "500")
+    assert str(nsqd.tcp) in text
+    assert "--max-in-flight 100" in fix
+    text, _ = doctor.only("warning", "tcp", "--snappy", *http(nsqd), "--max-in-flight", "100")
+    assert str(nsqd.tcp) in text

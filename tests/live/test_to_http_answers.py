@@ -38,6 +38,14 @@ def test_statuses_decide_what_is_delivered_tried_again_or_dropped(posting: Posti
     assert dead == [204, 400, 409, 429, 503]
 
 
+def test_a_request_that_is_not_answered_in_time_costs_an_attempt(posting: Posting) -> None:
+    posting.publish([b"1"])
+    with WebServer(HANG) as web:
+        options = "--http-client-request-timeout", "200ms", *posting.dead_after(1)
+        posting.start("--post", web.url(), *options).finish()
+    assert [letter["body"] for letter in posting.dead_letters()] == ["1"]
+
+
 def test_messages_that_are_given_up_with_no_place_for_them_are_status_4(posting: Posting) -> None:
     posting.publish([b"1", b"2"])
     with WebServer(Answer(status=404)) as web:

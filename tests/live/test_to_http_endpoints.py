@@ -30,6 +30,23 @@ def trust(certificates: Certificates) -> tuple[str, ...]:
     return ("--http-tls-root-ca-file", str(certificates.ca))
 
 
+def test_tls_that_cannot_be_trusted_carries_nothing_unless_it_need_not_be_verified(
+    posting: Posting, certificates: Certificates
+) -> None:
+    posting.publish([b"1", b"2"])
+    with WebServer(tls=certificates.other_server) as web:
+        options = "-vv", *trust(certificates), *posting.dead_after(2)
+        poster = posting.start("--post", web.url(), *options)
+        poster.finish()
+        assert web.requests == []
+        assert [letter["body"] for letter in posting.dead_letters()] == ["1", "2"]
+        assert "--http-tls-root-ca-file" in poster.said
+        assert "Traceback" not in poster.said
+        posting.publish([b"1", b"2"])
+        posting.start("--post", web.url(), "--http-tls-insecure-skip-verify").finish()
+        assert list(web.deliveries.values()) == [1, 1]
+
+
 class HttpProxy(socketserver.ThreadingTCPServer):
     """An HTTP proxy that tunnels to ports of this host, whatever host was asked for."""
 
