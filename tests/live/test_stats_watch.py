@@ -96,6 +96,26 @@ def test_another_size_of_the_window_is_filled_at_once(window: Tmux, nsqds: list[
         assert rows(window)[0] == "topic-07/c"
 
 
+def test_the_view_never_flickers(window: Tmux, nsqds: list[Nsqd], tmp_path: Path) -> None:
+    """Every look finds a whole view, and nothing is cleared before it is drawn."""
+    sent = tmp_path / "sent"
+    window.record(sent)
+    watch(window, nsqds)
+
+    def drawn() -> bytes:
+        return sent.read_bytes().partition(b"\x1b[?1049h")[2]
+
+    def often() -> bool:
+        lines = window.lines()
+        whole = (lines[1][:6], len(rows(window)), lines[-1][: len(HELP)])
+        if whole != ("topic ", 13, HELP):
+            pytest.fail(f"{lines}")
+        return drawn().count(HELP.encode()) > 10
+
+    eventually(often, 60.0)
+    assert re.findall(rb"\x1b\[\d*[JKX]", drawn()) == []
+
+
 def press_q(window: Tmux) -> None:
     window.press("q")
 
