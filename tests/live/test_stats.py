@@ -130,6 +130,28 @@ def test_a_consumer_is_told_with_its_rates(
     assert 0 <= time.time() - datetime.fromisoformat(since).timestamp() < 600
 
 
+@pytest.mark.nsqd_only("the sandbox keeps no latencies")
+def test_percentiles_of_the_latency_are_shown_where_nsqd_keeps_them(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqd = make_nsqd(
+        "-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m"
+    )
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"x"])
+    with Raw(nsqd.tcp) as consumer:
+        consumer.identify()
+        consumer.subscribe(topic, "c", ready=1)
+        consumer.send(f"FIN {consumer.message().id}")
+        consumer.settle()
+    expected = nsqd.channel(topic, "c")["e2e_processing_latency"]
+    seconds = {each["quantile"]: each["value"] / 1e9 for each in expected["percentiles"]}
+    said = channel_of(ask(nsqtools_cli, *http([nsqd])), topic)
+    assert said["latency"] == {"p99": seconds[0.99], "p50": seconds[0.5]}
+    text = nsqtools_cli("stats", "--once", *http([nsqd])).stdout.decode()
+    assert f" | {topic} c p99=" in text
+
+
 def test_it_is_nsq_stat_beside_the_same_messages(
     nsqtools_cli: Cli, nsqds: list[Nsqd], nsq: Nsq, topic: str
 ) -> None:
