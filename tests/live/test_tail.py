@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
 
 PIPE = subprocess.PIPE
 
@@ -123,6 +123,31 @@ def test_until_empty_names_the_server_of_which_it_is_unknown(tail: Tail) -> None
     tailed = tail.cli(
         *tail.command("-q", "--until-empty", "--max-duration", "2s", *at(tail.nsqd)),
         *("--nsqd-http-address", "127.0.0.1:1"),
+    )
+    assert (tailed.code, tailed.stdout) == (4, b"x\n")
+    assert "127.0.0.1:1: " in tailed.stderr
+
+
+def test_until_empty_names_the_nsqlookupd_of_which_it_is_unknown(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    nsqd.create(topic, "c")
+    eventually(lambda: nsqlookupd.lookup(topic))
+    nsqd.publish(topic, [b"x"])
+    tailed = nsqtools_cli(
+        *(
+            "-q",
+            "tail",
+            "--topic",
+            topic,
+            "--channel",
+            "c",
+            "--until-empty",
+            "--max-duration",
+            "2s",
+        ),
+        *("--lookupd-http-address", str(nsqlookupd.http), "--lookupd-http-address", "127.0.0.1:1"),
     )
     assert (tailed.code, tailed.stdout) == (4, b"x\n")
     assert "127.0.0.1:1: " in tailed.stderr
