@@ -37,6 +37,19 @@ def measure(nsqtools_cli: Cli, tmp_path: Path, nsqd: Nsqd, topic: str) -> Measur
     return start
 
 
+def test_counters_are_those_of_the_topic(measure: Measure, nsqd: Nsqd, topic: str) -> None:
+    tail = measure("tail")
+    nsqd.publish(topic, [b"12345"] * 10)
+    names = ("messages_received", "received_bytes", "messages_finished", "connections_opened")
+
+    def counted() -> list[float]:
+        found = tail.all()
+        return [found[f"nsqtools_{name}_total", "c", topic] for name in names]
+
+    eventually(lambda: counted() == [10, 50, 10, 1])
+    assert tail.end() == 0
+
+
 def test_metrics_are_there_until_the_last_message_is_safe(
     measure: Measure, nsqd: Nsqd, topic: str
 ) -> None:

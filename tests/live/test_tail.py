@@ -136,17 +136,8 @@ def test_until_empty_names_the_nsqlookupd_of_which_it_is_unknown(
     eventually(lambda: nsqlookupd.lookup(topic))
     nsqd.publish(topic, [b"x"])
     tailed = nsqtools_cli(
-        *(
-            "-q",
-            "tail",
-            "--topic",
-            topic,
-            "--channel",
-            "c",
-            "--until-empty",
-            "--max-duration",
-            "2s",
-        ),
+        *("-q", "tail", "--topic", topic, "--channel", "c"),
+        *("--until-empty", "--max-duration", "2s"),
         *("--lookupd-http-address", str(nsqlookupd.http), "--lookupd-http-address", "127.0.0.1:1"),
     )
     assert (tailed.code, tailed.stdout) == (4, b"x\n")

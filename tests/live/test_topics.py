@@ -92,6 +92,30 @@ async def test_a_topic_that_vanishes_unsettled_makes_status_1_and_one_that_appea
     assert errors == [f"topic {gone}: {gone}.log: no space", f"not completely written: {gone}"]
 
 
+async def test_an_outage_of_all_nsqlookupds_changes_nothing(
+    make_nsqd: MakeNsqd,
+    make_nsqlookupd: MakeNsqlookupd,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(policy, "MIN_GRACE", 0.3)
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    nsqd.create(topic)
+    sink = Sink()
+    run = archive(sink, topic.replace(".", "\\."), lookupd)
+    await connected(nsqd, topic)
+    lookupd.stop()
+    await eventually_async(lambda: "no nsqlookupd answers" in caplog.text)
+    nsqd.publish(topic, [b"meanwhile"])
+    await eventually_async(lambda: sink.bodies == {topic: [b"meanwhile"]})
+    assert sink.drained == []
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await run == 0
+    assert caplog.text.count("no nsqlookupd answers") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [
