@@ -104,3 +104,16 @@ def test_every_nsqd_of_nsqlookupd_gets_the_load_and_nobody_knows_the_topic_after
         assert topics(nsqd) == []
         assert b"nsqtools-bench-" in nsqd.log.read_bytes()
     assert json.loads(nsqlookupd.request("GET", "/topics"))["topics"] == []
+
+
+@pytest.mark.full("bench waits for missing messages for seconds")
+@pytest.mark.nsqd_only("it drops what does not fit in memory")
+def test_messages_that_do_not_arrive_are_told_by_status_4(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqd = make_nsqd("-mem-queue-size=0")
+    name = f"{topic}#ephemeral"
+    ended = nsqtools_cli("bench", "sub", "--topic", name, "-n", "1000", "--json", *to(nsqd))
+    assert ended.code == 4, ended.stderr
+    assert json.loads(ended.stdout)["received"]["messages"] < 1000
+    assert topics(nsqd) == []

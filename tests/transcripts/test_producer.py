@@ -151,6 +151,31 @@ async def test_a_bug_in_dialling_fails_publishes_at_once_until_it_is_connected_a
         assert list(flatten(nsqd.published)) == [b"y"]
 
 
+async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back(nsqd: ScriptedNsqd) -> None:
+    async with producing(nsqd) as producer:
+        nsqd.down = True
+        nsqd.break_off()
+        task = asyncio.create_task(producer.publish("t", [b"x"]))
+        await elapse(20)
+        assert not task.done()
+        nsqd.down = False
+        await task
+        assert nsqd.published == [[b"x"]]
+        assert [round(at, 2) for at in nsqd.dials] == [
+            0,
+            0.25,
+            0.75,
+            1.75,
+            3.75,
+            7.75,
+            15.75,
+            23.75,
+        ]
+        nsqd.break_off()
+        await elapse(0.3)  # the delays begin again
+        assert len(nsqd.clients) == 1
+
+
 @pytest.mark.parametrize("nsqds", [1, 2])
 async def test_a_refused_batch_is_halved_until_the_culprits_stand_alone(
     network: Network, nsqds: int
