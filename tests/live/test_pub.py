@@ -205,6 +205,15 @@ def test_several_nsqds_without_a_mode_get_a_warning_that_to_nsq_copied(
     assert not warned("--config", str(file), *addresses)
 
 
+def test_a_name_of_go_nsq_that_only_consumers_use_is_accepted_and_told_with_v(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    pub = ("pub", "--topic", topic, *at(nsqd), "--producer-opt", "max_attempts,3", "one")
+    ended = nsqtools_cli(*pub)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "max_attempts" in nsqtools_cli(*pub, "-v").stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
 def test_a_signal_publishes_what_was_read_and_says_that_input_is_left(
     start: Start, nsqd: Nsqd, topic: str, number: signal.Signals, code: int
