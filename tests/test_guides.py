@@ -118,15 +118,6 @@ def test_a_program_of_the_library_guide_runs(nsqd: Nsqd, tmp_path: Path, title: 
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_the_test_of_the_library_guide_passes(tmp_path: Path) -> None:
-    plugin, test = shown(_LIBRARY["TESTS OF YOUR OWN"])
-    (tmp_path / "conftest.py").write_text(plugin)
-    (tmp_path / "test_orders.py").write_text(test)
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
-    assert ran.returncode == 0, ran.stdout
-
-
 _MANIFESTS = [
     manifest
     for block in shown(sections("nsqtools-deployment.7", "guides")["KUBERNETES"])

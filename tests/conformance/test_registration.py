@@ -89,13 +89,3 @@ def test_an_nsqd_is_told_of_nsqlookupds_while_it_runs(
     eventually(lambda: nsqlookupd.lookup(topic) == {nsqd.tcp})
     nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", b"[]")
     eventually(lambda: nsqlookupd.lookup(topic) == set())
-
-
-def test_an_nsqd_that_ends_is_forgotten(
-    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    nsqd = make_nsqd(lookupds=[nsqlookupd])
-    nsqd.create(topic)
-    eventually(lambda: nsqlookupd.lookup(topic))
-    nsqd.stop()
-    eventually(lambda: not nsqlookupd.lookup(topic))

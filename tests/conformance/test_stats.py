@@ -22,9 +22,6 @@ CLIENT += ["in_flight_count", "message_count", "finish_count", "requeue_count", 
 CLIENT += ["sample_rate", "deflate", "snappy", "user_agent", "tls", "tls_cipher_suite"]
 CLIENT += ["tls_version", "tls_negotiated_protocol", "tls_negotiated_protocol_is_mutual"]
 PRODUCER = [*CLIENT[:15], "pub_counts", *CLIENT[15:]]
-MEMORY = ["heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes"]
-MEMORY += ["gc_pause_usec_100", "gc_pause_usec_99", "gc_pause_usec_95", "next_gc_bytes"]
-MEMORY += ["gc_total_runs"]
 
 
 def stats(nsqd: Nsqd, query: str = "") -> Any:
@@ -48,23 +45,6 @@ def test_the_fields_of_stats_are_these_in_this_order(
     assert list(found["producers"][0]) == PRODUCER
     latency = {"count": 0, "percentiles": None}
     assert entry["e2e_processing_latency"] == channel["e2e_processing_latency"] == latency
-
-
-def test_the_memory_in_stats_has_these_fields(nsqd: Nsqd) -> None:
-    found = stats(nsqd)
-    assert list(found) == ["version", "health", "start_time", "topics", "memory", "producers"]
-    assert list(found["memory"]) == MEMORY
-    assert all(type(number) is int for number in found["memory"].values())
-
-
-def test_a_topic_counts_messages_and_their_bytes(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.ask(f"PUB {topic}", b"12345")
-    client.ask(f"MPUB {topic}", mpub(b"12", b"123"))
-    client.ask(f"DPUB {topic} 1000", b"1")
-    http_ask(nsqd.http, f"POST /pub?topic={topic}", b"1234567")
-    found = nsqd.topic(topic)
-    assert (found["message_count"], found["message_bytes"], found["depth"]) == (5, 18, 5)
-    assert found["backend_depth"] == 0
 
 
 def test_a_client_counts_what_it_was_sent_and_did(client: Raw, nsqd: Nsqd, topic: str) -> None:

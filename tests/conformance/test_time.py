@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.raw import HEARTBEAT, sized
+from tests.support.raw import sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,13 +72,6 @@ def topic(unused: Iterator[int]) -> str:
     return f"old{next(unused)}"
 
 
-@pytest.fixture
-def patient(connect: Connect) -> Raw:
-    client = connect()
-    client.identify(**PATIENT)
-    return client
-
-
 def in_some_try(attempt: Callable[[], bool]) -> bool:
     """Whether it is so at least once: a pause of the machine may change an order, or end a try."""
     for _ in range(10):
@@ -111,42 +104,6 @@ def test_a_message_times_out_and_comes_again_with_one_more_attempt(
     found = nsqd.channel(topic, "c")
     assert found["timeout_count"] >= 1
     assert (found["requeue_count"], found["clients"][0]["in_flight_count"]) == (0, 1)
-
-
-def test_a_message_of_a_consumer_that_left_times_out_too(
-    connect: Connect, patient: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    gone = connect().subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    first = gone.message()
-    gone.close()
-    assert_again(patient.subscribe(topic, ready=1).message(), first)
-
-
-def test_a_message_that_timed_out_belongs_to_the_consumer_that_gets_it_next(
-    connect: Connect, patient: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    late = connect().subscribe(topic, ready=1)
-    patient.subscribe(topic)
-    nsqd.publish(topic, [b"x"])
-    first = late.message()
-    late.send("RDY 0")
-    late.settle()
-    patient.send("RDY 1")
-    assert_again(patient.message(), first)
-    assert late.error(f"FIN {first.id}").endswith("failed client does not own message")
-
-
-def test_timeouts_are_each_consumers_own(
-    connect: Connect, patient: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    patient.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"long"])
-    patient.message()
-    hasty = connect().subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"short"])
-    assert [hasty.message().body for _ in range(3)] == [b"short"] * 3
-    assert patient.settle() == 0
 
 
 @contextmanager
@@ -243,25 +200,3 @@ def test_a_delay_over_max_req_timeout_is_cut_to_it(
     client.send(f"REQ {first.id} 99999999999")
     assert_again(client.message(), first)
     assert time.monotonic() - begin >= LATEST
-
-
-def test_heartbeats_come_at_the_interval_asked_for_and_two_without_a_command_are_the_end(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    lively, silent = connect(), connect()
-    begin = time.monotonic()
-    for client in (lively, silent):
-        client.identify(heartbeat_interval=1000)
-        client.subscribe(topic)
-    for number in (1, 2):
-        assert lively.frame() == HEARTBEAT
-        assert time.monotonic() - begin >= number
-        lively.send(f"RDY {number}")
-    heard = []
-    with suppress(EOFError, ConnectionError):
-        while True:
-            heard.append(silent.frame())
-    assert time.monotonic() - begin >= 2
-    assert heard in ([HEARTBEAT], [HEARTBEAT] * 2)
-    lively.settle()
-    eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 1)

@@ -8,11 +8,7 @@ import struct
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from nsqtools.names import Address
 from nsqtools.sandbox.nsqd import Nsqd
-from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
 from nsqtools.sandbox.nsqd.protocol import Client
 from tests.support import wire
 from tests.support.clock import elapse, virtual
@@ -122,22 +118,6 @@ async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
 
 
 @virtual
-async def test_a_peer_that_reads_slowly_is_served_in_the_end() -> None:
-    peer = hasty()
-    peer.send("SUB t c", "RDY 100")
-    peer.transport.stall()
-    peer.nsqd.publish("t", [BIG])
-    for _ in range(10):
-        await elapse(0.9)
-        peer.transport.drain(5 << 10)
-        peer.send("NOP")
-    peer.transport.unstall()
-    peer.nsqd.publish("t", [b"later"])
-    await turn()
-    assert peer.texts()[-1] == "msg later"
-
-
-@virtual
 async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> None:
     peer = hasty()
     peer.transport.stall()
@@ -154,25 +134,3 @@ async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> N
         peer.transport.deliver(pub * 1000)
     await elapse(2.1)
     assert peer.closed
-
-
-@virtual
-async def test_what_makes_a_topic_is_answered_when_nsqlookupds_have_told_its_channels() -> None:
-    nsqd, told = Nsqd(), asyncio.Event()
-    nsqd.lookupds.append(LookupPeer(Address("", 0), dict, list))
-
-    async def channels(_: LookupPeer, __: str) -> list[str]:
-        await told.wait()
-        return ["known"]
-
-    peer, other = Peer(nsqd), Peer(nsqd)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LookupPeer, "channels", channels)
-        peer.send("PUB t", body=b"x")
-        other.send("SUB t c")
-        await turn()
-        assert peer.texts() == other.texts() == []
-        told.set()
-        await turn()
-    assert peer.texts() == other.texts() == ["OK"]
-    assert nsqd.broker.topics["t"].channels["known"].depth == 1

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import socket
@@ -183,20 +182,6 @@ async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
     for address in addresses:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(*address)
-
-
-@pytest.mark.parametrize("turns", range(8))
-async def test_a_stopped_nsqd_cuts_what_was_accepted_just_now(turns: int) -> None:
-    """A connection is accepted in one turn of the loop, and served for good some turns later."""
-    nsqd = Nsqd()
-    await nsqd.start(tcp_port=0)
-    with socket.create_connection(nsqd.tcp, timeout=60) as dialled:
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        await asyncio.wait_for(nsqd.stop(), 60)
-        with contextlib.suppress(ConnectionResetError):
-            assert await asyncio.to_thread(dialled.recv, 1) == b""
-    assert not nsqd.links
 
 
 def resolve_as(addresses: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
