@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
@@ -21,14 +20,12 @@ from tests.support.servers import at
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from nsqtools.spark.jobs.progress import Written
     from tests.support.binaries import Nsq
     from tests.support.servers import Nsqd
 
 FEW = 10_000
-PINGS = 50
 _LOOK = 0.2
 CDS = "--conf=spark.driver.extraJavaOptions=-Xshare:auto -Xlog:disable -XX:{}={}"
 
@@ -66,7 +63,6 @@ class Lakes:
 
     def tell(self) -> None:
         """Print what there is nothing to compare with."""
-        print(f"pipeline, from publishing to the file, median: {self._latency():.3f} s")
         self._stack.close()
         shared = self._scratch / "spark.jsa"
         self._process(FEW, CDS.format("ArchiveClassesAtExit", shared))
@@ -119,40 +115,6 @@ class Lakes:
         lines.write_bytes((BODY + b"\n") * fewer)
         argv = [self._nsq.path("to_nsq"), "--topic=lake#ephemeral", *at(self._nsqd)]
         return measure(argv, fewer, stdin=lines)
-
-    def _latency(self) -> float:
-        """Seconds from when a message was published to when its file was there."""
-        from nsqtools.spark.jobs import archive as archives
-        from nsqtools.spark.jobs.checkpoint import Stamp
-        from nsqtools.spark.jobs.streams import Stream, read, run
-
-        folder, stop, late = self._emptied(), threading.Event(), list[float]()
-        with filled(self._nsqd, 0) as topic:
-            stream = Stream(str(folder / "checkpoint"), 0.0)
-            settings = archives.ArchiveSettings(
-                {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
-            )
-            stamp = Stamp(settings.checkpoint, settings.stamp)
-            writer = archives.ArchiveWriter(settings, stamp)
-
-            def write(batch: DataFrame, query: str, number: int) -> Written:
-                written = writer.write(batch, query, number)
-                if written.newest:
-                    late.append(time.time() - written.newest)
-                if len(late) >= PINGS:
-                    stop.set()
-                return written
-
-            pinging = threading.Thread(target=self._ping, args=(topic, stop))
-            pinging.start()
-            rows = read(self.spark, settings.source, stream)
-            run(rows, write, stream, stamp=stamp, stop=stop, report=lambda _: None)
-            pinging.join()
-        return statistics.median(late[5:])
-
-    def _ping(self, topic: str, stop: threading.Event) -> None:
-        while not stop.wait(0.7):
-            self._nsqd.publish(topic, [BODY])
 
     def _process(self, messages: int, *options: str) -> tuple[float, float]:
         """Seconds from start to exit of a command, and MiB of all its processes at most."""

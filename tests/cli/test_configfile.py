@@ -180,8 +180,6 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
     ("text", "place"),
     [
         ("[tail]\ncount = 'five'", "[tail]"),
-        ("[tial]", "'tial'"),
-        ("[tail]\nsnappy = true\ndeflate = true", "[tail]"),
         ("default_profile = 'p'\n[profile.p]\nsnapy = true", "[profile.p]"),
         ("[tail]\n[to-file]\n[tail ]", "line 3"),
         ("[tail]\ncount = [1", "at end of document"),

@@ -14,10 +14,9 @@ from click.testing import CliRunner
 
 from nsqtools.cli import cli
 from nsqtools.cli.docs import SCRIPTS, script, sections
-from nsqtools.cli.docs.__main__ import documents, write
+from nsqtools.cli.docs.__main__ import documents
 from nsqtools.cli.frame import folded
 from nsqtools.cli.options import ConfigOption, by_section, section_of
-from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import CommandNode, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
@@ -40,14 +39,6 @@ def test_what_is_committed_is_what_is_generated() -> None:
     assert {f"man/{name}": text for name, text in made.items()} == documents(), (
         "run python -m nsqtools.cli.docs"
     )
-
-
-def test_what_is_written_replaces_what_was_there(tmp_path: Path) -> None:
-    (tmp_path / "man/man1").mkdir(parents=True)
-    for name in ("gone", "tail"):
-        (tmp_path / f"man/man1/nsqtools-{name}.1").write_text("old")
-    write(tmp_path)
-    assert files(tmp_path) == documents()
 
 
 @EACH_NODE
@@ -151,14 +142,6 @@ def test_the_scripts_of_shells_are_said_once() -> None:
     assert links == {name: script(shell) for shell, name in SCRIPTS.items()}
 
 
-def plain(text: str) -> str:
-    """A page's source without the escapes that keep characters as they are."""
-    escapes = {r"\-": "-", r"\%": "", r"\&": "", r"\(aq": "'", r"\(ti": "~", r"\e": "\\"}
-    for escaped, char in escapes.items():
-        text = text.replace(escaped, char)
-    return text
-
-
 def section(text: str, title: str) -> str:
     """One section of a page's source."""
     found = re.search(rf"^\.Sh {title}\n(.*?)(?=^\.Sh |\Z)", text, re.MULTILINE | re.DOTALL)
@@ -170,41 +153,6 @@ def test_mandoc_has_nothing_to_say(name: str) -> None:
     command = [needs("mandoc", "that manual pages are valid mdoc(7)"), "-Tlint", "-W", "warning"]
     done = subprocess.run(command, input=PAGES[name], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")
-
-
-@EACH_NODE
-def test_every_option_is_described_and_marked_where_the_rule_of_its_names_is_another(
-    node: CommandNode,
-) -> None:
-    text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
-    assert node.options
-    for each in node.options:
-        flag = re.compile(rf"Fl {re.escape(each.opts[-1][1:])}(?![\w-])")
-        entry = next(e for e in text.split("\n.It ") if flag.search(e.split("\n")[0]))
-        for name in (*each.opts, *each.secondary_opts):
-            assert f"Fl {name[1:]}" in entry.split("\n")[0]
-        if isinstance(each, ConfigOption):
-            assert ("\nShared.\n" in f"{entry}\n") == each.known.shared
-            assert ("Not in the configuration file." in entry) != each.known.declared.in_file
-    assert section(PAGES[f"{node.page}.1"], "ARGUMENTS").count(".It ") == len(node.arguments)
-
-
-@EACH_NODE
-def test_the_rule_of_variables_and_keys_is_told_by_an_example_that_is_true(
-    node: CommandNode,
-) -> None:
-    text = " ".join(plain(section(PAGES[f"{node.page}.1"], "ENVIRONMENT")).split())
-    found = re.search(
-        r"variable of --(\S+) is (\S+), and its key is (\S+) in the table \[(.*?)\]", text
-    )
-    declared = [each for each in node.options if isinstance(each, ConfigOption)]
-    assert bool(found) == bool(declared)
-    if found:
-        flag, variable, key, table = found.groups()
-        (option,) = [each for each in declared if f"--{flag}" in each.opts]
-        assert variable == variables(node.ctx, option.name, shared=option.known.shared)[0]
-        assert (key, table) == (flag_name(option.name), ".".join(node.words.split()[1:]))
-        assert option.known.declared.in_file
 
 
 @EACH_PAGE

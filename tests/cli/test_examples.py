@@ -6,10 +6,8 @@ What a single command does is tested elsewhere, the examples of ``pipeline`` wit
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +17,6 @@ from tests.support.binaries import needs
 from tests.support.command_lines import commands, parse
 from tests.support.eventually import eventually
 from tests.support.examples import BODIES, LINES, Stage
-from tests.support.raw import Raw
 from tests.support.servers import drained as is_drained
 
 if TYPE_CHECKING:
@@ -59,21 +56,6 @@ def archive_by_day(stage: Stage, line: str) -> None:
     assert sorted(set(days)) == [path.parent.name.removeprefix("dt=") for path in partitions]
 
 
-def archive_and_upload(stage: Stage, line: str) -> None:
-    """A directory is the bucket."""
-    bucket = stage.folder / "bucket"
-    running = stage.start(line.replace("s3://", f"file://{quote(str(bucket))}/"))
-    stage.subscribed("events")
-    stage.nsqd.publish("events", BODIES)
-    stage.published("events", len(BODIES))
-    eventually(lambda: stage.nsqd.channel("events", "nsq_to_file")["depth"] == 0)
-    assert running.end(stop="to-file") == b""
-    (path,) = (stage.folder / "archive").glob("*.log.*")
-    (copy,) = (bucket / "archive/events").iterdir()
-    assert (copy.name, copy.read_bytes()) == (path.name, path.read_bytes())
-    assert gzip.decompress(copy.read_bytes()).splitlines() == BODIES
-
-
 def relays(published: Sequence[bytes], *, goal: str, relayed: Sequence[bytes]) -> Scenario:
     """What comes out of the topic ``goal`` of another nsqd."""
 
@@ -103,24 +85,12 @@ def find_the_deepest(stage: Stage, line: str) -> None:
     assert stage.run(line).split(b",")[1:3] == [b"events", b"archive"]
 
 
-def find_the_idle(stage: Stage, line: str) -> None:
-    needs("jq", "that reports can be piped to jq")
-    stage.nsqd.create("events", "archive")
-    eventually(lambda: stage.lookupd.lookup("events"))
-    with Raw(stage.nsqd.tcp) as consumer:
-        consumer.identify(hostname="idle.example")
-        consumer.subscribe("events", "archive")
-        assert stage.run(line) == b"idle.example\n"
-
-
 EXPECTED: dict[str, Scenario] = {
     "nsqtools tail --topic events | jq .user": tail_into_jq,
     "nsqtools tail --topic a --json | nsqtools pub --topic b --json": copy_a_topic,
     "nsqtools to-file --topic events --output-dir lake --format json --compress zstd "
     "--name-by message --filename-format 'dt=<DATETIME>/<TOPIC>.<HOST><REV>.json' "
     "--datetime-format %Y-%m-%d --utc --until-empty": archive_by_day,
-    "nsqtools to-file --topic events --output-dir archive --gzip --rotate-size 256MiB "
-    "--upload s3://archive/events --max-age 168h": archive_and_upload,
     "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
     "--require-json-field paid --require-json-value true "
     "--whitelist-json-field id --whitelist-json-field paid --dead-letter-dir dead": relays(
@@ -128,16 +98,7 @@ EXPECTED: dict[str, Scenario] = {
         goal="orders",
         relayed=[b'{"id":1,"paid":true}'],
     ),
-    "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
-    "--where '.total > 100' --set '.from = \"eu\"' --map '(.*)=eu.\\1' "
-    "--dead-letter-dir dead": relays(
-        [b'{"total":101}', b'{"total":99}'],
-        goal="eu.orders",
-        relayed=[b'{"total":101,"from":"eu"}'],
-    ),
     "nsqtools stats --once --csv | sort -t, -k6 -nr | head": find_the_deepest,
-    "nsqtools stats --once --clients --json | jq -r '.topics[].channels[].consumers[] | "
-    "select(.finished == 0).hostname'": find_the_idle,
 }
 """What more than options makes: shells, other programs, and what messages are made of."""
 

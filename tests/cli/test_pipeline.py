@@ -13,8 +13,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.cli.commands.pipeline import query
@@ -29,7 +27,7 @@ from nsqtools.config import (
     StreamSourceOptions,
 )
 from nsqtools.config.lake import utc
-from nsqtools.errors import ConfigError, UnreachableError
+from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from nsqtools.spark.jobs import replay
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
@@ -91,14 +89,6 @@ class TestOptions:
         assert made.tls_root_ca_file == str(tmp_path / "ca.pem")
         assert made.auth_secret_file == str(tmp_path / "secret")
         assert made.client_id == "me"
-
-    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
-        for continuous in (False, True):
-            options = StreamOptions(continuous=continuous)
-            made = source_options(
-                self.source(), options, StreamConfig(), master="local", staging="/"
-            )
-            assert parse_source(made).wait_for_servers == continuous
 
     def test_times_are_in_utc_unless_they_say_otherwise(self) -> None:
         assert utc("2026-11-21T09:00") == utc("2026-11-21 10:00+01:00")
@@ -219,10 +209,7 @@ def started(*_: object, **__: object) -> None:
     ("args", "culprit"),
     [
         ((*ARCHIVE, "--lock", "no/x.lock"), "--lock no/x.lock"),
-        ((*ARCHIVE, "--checkpoint", "/dev/null/c"), "--checkpoint /dev/null/c"),
-        ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x"),
         ((*ASK, "--staging", "hdfs://n/s"), "--staging hdfs://n/s"),
-        (("replay", "--input", "x", "--topic", "t", "--staging", "s"), "--input x"),
         (("compact", "--input", "no*", "--output", "few"), "no*"),
         ((*SQL, "--input", "ftp://host/lake"), "--input ftp://host/"),
     ],
@@ -266,7 +253,6 @@ class Interrupted:
         ((*SQL, "--input", "lake", "--explain"), (1, 130)),
         (ARCHIVE, (0, 0)),
     ],
-    ids=["compact", "replay", "sql", "explain", "archive"],
 )
 def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_stream(
     pipeline: Pipeline, command: tuple[str, ...], codes: tuple[int, int]
@@ -278,28 +264,6 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
     for interrupted.number, code in zip((signal.SIGTERM, signal.SIGINT), codes, strict=True):
         assert pipeline(*command)[:2] == (code, "")
         assert len(pipeline.warnings) == (code != 0)
-
-
-def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_are_left(
-    pipeline: Pipeline,
-) -> None:
-    (pipeline.folder / "lake").mkdir()
-    pq.write_table(pa.table({"body": [b"a"] * 2000}), "lake/1.parquet")
-    interrupted = Interrupted(pipeline)
-    planned: list[Any] = []
-
-    def plan(settings: Any) -> bool:
-        planned.append(settings)
-        interrupted.signal()
-        return was_planned(settings)
-
-    was_planned = replay.plan
-    pipeline.waits(0)
-    pipeline.patch("spark.jobs.replay.plan", plan)
-    assert pipeline(*REPLAY)[0] == 1
-    (told,) = pipeline.warnings
-    assert "2,000" in told
-    assert replay.is_planned(planned[0])
 
 
 def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
@@ -386,26 +350,6 @@ class TestConsole:
         assert found[0] == found[1] != found[2]
         assert not any(each.exists() for each in found)
 
-    def test_what_was_not_shown_is_work_and_is_told_of_until_it_is_shown(
-        self, pipeline: Pipeline
-    ) -> None:
-        place: list[str] = []
-
-        def watched(held: str, flag: str) -> Any:
-            place.append(held)
-            return only_one(held, flag)
-
-        pipeline.waits(0)
-        pipeline.spark(started)
-        pipeline.patch("cli.commands.pipeline.stream.only_one", watched)
-        assert pipeline(*ASK) == (0, "", "")
-        leave(place[0], "console")
-        for answer in (0, UnreachableError("nobody")):
-            pipeline.waits(answer)
-            assert "Spark is started" in pipeline(*ASK)[2]
-            said = pipeline.warnings[-1]
-            assert (said[:2], place[0] in said) == ("7 ", True)
-
     @pytest.mark.parametrize("takes", [0, 1, 2])
     def test_rows_in_a_pipe_are_shown_once_their_reader_has_them_and_is_still_there(
         self, takes: int
@@ -450,16 +394,6 @@ def test_a_staging_with_messages_of_a_lost_checkpoint_is_refused(pipeline: Pipel
     for _ in range(2):
         code, _, err = pipeline(*ARCHIVE)
         assert (code, "lake/_nsqtools/staging: has " in err, "(stream s)" in err) == (1, True, True)
-
-
-def test_so_is_one_beside_a_checkpoint_with_batches_of_its_own(pipeline: Pipeline) -> None:
-    pipeline.waits(0)
-    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "c", "streams": "0000"}')
-    leave("lake/_nsqtools/staging", "0" * 32)
-    assert "(stream" not in pipeline(*ARCHIVE)[2]
-    leave("lake/_nsqtools/staging", "s")
-    code, _, err = pipeline(*ARCHIVE)
-    assert (code, "(stream s)" in err) == (1, True)
 
 
 def test_a_run_is_refused_while_another_one_goes_on(pipeline: Pipeline) -> None:
