@@ -16,7 +16,7 @@ from nsqtools.cli import cli
 from nsqtools.cli.docs import SCRIPTS, script, sections
 from nsqtools.cli.docs.__main__ import documents
 from nsqtools.cli.frame import folded
-from nsqtools.cli.options import ConfigOption, by_section, section_of
+from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.tree import CommandNode, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
@@ -55,15 +55,6 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode)
         section = done.output.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert option.opts[-1].removeprefix("--") in section
     assert "\nOptions:\n" not in done.output
-
-
-def test_the_options_that_commands_share_come_last() -> None:
-    titles = list(by_section(next(node for node in NODES if node.page == "nsqtools-relay").options))
-    assert titles[:1] == ["Source"]
-    assert titles[-6:] == [
-        *("Consumer options", "Producer options", "Connection options"),
-        *("Logging", "Configuration", "Other options"),
-    ]
 
 
 @EACH_NODE
@@ -117,14 +108,6 @@ def test_everything_that_is_declared_is_listed_as_data() -> None:
     ]
     assert options["config"]["key"] is None
     assert "json" in options["log-format"]["choices"]
-
-
-def test_the_data_of_one_command_have_no_other() -> None:
-    done = CliRunner().invoke(cli, ["help", "lookup", "--json"])
-    (group, *commands) = (each["command"] for each in json.loads(done.stdout)["commands"])
-    assert group == "lookup"
-    assert all(each.startswith("lookup ") for each in commands)
-    assert CliRunner().invoke(cli, ["help", "nosuch", "--json"]).exit_code == 2
 
 
 @EACH_NODE

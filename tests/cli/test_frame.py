@@ -159,20 +159,6 @@ def test_shared_options_stand_before_the_command_too_and_the_last_one_counts(
 
 
 @pytest.mark.parametrize(
-    ("args", "culprit"),
-    [
-        (["--nosuch", "tail"], "--nosuch"),
-        (["--log-format", "jsn", "tail"], "'json'"),
-        (["--profile"], "--profile"),
-        (["topic", "--quite", "pause", "x"], "--quiet"),
-    ],
-)
-def test_a_mistake_before_the_command_is_a_usage_error(args: list[str], culprit: str) -> None:
-    done = CliRunner().invoke(cli, args)
-    assert (done.exit_code, culprit in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
     ("args", "hint"),
     [
         (["tail", "events"], "--topic events?"),
@@ -210,19 +196,6 @@ def test_an_unknown_variable_gets_one_warning_with_the_nearest_known_one(
     assert ("_FROMAT" in second, "NSQTOOLS_VERIFY_FORMAT" in second) == (True, True)
     assert done.code == 0
     assert nsqtools_cli("verify", "-q", str(file), env=wrong).stderr == ""
-
-
-def test_a_variable_of_another_command_loads_that_command_alone() -> None:
-    runs: list[tuple[list[str], dict[str, str]]] = [
-        (["verify", os.devnull], {"NSQTOOLS_TAIL_COUNT": "1"}),
-        (["verify", os.devnull], {"NSQTOOLS_TLS_V1": "1", "NSQTOOLS_VERIFY_JSON": "1"}),
-    ]
-    commands = "nsqtools.cli.commands."
-    first, second = (
-        {each for each in found if each.startswith(commands)} for found in loaded(runs)
-    )
-    assert first == {f"{commands}verify", f"{commands}tail"}
-    assert second == {f"{commands}verify"}
 
 
 def test_version_is_one_line_in_either_spelling(nsqtools_cli: Cli) -> None:
@@ -295,18 +268,6 @@ def test_a_usage_error_names_the_command_and_a_bug_says_so(
     (line,) = capsys.readouterr().err.splitlines()
     assert "internal error: KeyError: 'x'" in line
     assert "NSQTOOLS_DEBUG" in line
-
-
-def test_a_bug_whose_text_cannot_be_had_is_named_by_its_type(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class WordlessError(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError("the text is elsewhere")
-
-    assert run_here(group(raised(WordlessError())), ["go"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "internal error: WordlessError, " in line
 
 
 def test_a_traceback_is_shown_only_when_debugging(

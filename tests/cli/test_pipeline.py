@@ -40,7 +40,7 @@ from nsqtools.stores import open_store
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from tests.support.process import Called
 
@@ -288,31 +288,6 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
     assert "1 message" in told
 
 
-@pytest.mark.parametrize(
-    ("command", "packages"),
-    [
-        ((*ARCHIVE, "--snappy"), ["pyarrow", "snappy"]),
-        ((*SQL, "--input", "lake"), ["pyarrow"]),
-        ((*SQL, "--input", "lake", "--destination-topic", "u", "--snappy"), ["pyarrow", "snappy"]),
-    ],
-)
-def test_executors_are_asked_for_what_their_connections_need(
-    pipeline: Pipeline, command: tuple[str, ...], packages: list[str]
-) -> None:
-    asked: list[str] = []
-
-    def check(_: object, wanted: Iterable[str]) -> None:
-        asked.extend(wanted)
-        raise ConfigError("enough")
-
-    os.mkdir("lake")
-    pipeline.waits(1)
-    pipeline.spark(session)
-    pipeline.patch("cli.commands.pipeline.run.check_executors", check)
-    assert pipeline(*command)[0] == 2
-    assert asked == packages
-
-
 def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
     pipeline: Pipeline,
 ) -> None:
@@ -416,12 +391,6 @@ def began(checkpoint: Path, stamp: str | bytes, batches: int = 1) -> None:
             (checkpoint / name / str(number)).touch()
     stamped = stamp if isinstance(stamp, bytes) else stamp.encode()
     (checkpoint / "nsq-source").write_bytes(stamped)
-
-
-def test_a_checkpoint_of_another_channel_is_refused(pipeline: Pipeline) -> None:
-    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "old"}')
-    code, _, err = pipeline(*ARCHIVE)
-    assert (code, "--channel old" in err) == (2, True)
 
 
 @pytest.mark.parametrize("stamp", ["", '{"topics": ["t"], "chan', "[]", b"\xff"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -14,10 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.screen import Screen
 
-from nsqtools.cli.commands.stats import watch
 from nsqtools.cli.commands.stats.view import ViewState, short, sparkline
 from nsqtools.cli.commands.stats.watch import Keys
-from tests.support.clock import elapse, virtual
 from tests.support.reports import report, row
 
 if TYPE_CHECKING:
@@ -120,40 +116,6 @@ def test_what_a_server_sends_cannot_drive_the_terminal() -> None:
     assert all(line.isprintable() for line in shown(view))
 
 
-rows = st.lists(
-    st.builds(
-        row,
-        st.text("ab.-", min_size=1, max_size=50),
-        st.text("cd#", max_size=50),
-        depth=st.integers(0, 10**12),
-        ingress=st.none() | st.floats(0, 1e15),
-        missing=st.integers(0, 2),
-        paused=st.booleans(),
-    ),
-    max_size=12,
-    unique_by=lambda each: (each.topic, each.channel),
-)
-keys = st.lists(
-    st.sampled_from(
-        [*"sSr/jkgGab", "escape", "enter", "backspace", "up", "down", "pageup", "pagedown", "end"]
-    ),
-    max_size=12,
-)
-
-
-@given(rows, keys, st.integers(1, 220), st.integers(1, 40), st.booleans())
-def test_whatever_is_shown_fits_the_window(
-    some: list[object], pressed: list[str], width: int, height: int, silent: bool
-) -> None:
-    view = ViewState(2.0)
-    view.update(report(*some, silent=silent))  # type: ignore[arg-type]
-    for key in pressed:
-        view.press(key)
-        lines = shown(view, width, height)
-        assert len(lines) == height
-        assert all(len(line) <= width for line in lines)
-
-
 @pytest.mark.parametrize(
     ("values", "width", "text"),
     [
@@ -220,32 +182,6 @@ def test_a_key_that_goes_on_no_more_is_one_key(begun: bytes, key: str) -> None:
     assert keys.release() == [key]
     assert keys.release() == []
     assert keys.feed(b"A") == ["A"]
-
-
-class Pressed:
-    """The keys that a screen hears of."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-
-    def press(self, key: str) -> bool:
-        self.keys.append(key)
-        return True
-
-
-@virtual
-async def test_what_goes_on_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading) as terminal, os.fdopen(writing, "wb", 0) as user:
-        monkeypatch.setattr(sys, "stdin", terminal)
-        pressed: Any = Pressed()
-        screen = watch.Screen(pressed)
-        for sequence, patience in ((b"\x1b", 0.01), (b"[A", 0.01), (b"\x1b", 3600.0)):
-            monkeypatch.setattr(watch, "_SEQUENCE", patience)
-            user.write(sequence)
-            screen._read()
-        await elapse(1)
-        assert pressed.keys == ["up"]
 
 
 @given(st.lists(st.binary(max_size=8)))

@@ -116,22 +116,6 @@ def only(client: Raw, nsqd: Nsqd, topic: str, ready: int, **settings: int) -> It
         yield client.subscribe(topic, ready=ready)
 
 
-def test_a_touched_message_times_out_after_those_that_were_not(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    def in_order() -> bool:
-        with only(connect(), nsqd, topic, ready=2) as client:
-            nsqd.publish(topic, [b"1", b"2"])
-            touched, other = client.message(), client.message()
-            begin = time.monotonic()
-            client.send(f"TOUCH {touched.id}")
-            again = [client.message(), client.message()]
-            in_time = time.monotonic() - begin >= TIMEOUT
-            return in_time and again == [other._replace(attempts=2), touched._replace(attempts=2)]
-
-    assert in_some_try(in_order)
-
-
 def test_touch_holds_a_message_for_max_msg_timeout_and_no_longer(
     connect: Connect, limited: Nsqd, topic: str
 ) -> None:
