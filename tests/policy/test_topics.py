@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from nsqtools.policy.topics import Change, MatchingTopics
 
 ALL = re.compile("")
@@ -47,20 +44,3 @@ def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
     assert topics.looked(["b"], complete=True, now=6000).gone == []
     assert topics.looked(["b"], complete=True, now=6119).gone == []
     assert topics.looked(["b"], complete=True, now=6120).gone == ["a"]
-
-
-rounds = st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.booleans()), max_size=30)
-
-
-@given(rounds)
-def test_appearing_and_going_alternate_and_nothing_goes_that_is_there(
-    rounds: list[tuple[set[str], bool]],
-) -> None:
-    topics, present = MatchingTopics(ALL, 60), set[str]()
-    for number, (found, complete) in enumerate(rounds):
-        change = topics.looked(found, complete=complete, now=60.0 * number)
-        assert not present & set(change.appeared)
-        assert set(change.gone) <= present - found
-        assert complete or not change.gone
-        present = (present | set(change.appeared)) - set(change.gone)
-        assert found <= present

@@ -150,19 +150,6 @@ def test_a_malformed_frame_is_refused_at_its_first_telling_byte(
         parser.parse_reply(data[-1:])
 
 
-@malformed
-def test_what_stood_before_a_malformed_frame_is_taken_whatever_the_cut(
-    data: bytes, limit: int, kind: type[ProtocolError]
-) -> None:
-    before = wire.OK + (wire.message(1) if limit else b"")
-    stream = before + data + b"\0" * 200 + STREAM
-    for offset in range(len(before) + len(data) + 40):
-        messages, replies, error = parse_failing(cut(stream, [offset]), limit)
-        assert plain_ids(messages) == [wire.message_id(1)] * bool(limit)
-        assert replies == [b"OK"]
-        assert type(error) is kind
-
-
 def plain_ids(messages: list[Delivery]) -> list[bytes]:
     return [id_ for id_, _, _, _ in messages]
 

@@ -258,7 +258,7 @@ def test_only_documented_errors_come_of_hostile_dialogues(
 ) -> None:
     rng = random.Random(pytestconfig.option.seed)
     seen: set[str] = set()
-    for _ in range(400_000 if full else 20_000):
+    for _ in range(100_000 if full else 20_000):
         target, reads = make_input(rng)
         try:
             seen |= run(target, reads)
