@@ -20,7 +20,6 @@ from nsqtools.config import (
     SourceOptions,
     TargetOptions,
 )
-from nsqtools.config.option import CLASSES, Options
 from nsqtools.config.pairs import parse_pairs
 from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
@@ -28,6 +27,8 @@ from tests.support.loaded import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nsqtools.config.option import Options
 
 MS, S, M, H, KIB, MIB = 0.001, 1.0, 60.0, 3600.0, 1 << 10, 1 << 20
 
@@ -272,14 +273,6 @@ def test_what_may_be_a_secret_is_not_in_an_error() -> None:
     with pytest.raises(ConfigError, match="'auth_secret'") as caught:
         parse_pairs(ConsumerConfig, ["auth_secret=hunter2"], "--consumer-opt")
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_class_of_options_is_known_from_its_definition_on() -> None:
-    class Unheard(Options):
-        pass
-
-    assert CLASSES[-1] is Unheard
-    CLASSES.pop()
 
 
 def test_no_module_of_options_is_left_out() -> None:

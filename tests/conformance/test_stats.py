@@ -81,13 +81,9 @@ def test_a_channel_counts_what_came_what_was_requeued_and_who_listens(
     assert [found[name] for name in names] == [2, 3, 0, 2, 0]
 
 
-def producers(nsqd: Nsqd, query: str = "") -> dict[str, Any]:
+def producers(nsqd: Nsqd) -> dict[str, Any]:
     """By address."""
-    return {each["remote_address"]: each for each in stats(nsqd, query)["producers"] or ()}
-
-
-def producer(nsqd: Nsqd, client: Raw, query: str = "") -> Any:
-    return producers(nsqd, query)[client.address]
+    return {each["remote_address"]: each for each in stats(nsqd)["producers"] or ()}
 
 
 def test_a_publishing_client_is_among_the_producers_with_its_count(
@@ -96,21 +92,8 @@ def test_a_publishing_client_is_among_the_producers_with_its_count(
     client.identify(client_id="writer")
     client.ask(f"PUB {topic}", b"x")
     client.ask(f"MPUB {topic}", mpub(b"x", b"y"))
-    shown = producer(nsqd, client)
+    shown = producers(nsqd)[client.address]
     assert shown["pub_counts"] == [{"topic": topic, "count": 3}]
     assert (shown["client_id"], shown["state"]) == ("writer", 0)
     client.close()
     eventually(lambda: client.address not in producers(nsqd))
-
-
-def test_a_producer_is_shown_whatever_topic_is_asked_for_with_a_count_of_one_at_most(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(f"{topic}.other")
-    for suffix in "ab":
-        client.ask(f"PUB {topic}.{suffix}", b"x")
-    assert len(producer(nsqd, client)["pub_counts"]) == 1
-    for suffix in "ab":
-        shown = producer(nsqd, client, f"&topic={topic}.{suffix}")
-        assert shown["pub_counts"] == [{"topic": f"{topic}.{suffix}", "count": 1}]
-    assert "pub_counts" not in producer(nsqd, client, f"&topic={topic}.other")

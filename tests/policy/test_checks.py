@@ -68,14 +68,6 @@ def test_the_threshold_itself_is_still_ok() -> None:
     assert found(judged(*rows, depth=Limit(10))) == []
 
 
-@pytest.mark.parametrize("kind", ["requeue_rate", "timeout_rate", "age"])
-def test_a_rate_that_is_not_known_is_unknown_and_only_if_it_is_asked_for(kind: str) -> None:
-    row = Row("t", "c", Counters(depth=1), 1, 0)
-    limit: Any = Limit(1)
-    assert judged(row).status is OK
-    assert judged(row, **{kind: limit}).status is UNKNOWN
-
-
 def test_the_heaviest_finding_comes_first_and_decides() -> None:
     rows = [
         Row("a", "c", Counters(), 1, 0),
@@ -106,6 +98,7 @@ def test_the_age_is_what_waits_by_what_leaves_per_second(
 def test_rates_are_not_known_while_one_of_the_nsqds_has_none() -> None:
     restarted = Row("t", "c", Counters(depth=100), 2, 0, 1.0, 1.0, 0.0, 0.0, measured=1)
     assert age(replace(restarted, measured=2)) == 100.0
+    assert judged(restarted).status is OK
     limit = Limit(None, 60)
     verdict = judged(restarted, topic="t", age=limit, requeue_rate=limit, timeout_rate=limit)
     assert found(verdict) == [(UNKNOWN, "t", "c")] * 3

@@ -25,16 +25,6 @@ def test_a_topic_is_gone_once_it_was_missing_for_the_grace() -> None:
     assert topics.looked(["b"], complete=False, now=300) == Change(["b"], [])
 
 
-def test_a_topic_that_comes_back_within_the_grace_was_never_away() -> None:
-    topics = MatchingTopics(ALL, 60)
-    topics.looked(["a"], complete=True, now=0)
-    topics.looked([], complete=True, now=60)
-    assert topics.looked(["a"], complete=True, now=120) == Change([], [])
-    topics.looked([], complete=True, now=180)
-    assert topics.looked([], complete=True, now=299).gone == []
-    assert topics.looked([], complete=True, now=300).gone == ["a"]
-
-
 def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
     topics = MatchingTopics(ALL, 60)
     topics.looked(["a"], complete=True, now=0)
