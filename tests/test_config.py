@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import nsqtools.config
 from nsqtools import __version__
 from nsqtools.config import (
-    ClientConfig,
     ConsumerConfig,
     ProducerConfig,
     SourceOptions,
@@ -245,9 +244,6 @@ def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer(
     ("make", "named"),
     [
         (lambda: ConsumerConfig(snappy=True).with_values(deflate=True), ("--snappy", "--deflate")),
-        (lambda: ClientConfig(heartbeat_interval=61), ("heartbeat_interval", "read_timeout")),
-        (lambda: ClientConfig(tls_key="k.pem"), ("--tls-cert", "--tls-key")),
-        (lambda: SourceOptions(topic=("a b",)), ("topic: ", "'a b'")),
         (lambda: SourceOptions(channel="a b"), ("channel: ", "'a b'")),
         (lambda: TargetOptions(nsqd_tcp_address=("a:b:c",)), ("nsqd_tcp_address: ", "'a:b:c'")),
         (

@@ -325,15 +325,6 @@ def test_what_drives_a_terminal_is_escaped_and_a_row_stays_a_row(nsqtools: Calle
     assert "client-id\ta\\x1b[31m\\tb\\nc\tflag\t--client-id\n" in out
 
 
-def test_show_without_a_command_lists_all_of_them(nsqtools: Called) -> None:
-    code, out, err = nsqtools("config", "show")
-    assert (code, err) == (0, "")
-    commands = {line.split("\t")[0] for line in out.splitlines()}
-    assert {"tail", "pub", "lookup topics", "config show"} <= commands
-    assert "tail\tmax-in-flight\t2500\tdefault\t\n" in out
-    assert "max-in-flight\t2500\tdefault\t\n" in nsqtools("config", "show", "tail")[1]
-
-
 def test_show_changed_leaves_out_what_is_as_the_command_has_it(
     nsqtools: Called, write: Write
 ) -> None:

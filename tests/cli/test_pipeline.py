@@ -10,7 +10,6 @@ import re
 import signal
 import threading
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,6 +40,7 @@ from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.process import Called
 
@@ -299,31 +299,6 @@ def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
 
 class TestConsole:
     """Queries of topics to the console, without a checkpoint."""
-
-    @pytest.mark.parametrize("staging", [(), ("--staging", "given")])
-    def test_a_channel_has_a_place_for_what_was_not_shown_and_one_run_has_it(
-        self, pipeline: Pipeline, staging: tuple[str, ...]
-    ) -> None:
-        found: list[Path] = []
-        command: tuple[str, ...] = ()
-        root = Path("given" if staging else "xdg/nsqtools")
-
-        def locked() -> list[Path]:
-            return [each.parent for each in root.glob("sql-*/lock")]
-
-        async def note(*_: object, **__: object) -> int:
-            found.extend(locked())
-            assert pipeline(*command)[0] == 75
-            return 0
-
-        pipeline.patch("cli.commands.pipeline.stream.waiting", note)
-        other = (*SQL, "--topic", "t", "--channel", "d")
-        for asked in (ASK, (*ASK, "--query", "SELECT 2 FROM nsq"), other):
-            command = (*asked, *staging)
-            assert pipeline(*command)[0] == 0
-        assert len(found) == 3
-        assert found[0] == found[1] != found[2]
-        assert not any(each.exists() for each in found)
 
     @pytest.mark.parametrize("takes", [0, 1, 2])
     def test_rows_in_a_pipe_are_shown_once_their_reader_has_them_and_is_still_there(

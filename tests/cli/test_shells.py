@@ -182,10 +182,6 @@ def test_files_are_completed_by_the_shell_itself(shell: Shell, home: Path) -> No
     assert shell.tab("tail -tls-cert=fun")[1].startswith("-tls-cert=functions")
 
 
-def test_profiles_are_completed_from_the_configuration_file(shell: Shell) -> None:
-    assert shell.tab("tail --profile pro") == ["tail", "--profile", "production"]
-
-
 def test_a_line_is_completed_from_its_own_command_on(shell: Shell) -> None:
     line = 'echo nsqtools; true | NAME=x ~/bin/nsqtools pub --mode "ro'
     assert shell.press(line)[1] == ["pub", "--mode", "round-robin"]

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.policy.backoff import Backoff, BackoffChange, exponential, full_jitter, requeue_delay
+from nsqtools.policy.backoff import Backoff, BackoffChange, requeue_delay
 from nsqtools.policy.rdy import Mode
 
 RNG = Random(1)
@@ -18,13 +18,6 @@ def record(
     backoff: Backoff, succeeded: int = 0, failed: int = 0, neutral: int = 0, now: float = 0.0
 ) -> BackoffChange | None:
     return backoff.record(succeeded=succeeded, failed=failed, neutral=neutral, now=now, rng=RNG)
-
-
-@given(st.integers(1, 20), st.floats(0.001, 3600), st.randoms(use_true_random=False))
-def test_full_jitter_lies_between_0_and_the_exponential_wait(
-    counter: int, multiplier: float, rng: Random
-) -> None:
-    assert 0 <= full_jitter(counter, multiplier, rng) <= exponential(counter, multiplier, rng)
 
 
 @dataclass

@@ -80,7 +80,7 @@ def test_every_write_can_be_read_at_once(make: CodecFactory) -> None:
 
 @both
 @pytest.mark.parametrize("fill", [noise, lambda size: b"x" * size], ids=["noise", "runs"])
-@pytest.mark.parametrize("size", [1, 65536, 65537, MIB, 5 * MIB + 7])
+@pytest.mark.parametrize("size", [65537, 2 * MIB + 7])
 def test_bodies_of_any_size_pass(
     make: CodecFactory, fill: Callable[[int], bytes], size: int
 ) -> None:

@@ -77,15 +77,6 @@ def parse_failing(
 WHOLE = expected(frame for _, frame in FRAMES)
 
 
-def test_a_dialogue_cut_in_any_way_gives_the_same_frames() -> None:
-    for offset in range(len(STREAM) + 1):
-        parser = FrameParser(address=ADDRESS)
-        assert parse(parser, cut(STREAM, [offset])) == WHOLE
-        assert parser.take_rest() == b""
-    for width in (1, 2, 3, 4, 5, 7, 8, 29, 30, 31):
-        assert parse(FrameParser(), cut(STREAM, range(0, len(STREAM), width))) == WHOLE
-
-
 def test_reads_into_memory_that_is_used_again_give_the_same_frames() -> None:
     """Large bodies come straight out of it; none is of it."""
     large = bytes(range(256)) * 80

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools import sandbox as sandbox_module
 from nsqtools.config import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address
@@ -18,7 +16,7 @@ from tests.support.fetching import fetch
 from tests.support.servers import free_port, is_free, server_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
@@ -37,26 +35,6 @@ async def test_ports_follow_from_the_first_one() -> None:
         assert sandbox.nsqd.http == Address("127.0.0.1", port + 1)
         assert sandbox.lookupd.tcp == Address("127.0.0.1", port + 10)
         assert sandbox.lookupd.http == Address("127.0.0.1", port + 11)
-
-
-async def test_nsqds_free_ports_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-    create_server = asyncio.BaseEventLoop.create_server
-
-    async def taken_at_first(
-        loop: asyncio.BaseEventLoop, protocol: Any, host: str, port: int, **options: Any
-    ) -> asyncio.Server:
-        if port:
-            tried.append(port)
-            if len(tried) < 3:
-                raise OSError(errno.EADDRINUSE, "taken")
-        return await create_server(loop, protocol, host, port, **options)
-
-    monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", taken_at_first)
-    async with Sandbox() as sandbox:
-        assert len(tried) >= 3
-        assert sandbox.nsqd.http.port == sandbox.nsqd.tcp.port + 1 == tried[-1]
-        await ask(sandbox.nsqd.http, "/info")
 
 
 @pytest.mark.parametrize("offset", [0, *FOLLOWING])
@@ -136,38 +114,6 @@ async def test_what_nsqd_would_not_take_is_not_published() -> None:
                 await sandbox.publish("t", [b"x", bad])
             assert list(caught.value.refused) == [1]
         assert sandbox.nsqd.broker.topics == {}
-
-
-@pytest.mark.parametrize("where", ["topic", "channel"])
-async def test_sample_events_are_kept_back_while_many_wait_unread(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: asyncio.Queue[int] = asyncio.Queue()
-
-    async def publish_when_asked(
-        publish: Callable[[Sequence[bytes]], None], bodies: Iterator[bytes], _: float
-    ) -> None:
-        while True:
-            for _ in range(await asked.get()):
-                publish([next(bodies)])
-            asked.task_done()
-
-    monkeypatch.setattr(sandbox_module, "publish_at_rate", publish_when_asked)
-    monkeypatch.setattr(sandbox_module, "_MOST_SEEDED", 5)
-    async with Sandbox(SandboxOptions(port=0, seed_topic="events")) as sandbox:
-        topic = sandbox.nsqd.broker.topic("events")
-        await sandbox.nsqd.looked_up("events")
-        unread = topic.channel("c") if where == "channel" else topic
-
-        async def ask_for(count: int) -> int:
-            asked.put_nowait(count)
-            await asked.join()
-            return unread.depth
-
-        assert await ask_for(3) == 3
-        assert await ask_for(9) == 5
-        unread.empty()
-        assert await ask_for(1) == 1
 
 
 async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
