@@ -8,6 +8,7 @@ import struct
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.config import NsqdOptions
 from nsqtools.sandbox.nsqd import Nsqd
 from nsqtools.sandbox.nsqd.protocol import Client
 from tests.support import wire
@@ -101,6 +102,20 @@ async def test_heartbeats_come_every_thirty_seconds_unless_told() -> None:
     assert peer.texts() == ["_heartbeat_"]
     await elapse(30)
     assert peer.closed
+
+
+@virtual
+async def test_a_delay_over_max_req_timeout_is_cut_to_it() -> None:
+    peer = Peer(Nsqd(NsqdOptions(max_req_timeout=2.0), rng=Random(1)))
+    peer.send("SUB t c", "RDY 1")
+    peer.nsqd.publish("t", [b"x"])
+    await turn()
+    (message,) = peer.channel.in_flight.values()
+    peer.send(f"REQ {message.id.decode()} 99999999999")
+    await elapse(1.9)
+    assert peer.texts() == ["OK", "msg x"]
+    await elapse(0.2)
+    assert peer.texts() == ["msg x"]
 
 
 @virtual
