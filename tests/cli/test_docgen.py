@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from nsqtools.cli import cli
 from nsqtools.cli.docs import SCRIPTS, script, sections
-from nsqtools.cli.docs.__main__ import documents
+from nsqtools.cli.docs.__main__ import documents, write
 from nsqtools.cli.frame import folded
 from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.tree import CommandNode, walk
@@ -39,6 +39,14 @@ def test_what_is_committed_is_what_is_generated() -> None:
     assert {f"man/{name}": text for name, text in made.items()} == documents(), (
         "run python -m nsqtools.cli.docs"
     )
+
+
+def test_what_is_written_replaces_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "man/man1").mkdir(parents=True)
+    for name in ("gone", "tail"):
+        (tmp_path / f"man/man1/nsqtools-{name}.1").write_text("old")
+    write(tmp_path)
+    assert files(tmp_path) == documents()
 
 
 @EACH_NODE

@@ -270,6 +270,18 @@ def test_a_usage_error_names_the_command_and_a_bug_says_so(
     assert "NSQTOOLS_DEBUG" in line
 
 
+def test_a_bug_whose_text_cannot_be_had_is_named_by_its_type(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("the text is elsewhere")
+
+    assert run_here(group(raised(WordlessError())), ["go"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "internal error: WordlessError, " in line
+
+
 def test_a_traceback_is_shown_only_when_debugging(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,7 +345,7 @@ print("data")
 
 @pytest.mark.parametrize(
     ("stderr", "end", "code"),
-    [("2>&-", "raise ConfigError('x')", 2), ("2>/dev/full", "return 0", 0)],
+    [("2>&-", "return 0", 0), ("2>/dev/full", "raise ConfigError('x')", 2)],
 )
 def test_a_stderr_that_takes_nothing_costs_only_the_lines(stderr: str, end: str, code: int) -> None:
     body = f"sys.stderr.isatty()\n{LOGS}{end}"

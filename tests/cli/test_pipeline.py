@@ -12,6 +12,8 @@ import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.cli.commands.pipeline import query
@@ -39,7 +41,7 @@ from nsqtools.stores import open_store
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from tests.support.process import Called
@@ -127,6 +129,14 @@ class TestOptions:
         given = StreamOptions(checkpoint="hdfs://n/c", staging="/s")
         assert Places.of(given, "s3a://b/lake/") == ("s3a://b/lake/", "hdfs://n/c", "/s")
         assert Places.of(StreamOptions(), "hdfs://n/l").staging == "hdfs://n/l/_nsqtools/staging"
+
+    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
+        for continuous in (False, True):
+            options = StreamOptions(continuous=continuous)
+            made = source_options(
+                self.source(), options, StreamConfig(), master="local", staging="/"
+            )
+            assert parse_source(made).wait_for_servers == continuous
 
 
 class Pipeline:
@@ -266,6 +276,28 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
         assert len(pipeline.warnings) == (code != 0)
 
 
+def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_are_left(
+    pipeline: Pipeline,
+) -> None:
+    (pipeline.folder / "lake").mkdir()
+    pq.write_table(pa.table({"body": [b"a"] * 2000}), "lake/1.parquet")
+    interrupted = Interrupted(pipeline)
+    planned: list[Any] = []
+
+    def plan(settings: Any) -> bool:
+        planned.append(settings)
+        interrupted.signal()
+        return was_planned(settings)
+
+    was_planned = replay.plan
+    pipeline.waits(0)
+    pipeline.patch("spark.jobs.replay.plan", plan)
+    assert pipeline(*REPLAY)[0] == 1
+    (told,) = pipeline.warnings
+    assert "2,000" in told
+    assert replay.is_planned(planned[0])
+
+
 def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
     pipeline: Pipeline,
 ) -> None:
@@ -286,6 +318,30 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
         assert told in err
     (told,) = pipeline.warnings
     assert "1 message" in told
+
+
+@pytest.mark.parametrize(
+    ("command", "packages"),
+    [
+        ((*ARCHIVE, "--snappy"), ["pyarrow", "snappy"]),
+        ((*SQL, "--input", "lake"), ["pyarrow"]),
+    ],
+)
+def test_executors_are_asked_for_what_their_connections_need(
+    pipeline: Pipeline, command: tuple[str, ...], packages: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def check(_: object, wanted: Iterable[str]) -> None:
+        asked.extend(wanted)
+        raise ConfigError("enough")
+
+    os.mkdir("lake")
+    pipeline.waits(1)
+    pipeline.spark(session)
+    pipeline.patch("cli.commands.pipeline.run.check_executors", check)
+    assert pipeline(*command)[0] == 2
+    assert asked == packages
 
 
 def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
@@ -366,6 +422,12 @@ def began(checkpoint: Path, stamp: str | bytes, batches: int = 1) -> None:
             (checkpoint / name / str(number)).touch()
     stamped = stamp if isinstance(stamp, bytes) else stamp.encode()
     (checkpoint / "nsq-source").write_bytes(stamped)
+
+
+def test_a_checkpoint_of_another_channel_is_refused(pipeline: Pipeline) -> None:
+    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "old"}')
+    code, _, err = pipeline(*ARCHIVE)
+    assert (code, "--channel old" in err) == (2, True)
 
 
 @pytest.mark.parametrize("stamp", ["", '{"topics": ["t"], "chan', "[]", b"\xff"])

@@ -108,6 +108,16 @@ def test_servers_come_from_the_strongest_source(
     assert asked("topic", "tail", "--lookupd-http-address", "a") == ["http://a:4161/topics?"]
 
 
+@pytest.mark.usefixtures("alone")
+def test_an_address_that_cannot_be_read_gives_way_to_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = "tail", "--lookupd-http-address", ":x:"
+    assert asked("topic", *line) == []
+    monkeypatch.setenv("NSQTOOLS_LOOKUPD_HTTP_ADDRESS", "env:80")
+    assert asked("topic", *line) == ["http://env:80/topics?"]
+
+
 @contextmanager
 def server(
     replies: Mapping[str, object], tls: Certificate | None = None

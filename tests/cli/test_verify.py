@@ -15,6 +15,8 @@ from tests.support.archiving import Archiving, Notes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from tests.support.process import Called
 
 
@@ -83,6 +85,28 @@ def test_of_a_directory_the_state_of_each_file_is_told(nsqtools: Called, tmp_pat
         f"out/lost.gz.part: ok, 1 record, {(folder / 'lost.gz.part').stat().st_size} bytes\n",
     )
     under_way.crash()
+
+
+def test_files_that_go_while_a_directory_is_read_are_no_fault(
+    nsqtools: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / f"{number}.log" for number in range(6)]
+    for path in paths:
+        path.write_bytes(b"one\n")
+    gone = iter(paths[::2])
+    status = os.lstat
+
+    def going(path: str) -> os.stat_result:
+        if path.endswith(".log") and (each := next(gone, None)):
+            each.unlink()
+        return status(path)
+
+    monkeypatch.setattr(os, "lstat", going)
+    code, told, errors = nsqtools("verify", ".")
+    assert (code, errors) == (0, "")
+    assert {line.partition(":")[0] for line in told.splitlines()[:-1]} == {
+        f"./{number}.log" for number in (1, 3, 5)
+    }
 
 
 def test_what_might_never_end_is_not_read(nsqtools: Called, tmp_path: Path) -> None:

@@ -29,16 +29,6 @@ def test_a_channel_takes_no_more_than_max_channel_consumers(
     connect(nsqd).subscribe(topic)
 
 
-def test_nothing_is_delivered_before_rdy(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic)
-    client.send(f"PUB {topic}", b"x")
-    assert client.response() == b"OK"
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
-    assert client.settle() == 0
-    client.send("RDY 1")
-    assert client.message().body == b"x"
-
-
 def test_rdy_bounds_what_is_in_flight(client: Raw, nsqd: Nsqd, topic: str) -> None:
     nsqd.create(topic, "c")
     nsqd.publish(topic, [b"%d" % number for number in range(10)])
@@ -82,18 +72,6 @@ def test_a_requeued_message_goes_behind_those_that_wait(
         bodies.append(message.body)
         client.send(f"FIN {message.id}")
     assert bodies == [b"1", b"2", b"0"]
-
-
-def test_req_with_a_delay_defers_the_message(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    message = client.message()
-    client.send(f"REQ {message.id} 3600000")
-    assert client.settle() == 0
-    found = nsqd.channel(topic, "c")
-    names = ("depth", "in_flight_count", "deferred_count", "requeue_count")
-    assert [found[name] for name in names] == [0, 0, 1, 1]
-    assert client.error(f"FIN {message.id}").endswith("ID not in flight")
 
 
 def test_after_cls_nothing_is_delivered_but_messages_are_still_settled(

@@ -13,14 +13,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 
-def test_the_largest_message_passes(client: Raw, topic: str) -> None:
-    body = b"x" * (1 << 20)
-    assert client.ask(f"PUB {topic}", body) == b"OK"
-    assert client.ask(f"MPUB {topic}", mpub(body, body)) == b"OK"
-    client.subscribe(topic, ready=3)
-    assert [client.message().body for _ in range(3)] == [body] * 3
-
-
 def test_a_refused_mpub_publishes_nothing_but_creates_its_topic(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:

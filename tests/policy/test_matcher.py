@@ -97,6 +97,16 @@ def test_every_path_that_names_give_is_its_topics(
         assert matcher.descend(parent)
 
 
+def test_each_directive_is_matched_all_year_round() -> None:
+    for directive in DIRECTIVES:
+        of = pattern("<DATETIME><TOPIC>", f"{directive}+")
+        matcher = NameMatcher(of, hostname=HOST, topics=("a",))
+        for zone in ZONES:
+            names = FileNames(of, topic="a", hostname=HOST, pid=1, zone=zone)
+            for day in range(0, 4000, 397):
+                assert matcher.match(names.at((day * 86_400 + day * 5003) * SECOND)) == "a"
+
+
 @pytest.mark.parametrize(
     "path",
     [

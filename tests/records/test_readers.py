@@ -157,6 +157,7 @@ class TestJsonLines:
         "value", ["", "null", '"5"', "1.5", "true", "-1", "9223372036854775808", "[5]"]
     )
     def test_a_timestamp_that_is_needed_and_none_is_named(self, value: str) -> None:
+        assert timestamp_of({"timestamp": 2**63 - 1}) == 2**63 - 1
         line = f'{{"body":"a","timestamp":{value}}}\n' if value else '{"body":"a"}\n'
         assert split(JsonLines(), [line.encode()]) == [b"a"]
         records, error = until_error(JsonLines(observe=timestamp_of), [line.encode()])

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools import sandbox as sandbox_module
 from nsqtools.config import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address
@@ -16,7 +18,7 @@ from tests.support.fetching import fetch
 from tests.support.servers import free_port, is_free, server_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
@@ -116,6 +118,38 @@ async def test_what_nsqd_would_not_take_is_not_published() -> None:
         assert sandbox.nsqd.broker.topics == {}
 
 
+@pytest.mark.parametrize("where", ["topic", "channel"])
+async def test_sample_events_are_kept_back_while_many_wait_unread(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: asyncio.Queue[int] = asyncio.Queue()
+
+    async def publish_when_asked(
+        publish: Callable[[Sequence[bytes]], None], bodies: Iterator[bytes], _: float
+    ) -> None:
+        while True:
+            for _ in range(await asked.get()):
+                publish([next(bodies)])
+            asked.task_done()
+
+    monkeypatch.setattr(sandbox_module, "publish_at_rate", publish_when_asked)
+    monkeypatch.setattr(sandbox_module, "_MOST_SEEDED", 5)
+    async with Sandbox(SandboxOptions(port=0, seed_topic="events")) as sandbox:
+        topic = sandbox.nsqd.broker.topic("events")
+        await sandbox.nsqd.looked_up("events")
+        unread = topic.channel("c") if where == "channel" else topic
+
+        async def ask_for(count: int) -> int:
+            asked.put_nowait(count)
+            await asked.join()
+            return unread.depth
+
+        assert await ask_for(3) == 3
+        assert await ask_for(9) == 5
+        unread.empty()
+        assert await ask_for(1) == 1
+
+
 async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
     async with Sandbox(SandboxOptions(port=0, seed_topic="events")) as sandbox:
         sandbox.nsqd.broker.topic("t").channel("c")
@@ -128,6 +162,20 @@ async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
     for address in addresses:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(*address)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_stopped_nsqd_cuts_what_was_accepted_just_now(turns: int) -> None:
+    """A connection is accepted in one turn of the loop, and served for good some turns later."""
+    nsqd = Nsqd()
+    await nsqd.start(tcp_port=0)
+    with socket.create_connection(nsqd.tcp, timeout=60) as dialled:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(nsqd.stop(), 60)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.to_thread(dialled.recv, 1) == b""
+    assert not nsqd.links
 
 
 def resolve_as(addresses: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
