@@ -17,7 +17,6 @@ from nsqtools.cli.exits import COMPLETE
 from tests.bench.archiving import archiving
 from tests.bench.delivering import delivering
 from tests.bench.lakes import Lakes
-from tests.bench.looking import large_cluster, looking
 from tests.bench.measuring import BODY, Pair, Side, compare, consume, measure
 from tests.support.binaries import require_nsq
 from tests.support.nginx import nginx
@@ -96,7 +95,6 @@ def main() -> int:
         tempfile.TemporaryDirectory() as scratch,
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
         nginx(Path(scratch, "nginx")) as endpoint,
-        large_cluster(scratch) as addresses,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
         lakes = Lakes(nsqd, nsq, args.n, scratch)
@@ -104,7 +102,6 @@ def main() -> int:
             *pairs(nsqd, nsq, args.n, Path(scratch)),
             *archiving(nsqd, nsq, args.n, scratch),
             *delivering(nsqd, nsq, args.n, endpoint),
-            *looking(addresses, nsq),
             *lakes.pairs(),
         ]
         wanted = [pair for pair in every if args.only in pair.ours.name]

@@ -238,13 +238,7 @@ def test_the_secret_has_a_variable_and_no_flag() -> None:
 
 
 def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
-    for line in (
-        ["--requeue-delay", "5s"],
-        ["-requeue-delay=5s"],
-        ["--default-requeue-delay", "5s"],
-        ["--consumer-opt", "default_requeue_delay,5s"],
-        ["--consumer-opt", "requeue_delay,5s"],
-    ):
+    for line in (["-requeue-delay=5s"], ["--consumer-opt", "requeue_delay,5s"]):
         result, got = run(*line, config=ConsumerConfig)
         assert result.exit_code == 0, result.output
         assert got["config"].default_requeue_delay == 5.0

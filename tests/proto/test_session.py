@@ -354,7 +354,6 @@ def test_three_errors_are_not_fatal_whatever_follows_the_code(
     ("text", "code"),
     [
         (b"E_FIN_FAILEDX", "E_FIN_FAILEDX"),
-        (b"e_fin_failed x", "e_fin_failed"),
         (b"E_INVALID E_FIN_FAILED", "E_INVALID"),
         (b"E_INVALID \xff\xfe", "E_INVALID"),
         (b"  \n", "E_UNKNOWN"),

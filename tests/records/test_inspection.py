@@ -208,24 +208,6 @@ class TestDelimited:
         assert found.plain == found.good
         assert bool(found.problem) == bool(rest)
 
-    @given(
-        records=st.lists(st.text("a\0", max_size=6).map(str.encode), max_size=8),
-        size=st.integers(1, 3),
-        zeros=st.integers(0, 40),
-        step=st.integers(1, 9),
-    )
-    def test_zeros_at_the_end_are_no_records_though_the_delimiter_is_made_of_them(
-        self, records: list[bytes], size: int, zeros: int, step: int
-    ) -> None:
-        delimiter = b"\0" * size
-        data = b"".join(record + delimiter for record in records) + bytes(zeros)
-        *whole, rest = data.split(delimiter)
-        while whole and not whole[-1]:
-            rest = delimiter + rest
-            whole.pop()
-        found = inspect(Dribble(data, step), layout=Layout("raw", delimiter))
-        assert good(found) == (len(data) - len(rest), len(whole))
-
     def test_an_empty_delimiter_is_refused(self) -> None:
         with pytest.raises(ConfigError):
             look(b"one", layout=Layout("raw", b""))
