@@ -51,9 +51,12 @@ def data(verdict: CheckResult) -> dict[str, float | None]:
 def test_more_than_a_threshold_is_told_with_its_numbers(
     limits: dict[str, Any], status: Status, numbers: str
 ) -> None:
-    verdict = judged(CHANNEL, **limits)
+    verdict = judged(CHANNEL, topic="t", **limits)
     assert found(verdict) == [(status, "t", "c")]
     assert numbers in verdict.summary
+    (limit,) = limits.values()
+    told = [each for each in verdict.data if limit in (each.limit, each.limit.crit)]
+    assert [each.at_least for each in told] == ["clients_min" in limits]
 
 
 def test_the_threshold_itself_is_still_ok() -> None:
