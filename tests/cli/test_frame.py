@@ -122,7 +122,12 @@ def test_help_prints_a_guide_also_where_a_command_has_its_name() -> None:
         (["help", "taill", "--json"], "tail"),
         (["help", "delivry"], "delivery"),
         (["help", "lookup", "topcis"], "topics"),
+        (["nsq_tail"], "tail"),
+        (["nsq_to_file"], "to-file"),
+        (["nsq_to_http"], "to-http"),
         (["nsq_to_nsq"], "relay"),
+        (["to_nsq"], "pub"),
+        (["nsq_stat"], "stats"),
         (["help", "to_nsq"], "pub"),
     ],
 )
