@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 from rich.screen import Screen
 
+from nsqtools.cli.commands.stats import watch
 from nsqtools.cli.commands.stats.view import ViewState, short, sparkline
 from nsqtools.cli.commands.stats.watch import Keys
+from tests.support.clock import elapse, virtual
 from tests.support.reports import report, row
 
 if TYPE_CHECKING:
@@ -185,3 +189,29 @@ def test_a_key_that_goes_on_no_more_is_one_key(begun: bytes, key: str) -> None:
     assert keys.release() == [key]
     assert keys.release() == []
     assert keys.feed(b"A") == ["A"]
+
+
+class Pressed:
+    """The keys that a screen hears of."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def press(self, key: str) -> bool:
+        self.keys.append(key)
+        return True
+
+
+@virtual
+async def test_what_goes_on_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as terminal, os.fdopen(writing, "wb", 0) as user:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        pressed: Any = Pressed()
+        screen = watch.Screen(pressed)
+        for sequence, patience in ((b"\x1b", 0.01), (b"[A", 0.01), (b"\x1b", 3600.0)):
+            monkeypatch.setattr(watch, "_SEQUENCE", patience)
+            user.write(sequence)
+            screen._read()
+        await elapse(1)
+        assert pressed.keys == ["up"]

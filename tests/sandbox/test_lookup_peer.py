@@ -109,6 +109,30 @@ async def test_a_quiet_connection_is_pinged(monkeypatch: pytest.MonkeyPatch) -> 
         await peer.stop()
 
 
+async def test_what_changes_while_a_change_is_told_is_told_too() -> None:
+    gate = asyncio.Event()
+
+    async def slow(line: bytes) -> bytes | None:
+        if line == b"REGISTER a\n":
+            await gate.wait()
+        return await agreeable(line)
+
+    async with scripted(slow) as server:
+        peer = LookupPeer(server.address, lambda: IDENTITY, list[tuple[str, str]])
+        peer.start()
+        await asyncio.wait_for(peer.settled(), 60)
+        peer.tell("REGISTER", "a", "")
+        await eventually_async(lambda: b"REGISTER a\n" in server.commands)
+        peer.tell("REGISTER", "b", "c")
+        peer.tell("UNREGISTER", "a", "")
+        waiting = asyncio.create_task(peer.settled())
+        gate.set()
+        await asyncio.wait_for(waiting, 60)
+        await peer.stop()
+        told = [line for line in server.commands if line.split()[0].endswith(b"REGISTER")]
+        assert told == [b"REGISTER a\n", b"REGISTER b c\n", b"UNREGISTER a\n"]
+
+
 @pytest.mark.parametrize(
     ("to", "reply"),
     [
