@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.sandbox.events import publish_at_rate, sample_events
-from tests.support.clock import elapse, run_virtual
+from tests.support.clock import VirtualLoop, elapse, run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,15 +29,18 @@ def test_events_are_json_objects_of_one_shape() -> None:
     assert not any(b"\n" in body for body in bodies)
 
 
-def published(rate: float, seconds: float) -> list[tuple[float, int]]:
-    """When, in virtual seconds, and how many."""
+def published(rate: float, seconds: float, stall: float = 0.0) -> list[tuple[float, int]]:
+    """When, in virtual seconds, and how many; the first publish takes ``stall`` seconds."""
     batches: list[tuple[float, int]] = []
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
 
         def publish(bodies: Sequence[bytes]) -> None:
             batches.append((loop.time(), len(bodies)))
+            if stall and len(batches) == 1:
+                loop.advance(stall)
 
         task = asyncio.create_task(publish_at_rate(publish, repeat(b"x"), rate))
         await elapse(seconds)
@@ -55,3 +58,8 @@ def test_the_rate_is_kept_without_drift(rate: float) -> None:
         sent += count
         assert at * rate - max(2, 0.11 * rate) <= sent <= at * rate + 1e-6
     assert sent == pytest.approx(seconds * rate, abs=max(1.01, 0.11 * rate))
+
+
+def test_a_long_stall_is_not_made_up_for() -> None:
+    sent = sum(count for _, count in published(100.0, 1000.0, stall=500.0))
+    assert sent == pytest.approx(100 * (1000 - 500 + 1), rel=0.01)

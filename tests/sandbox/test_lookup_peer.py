@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import struct
 from contextlib import asynccontextmanager
@@ -34,6 +35,22 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_peer, "RETRY_DELAYS", (0.01,))
 
 
+@asynccontextmanager
+async def running(*lookupds: Nsqlookupd) -> AsyncIterator[Nsqd]:
+    """An nsqd that knows the nsqlookupds, and those; all are stopped."""
+    nsqd = Nsqd()
+    for each in lookupds:
+        await each.start("127.0.0.1", 0, 0)
+    addresses = [each.tcp for each in lookupds]
+    await nsqd.start("127.0.0.1", 0, 0, lookupd_tcp_addresses=addresses)
+    try:
+        yield nsqd
+    finally:
+        await nsqd.stop()
+        for each in lookupds:
+            await each.stop()
+
+
 async def test_one_nsqlookupd_that_hangs_does_not_keep_the_other_from_knowing() -> None:
     good = Nsqlookupd()
     await good.start("127.0.0.1", 0, 0)
@@ -48,6 +65,22 @@ async def test_one_nsqlookupd_that_hangs_does_not_keep_the_other_from_knowing() 
         assert list(nsqd.broker.topics["u"].channels) == ["d"]
         await nsqd.stop()
     await good.stop()
+
+
+async def test_a_topic_deleted_while_its_channels_are_looked_up_stays_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(Nsqlookupd()) as nsqd:
+        await nsqd.settled()
+        nsqd.publish("t", [b"x"])
+        nsqd.broker.delete_topic("t")
+        nsqd.publish("u", [b"x"])
+        assert nsqd.broker.topics["u"].held
+        await nsqd.settled()
+        await eventually_async(lambda: not nsqd.broker.topics["u"].held)
+        assert list(nsqd.broker.topics) == ["u"]
+        gc.collect()
+        assert not caplog.records
 
 
 class Scripted:

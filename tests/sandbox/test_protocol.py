@@ -133,6 +133,22 @@ async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
 
 
 @virtual
+async def test_a_peer_that_reads_slowly_is_served_in_the_end() -> None:
+    peer = hasty()
+    peer.send("SUB t c", "RDY 100")
+    peer.transport.stall()
+    peer.nsqd.publish("t", [BIG])
+    for _ in range(10):
+        await elapse(0.9)
+        peer.transport.drain(5 << 10)
+        peer.send("NOP")
+    peer.transport.unstall()
+    peer.nsqd.publish("t", [b"later"])
+    await turn()
+    assert peer.texts()[-1] == "msg later"
+
+
+@virtual
 async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> None:
     peer = hasty()
     peer.transport.stall()
