@@ -242,3 +242,8 @@ def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
         result, got = run(*line, config=ConsumerConfig)
         assert result.exit_code == 0, result.output
         assert got["config"].default_requeue_delay == 5.0
+
+
+def test_an_essential_option_that_does_not_exist_is_a_mistake_of_the_declaration() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        click.command(cls=Command, essential="count colour")(options(what=What)(lambda what: None))

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from nsqtools.config import (
     StreamSourceOptions,
 )
 from nsqtools.config.lake import utc
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark.jobs import replay
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
@@ -42,7 +43,6 @@ from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from tests.support.process import Called
 
@@ -378,6 +378,51 @@ class TestConsole:
             os.close(before)
             if takes == 2:
                 os.close(reading)
+
+    @pytest.mark.parametrize("staging", [(), ("--staging", "given")])
+    def test_a_channel_has_a_place_for_what_was_not_shown_and_one_run_has_it(
+        self, pipeline: Pipeline, staging: tuple[str, ...]
+    ) -> None:
+        found: list[Path] = []
+        command: tuple[str, ...] = ()
+        root = Path("given" if staging else "xdg/nsqtools")
+
+        def locked() -> list[Path]:
+            return [each.parent for each in root.glob("sql-*/lock")]
+
+        async def note(*_: object, **__: object) -> int:
+            found.extend(locked())
+            assert pipeline(*command)[0] == 75
+            return 0
+
+        pipeline.patch("cli.commands.pipeline.stream.waiting", note)
+        other = (*SQL, "--topic", "t", "--channel", "d")
+        for asked in (ASK, (*ASK, "--query", "SELECT 2 FROM nsq"), other):
+            command = (*asked, *staging)
+            assert pipeline(*command)[0] == 0
+        assert len(found) == 3
+        assert found[0] == found[1] != found[2]
+        assert not any(each.exists() for each in found)
+
+    def test_what_was_not_shown_is_work_and_is_told_of_until_it_is_shown(
+        self, pipeline: Pipeline
+    ) -> None:
+        place: list[str] = []
+
+        def watched(held: str, flag: str) -> Any:
+            place.append(held)
+            return only_one(held, flag)
+
+        pipeline.waits(0)
+        pipeline.spark(started)
+        pipeline.patch("cli.commands.pipeline.stream.only_one", watched)
+        assert pipeline(*ASK) == (0, "", "")
+        leave(place[0], "console")
+        for answer in (0, UnreachableError("nobody")):
+            pipeline.waits(answer)
+            assert "Spark is started" in pipeline(*ASK)[2]
+            said = pipeline.warnings[-1]
+            assert (said[:2], place[0] in said) == ("7 ", True)
 
 
 def leave(staging: str, stream: str) -> None:

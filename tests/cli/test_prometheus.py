@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.prometheus import served
+from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.config import MetricsOptions
+from nsqtools.engine.consumer import ConsumerStats
 from nsqtools.errors import ConfigError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address, listening_address
@@ -132,3 +133,12 @@ class TestServing:
             with pytest.raises(ConfigError, match=rf"^--metrics-address: .*{address}: {reason}"):
                 async with served(address, tuple):
                     pytest.fail("it serves")
+
+
+class TestCounting:
+    def test_a_topic_has_each_metric_from_the_start_on(self) -> None:
+        metrics = list(of_consumers({"t": ConsumerStats()}, "c"))
+        assert metrics
+        for metric in metrics:
+            assert metric.name.endswith("_total") == (metric.kind == "counter")
+            assert metric.samples == [({"topic": "t", "channel": "c"}, 0)]
