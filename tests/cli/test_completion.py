@@ -92,6 +92,7 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
         ("-v --config x --log-format text dr", ["draw"]),
         ("-q draw --colour g", ["green", "grey"]),
         ("-v --pro", ["--profile"]),
+        ("help paint --c", []),
         ("nosuch --", []),
         ("draw --co", ["--colour", "--count", "--config"]),
         ("draw --colour red --co", ["--count", "--config"]),
