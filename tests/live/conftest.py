@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +14,7 @@ from tests.support.servers import Nsqd, SandboxNsqd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqlookupd
@@ -52,18 +50,6 @@ def archiver(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> Archi
     made = Archiver(nsqtools_cli, nsqd, topic, tmp_path)
     made.create()
     return made
-
-
-@pytest.fixture
-def on_disk(tmp_path: Path) -> Iterator[tuple[str, ...]]:
-    """Arguments of an nsqd that has on disk all to which it said OK, so that SIGKILL loses none.
-
-    Where it syncs after each message, memory is the better disk.
-    """
-    memory = Path("/dev/shm")
-    place = memory if os.access(memory, os.W_OK) else tmp_path
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        yield ("-mem-queue-size=0", "-sync-every=1", f"-data-path={folder}")
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.membership import Subscription
 from tests.support.consuming import make_known
 from tests.support.eventually import eventually_async
-from tests.support.scripted import Recorder, consume, running, undisturbed
+from tests.support.scripted import Recorder, consume, running
 from tests.support.servers import drained
 
 if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
 
 class Bodies(Recorder):
@@ -67,47 +67,6 @@ async def test_three_nsqds_are_found_through_one_of_two_nsqlookupds_and_a_fourth
         await eventually_async(lambda: consumer.stats().connections == 4)
         nsqds[0].publish(topic, [b"again"])
         await eventually_async(lambda: handler.counts.get(b"again"))
-
-
-async def test_what_waits_longer_than_its_timeout_is_handled_once(nsqd: Nsqd, topic: str) -> None:
-    make_known(nsqd, topic)
-    bodies = numbered(500)
-    nsqd.publish(topic, bodies)
-    handler = Bodies(pause=6.0)
-    consumer = consume(handler, nsqd.tcp, topic=topic, max_in_flight=500, msg_timeout=2)
-    async with running(consumer):
-        await eventually_async(lambda: drained(nsqd, topic, "c"))
-        assert handler.counts == dict.fromkeys(bodies, 1)
-        assert (consumer.stats().finished, consumer.stats().too_late) == (500, 0)
-
-
-async def test_a_handler_that_stalls_over_many_heartbeats_keeps_its_connection_and_messages(
-    nsqd: Nsqd, topic: str
-) -> None:
-    """20 kB bodies overflow the socket buffers, and nsqd gives up a reader that pauses."""
-
-    async def stall(name: str, size: int) -> None:
-        bodies = numbered(300, size)
-        nsqd.create(name, "c")
-        nsqd.publish(name, bodies)
-        handler = Bodies(pause=4.5)
-        options: dict[str, Any] = {"max_in_flight": 300, "heartbeat_interval": 1, "read_timeout": 4}
-        consumer = consume(handler, nsqd.tcp, topic=name, **options)
-        task = asyncio.create_task(consumer.run())
-        await eventually_async(lambda: nsqd.channel(name, "c")["clients"])
-        (before,) = nsqd.channel(name, "c")["clients"]
-        await eventually_async(lambda: drained(nsqd, name, "c"))
-        (after,) = nsqd.channel(name, "c")["clients"]
-        for key in ("remote_address", "connect_ts"):
-            assert before[key] == after[key]
-        assert handler.counts == dict.fromkeys(bodies, 1)
-        nsqd.publish(name, [b"later"])
-        await eventually_async(lambda: handler.counts.get(b"later"))
-        consumer.stop()
-        await task
-
-    async with undisturbed():
-        await asyncio.gather(stall(f"{topic}.small", 100), stall(f"{topic}.big", 20_000))
 
 
 async def test_a_handler_that_blocks_the_process_too_long_is_recovered_from(

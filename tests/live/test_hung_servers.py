@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.support.eventually import eventually
 from tests.support.servers import at
@@ -33,41 +30,6 @@ def hung(*servers: Server) -> Iterator[None]:
     finally:
         for server in servers:
             os.kill(server.pid, signal.SIGCONT)
-
-
-@pytest.mark.parametrize("discovered", [False, True])
-def test_a_restarted_nsqd_is_consumed_again_while_others_hang(
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    make_nsqlookupd: MakeNsqlookupd,
-    topic: str,
-    tmp_path: Path,
-    discovered: bool,
-) -> None:
-    lookupds = [make_nsqlookupd() for _ in range(2)]
-    nsqds = [make_nsqd(lookupds=lookupds[:1]) for _ in range(2)]
-    for nsqd in nsqds:
-        nsqd.create(topic, "c")
-    healthy, other = nsqds
-    eventually(lambda: len(lookupds[0].lookup(topic)) == 2)
-    words = [word for nsqd in nsqds for word in at(nsqd)]
-    if discovered:
-        words = [w for each in lookupds for w in ("--lookupd-http-address", str(each.http))]
-    said, log = tmp_path / "said", tmp_path / "log"
-    with said.open("wb") as out, log.open("wb") as err:
-        process = nsqtools_cli.start(
-            *("-v", "tail", "--topic", topic, "--channel", "c", *words), stdout=out, stderr=err
-        )
-    eventually(lambda: all(nsqd.channel(topic, "c")["client_count"] for nsqd in nsqds))
-    with hung(other, lookupds[1]):
-        for number in range(2):
-            healthy.restart()
-            healthy.publish(topic, [b"%d" % number])
-            began = time.monotonic()
-            eventually(lambda: b"%d\n" % number in said.read_bytes(), SOON)  # noqa: B023
-            assert time.monotonic() - began < SOON
-        process.terminate()
-        assert process.wait(SOON) == 0, log.read_text()
 
 
 def test_a_service_waits_for_its_first_server_and_says_so_once(

@@ -76,7 +76,7 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
 ) -> None:
     # size: an environment that takes long to make serves all
     options = ("--format", "delta", "--max-per-trigger", "300")
-    lake.publish(range(3000))
+    lake.publish(range(2000))
 
     def is_in_doubt(version: int) -> bool:
         """Whether Delta Lake has a commit, of a batch, that Spark does not know of."""
@@ -94,13 +94,7 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
         return drained(lake.nsqd, lake.topic, "lake")
 
     eventually(all_taken, timeout=START)
-    lake.check(3000)
-
-    lake.publish(range(3000, 3001))
-    refused = lake.drain(*options, "--select", "body, 1 AS more")
-    assert refused.code == 2
-    assert "more" in refused.stderr
-    assert lake.nsqd.channel(lake.topic, "lake")["depth"] == 1
+    lake.check(2000)
 
     name = f"delta.`{lake.place.path}`"
     statements = [f"INSERT INTO {name} SELECT * FROM {name}"]
@@ -113,4 +107,4 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
     assert len(statements) > len(merges) == 2
     assert isinstance(lake.place, Table)
     lake.place.python(_STATEMENTS, " ".join(lake.place.conf), *statements)
-    lake.check(3000)
+    lake.check(2000)

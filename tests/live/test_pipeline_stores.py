@@ -49,15 +49,15 @@ def succeed(done: Result) -> bytes:
 def test_what_is_archived_in_a_bucket_is_compacted_queried_and_replayed_there(
     lake: Lake, nsqtools_cli: Cli
 ) -> None:
-    lake.publish(range(3000))
-    succeed(lake.drain("--max-per-trigger", "1000"))
+    lake.publish(range(1000))
+    succeed(lake.drain())
     assert drained(lake.nsqd, lake.topic, "lake")
-    lake.check(3000)
+    lake.check(1000)
     assert lake.place.names("_nsqtools") >= {"checkpoint", "staging"}
 
     compacted = lake.place.beside("compacted")
     succeed(lake.run("compact", "--input", lake.place.url, "--output", compacted.url))
-    expected = Counter(b"%d" % each for each in range(3000))
+    expected = Counter(b"%d" % each for each in range(1000))
     assert compacted.bodies() == expected
 
     query = "SELECT CAST(body AS STRING) FROM nsq"
@@ -78,5 +78,4 @@ def test_kill_9_also_of_the_store_loses_nothing_and_doubles_nothing(
         minio.kill()
         minio.start()
 
-    outages = [outage, outage]
-    loses_nothing(lake, rng, messages=12_000, trees=2, workers=3, batch=1000, outages=outages)
+    loses_nothing(lake, rng, messages=8000, trees=1, workers=2, batch=1000, outages=[outage])

@@ -14,7 +14,7 @@ import pytest
 from tests.support.dead import dead_cluster
 from tests.support.eventually import eventually
 from tests.support.reporting import registered
-from tests.support.servers import at, empty
+from tests.support.servers import at
 from tests.support.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -74,24 +74,6 @@ def test_progress_is_shown_on_a_terminal_unless_messages_are_typed_there(
         assert terminal.end() == 0
         assert "\x1b[K" not in terminal.output
     assert count(nsqd, topic) == 2
-
-
-@pytest.mark.nsqd_only("it is about messages on disk")
-def test_pub_waits_for_an_nsqd_that_restarts_and_loses_nothing(
-    start: Start, nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "c")
-    pub = start()
-    write(pub, b"first\n")
-    eventually(lambda: count(nsqd, topic) == 1)
-    nsqd.stop()
-    write(pub, b"second\n" * 100)
-    nsqd.start()
-    _, stderr = pub.communicate(timeout=100)
-    assert pub.returncode == 0, stderr
-    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
-    assert tailed.stdout.count(b"second") >= 100
-    assert tailed.stdout.count(b"first") == 1
 
 
 def test_a_line_of_a_slow_producer_is_published_at_once(

@@ -142,18 +142,22 @@ def test_what_is_printed_can_be_given_to_one_channel_alone(
 def test_a_push_that_is_killed_leaves_a_queue_that_nsqd_goes_on_with(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, rng: random.Random, full: bool
 ) -> None:
-    """What is published after it comes to both channels, over a further kill and stop."""
+    """What is published after it comes too, over a further stop.
+
+    nsqd may deliver messages of the step before again: it promises them at least once.
+    """
     nsqd = start(make_nsqd)
-    work = partial(push, nsqd.data_path, [b"1000 ", b"1001 "], "t:b")
     waiting = [*ALL]
     for step in itertools.count() if full else [rng.randrange(28)]:
         nsqd.stop()
-        was_killed = killed(work, step)
+        pushed, later = [1000 + 3 * step, 1001 + 3 * step], 1002 + 3 * step
+        bodies = [b"%d " % number for number in pushed]
+        was_killed = killed(partial(push, nsqd.data_path, bodies, "t:b"), step)
         nsqd.start()
-        nsqd.publish("t", [b"1002 "])
+        nsqd.publish("t", [b"%d " % later])
         nsqd.restart()
-        found = drain(nsqtools_cli, nsqd)
-        assert found in ([*waiting, 1002], [*waiting, 1000, 1001, 1002])
+        found = [n for n in drain(nsqtools_cli, nsqd) if n in waiting or n >= pushed[0]]
+        assert found in ([*waiting, later], [*waiting, *pushed, later])
         assert not [*nsqd.data_path.glob("*.bad")]
         waiting = []
         if not was_killed:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.consuming import make_known
 from tests.support.eventually import eventually
 from tests.support.relays import CHANNEL, held, numbered, published, to
-from tests.support.servers import at, drained, empty
+from tests.support.servers import at, empty
 
 if TYPE_CHECKING:
     import random
@@ -38,30 +38,6 @@ def moments(rng: random.Random, sizes: tuple[int, int]) -> list[int]:
 
 def reached(source: Nsqd, topic: str, left: int) -> None:
     eventually(lambda: source.channel(topic, CHANNEL)["depth"] <= left)
-
-
-def test_a_destination_killed_again_and_again_loses_nothing(
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    topic: str,
-    rng: random.Random,
-    sizes: tuple[int, int],
-    on_disk: tuple[str, ...],
-) -> None:
-    messages, rounds = sizes
-    source, goal = make_nsqd(), make_nsqd(*on_disk)
-    published(source, topic, numbered(messages))
-    goal.create(topic)
-    relay = nsqtools_cli.start("relay", "--topic", topic, *to(goal), *empty(source), *PACE)
-    for left in moments(rng, sizes):
-        reached(source, topic, left)
-        goal.kill()
-        goal.start()
-    assert relay.wait(120) == 0
-    found = held(nsqtools_cli, goal, topic)
-    assert set(found) == set(numbered(messages))
-    assert found.total() - messages <= rounds * WINDOW
-    assert drained(source, topic, CHANNEL)
 
 
 def test_relay_itself_killed_again_and_again_loses_nothing(

@@ -12,9 +12,7 @@ import pytest
 
 from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
-from tests.support.metrics import Serving
 from tests.support.process import COMMAND, neutral
-from tests.support.reporting import http
 from tests.support.servers import at, empty
 
 if TYPE_CHECKING:
@@ -78,28 +76,6 @@ def test_count_is_exact_over_topics_and_everything_counted_is_finished(tail: Tai
     channels = [tail.nsqd.channel(each, "c") for each in (tail.topic, other)]
     assert sum(channel["depth"] for channel in channels) == 150
     assert not any(channel["in_flight_count"] for channel in channels)
-
-
-def test_a_slow_reader_gets_each_message_once_and_what_is_counted_is_finished(tail: Tail) -> None:
-    tail.make_known()
-    bodies = [b"%06d" % number + b"x" * 1000 for number in range(4000)]
-    tail.publish(bodies)
-    options = ("-n", "4000", "--msg-timeout", "2s", "--metrics-address", ":0", *at(tail.nsqd))
-    serving = Serving(tail.cli, tail.folder, *tail.command(*options), stdout=PIPE)
-
-    def held_for_two_timeouts() -> bool:
-        values = serving.all()
-        touched, waiting = (
-            values[f"nsqtools_messages_{name}", "c", tail.topic]
-            for name in ("touched_total", "in_flight")
-        )
-        return touched > 4 * waiting > 0 or bool(tail.channel()["timeout_count"])
-
-    eventually(held_for_two_timeouts)
-    assert serving.process.stdout
-    assert sorted(serving.process.stdout.read().splitlines()) == bodies
-    assert serving.process.wait(100) == 0
-    assert tail.held == 0
 
 
 def test_a_signal_drains_what_is_in_flight(tail: Tail) -> None:
@@ -171,26 +147,6 @@ def test_until_empty_names_the_server_of_which_it_is_unknown(tail: Tail) -> None
     )
     assert (tailed.code, tailed.stdout) == (4, b"x\n")
     assert "127.0.0.1:1: " in tailed.stderr
-
-
-def test_until_empty_is_not_fulfilled_by_a_dead_nsqd_with_messages(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    nsqds = [make_nsqd() for _ in range(2)]
-    for nsqd in nsqds:
-        make_known(nsqd, topic)
-        nsqd.publish(topic, [b"x"] * 3)
-    nsqds[1].stop()
-    where = [word for nsqd in nsqds for word in (*at(nsqd), *http([nsqd]))]
-    words = ("-q", "tail", "--topic", topic, "--channel", "c", "--until-empty", *where)
-    tailed = nsqtools_cli(*words, "--max-duration", "3s")
-    assert (tailed.code, tailed.stdout) == (4, b"x\n" * 3)
-    assert str(nsqds[1].http) in tailed.stderr
-    running = nsqtools_cli.start(*words, stdout=PIPE)
-    eventually(lambda: nsqds[0].channel(topic, "c")["client_count"])
-    nsqds[1].start()  # what is there again in time is asked and consumed
-    assert running.communicate(timeout=100)[0] == b"x\n" * 3
-    assert running.returncode == 0
 
 
 def test_a_terminal_shows_what_until_empty_waits_for(tail: Tail) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from nsqtools.stores import open_store
 from tests.support import archives
-from tests.support.archives import Archiver
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tests.support.archives import Archiver
     from tests.support.binaries import Nsq
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
@@ -133,22 +133,6 @@ def test_instances_with_names_of_their_own_share_a_channel_and_leave_each_other_
     assert archiver.found == Counter(range(5000))
 
 
-def test_no_message_is_written_twice_because_a_sync_came_late(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
-) -> None:
-    archiver = Archiver(nsqtools_cli, make_nsqd("-msg-timeout=4s"), topic, tmp_path)
-    archiver.create()
-    archiver.numbers(10)
-    running = archiver.start("--sync-interval", "1h")
-    running.drain()
-    channel = archiver.channel()
-    assert (channel["timeout_count"], channel["requeue_count"]) == (0, 0)
-    assert running.end() == 0
-    assert archiver.found == Counter(range(10))
-    (line,) = running.said.splitlines()
-    assert "--sync-interval" in line
-
-
 def test_a_limit_and_a_manifest(archiver: Archiver) -> None:
     archiver.numbers(500)
     care = ("--keep", "3", "--manifest", "../manifest")
@@ -243,26 +227,6 @@ def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
     (last,) = archiver.files
     assert archives.numbers([last]) == Counter(range(10, 15))
     assert b"waiting" not in archiver.cli("verify", str(last)).stdout
-
-
-@pytest.mark.parametrize("names", ["<TOPIC>.log", "<TOPIC><REV>.log"])
-def test_no_message_is_added_to_a_file_while_its_command_works_on_it(
-    archiver: Archiver, names: str
-) -> None:
-    safe, go = archiver.folder / "safe", archiver.folder / "go"
-    safe.mkdir()
-    # The command removes the file after it has copied it, once the test has let it.
-    hook = f"cp {{}} {safe}/ && until [ -e {go} ]; do sleep 0.02; done; rm {{}}"
-    running = archiver.start("--filename-format", names, "--on-rotate", hook)
-    for begin in (0, 10):
-        archiver.numbers(begin, begin + 10)
-        running.drain()
-        running.process.send_signal(signal.SIGHUP)
-        eventually(lambda: any(safe.iterdir()))
-    go.touch()
-    assert running.end() == 0, running.said
-    assert archiver.files == []
-    assert archives.numbers(archives.published(safe)) == Counter(range(20))
 
 
 def test_what_a_store_refuses_waits_for_the_next_run(

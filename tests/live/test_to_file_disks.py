@@ -122,18 +122,3 @@ def test_a_work_directory_on_another_file_system(
     assert archiver.found == Counter(range(MESSAGES // 4))
     archiver.check(MESSAGES // 4)
     assert archives.leftovers(work) == archives.published(work) == []
-
-
-def test_a_full_output_directory_on_another_file_system_is_waited_for(
-    archiver: Archiver, log: Path, tmp_path: Path, disk: Path
-) -> None:
-    work = tmp_path / "work"
-    ballast = fill(disk, leave=ROOM)
-    running = archiver.start("--rotate-interval", "300ms", "--work-dir", str(work), log=log)
-    archiver.numbers(MESSAGES)
-    running.says(FULL)
-    assert archiver.found.total() < MESSAGES
-    ballast.unlink()
-    running.finish()
-    assert archiver.found == Counter(range(MESSAGES))
-    assert archives.leftovers(archiver.output, work) == []

@@ -8,8 +8,6 @@ import signal
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig, StopOptions
@@ -22,50 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import pytest
+
     from tests.support.archives import Archiver
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
-
-
-@pytest.mark.parametrize("options", [(), ("--gzip", "--work-dir", "work")])
-def test_a_storm_of_hups(archiver: Archiver, options: Sequence[str], full: bool) -> None:
-    running = archiver.start(*options)
-    running.connect()
-    messages = 2000 if full else 500
-    for storm in range(0, messages, 250):
-        before = len(archiver.files)
-        for begin in range(storm, storm + 250, 10):
-            archiver.numbers(begin, begin + 10)
-            running.process.send_signal(signal.SIGHUP)
-
-        def are_more(before: int = before) -> bool:  # the last one may have come before messages
-            running.process.send_signal(signal.SIGHUP)
-            return len(archiver.files) > before
-
-        eventually(are_more)
-    running.finish()
-    assert archiver.found == Counter(range(messages))
-    archiver.check(messages)
-    assert running.said == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "fewest"),
-    [(("--rotate-size", "500"), 8), (("--rotate-interval", "1ms", "--gzip"), 200)],
-    ids=["size", "interval"],
-)
-def test_a_storm_of_rotations(
-    archiver: Archiver, options: Sequence[str], fewest: int, full: bool
-) -> None:
-    """``fewest`` messages are expected to make a file, or at least a few files of them all."""
-    messages = 3000 if full else 600
-    running = archiver.start("--manifest", "../manifest", *options)
-    for begin in range(0, messages, 300):
-        archiver.numbers(begin, begin + 300)
-        running.drain()
-    running.finish()
-    assert len(archiver.files) > messages / fewest
-    assert archiver.found == Counter(range(messages))
-    archiver.check(messages, archiver.folder / "manifest")
 
 
 async def test_many_topics_at_once_of_which_2_vanish_and_3_appear(

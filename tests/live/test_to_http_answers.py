@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.posting import Posting
 from tests.support.webserver import HANG, OK, Answer, WebServer, per_message, retry_after
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd
+    from tests.support.posting import Posting
     from tests.support.webserver import Request
 
 CLOSING = 4  # the state of a client that has sent CLS
@@ -164,20 +160,3 @@ def test_count_and_until_empty_end_when_so_much_is_delivered(posting: Posting) -
         assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
         assert len(web.deliveries) == 43
         assert web.deliveries.total() == 46
-
-
-def test_an_outage_longer_than_nsqd_lets_messages_be_held(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
-) -> None:
-    """nsqd takes them back, and what it delivers again once the endpoint is back counts."""
-    nsqd = make_nsqd("-msg-timeout=500ms", "-max-msg-timeout=1s")
-    posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
-    posting.make_known()
-    posting.numbers(20)
-    with WebServer() as web:
-        web.refuse()
-        poster = posting.start("--post", web.url(), "--max-in-flight", "10")
-        eventually(lambda: posting.channel()["timeout_count"])
-        web.listen()
-        poster.finish()
-        assert len(web.deliveries) == 20

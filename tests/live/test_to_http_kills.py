@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.support.consuming import Running
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
 
@@ -82,29 +81,3 @@ def kill(nsqd: Nsqd) -> None:
 
 def restart(nsqd: Nsqd) -> None:
     nsqd.restart()
-
-
-@pytest.mark.parametrize("strike", [kill, restart])
-def test_what_nsqd_has_on_disk_outlives_its_end(
-    make_posting: Make,
-    rng: random.Random,
-    strike: Callable[[Nsqd], None],
-    on_disk: tuple[str, ...],
-    full: bool,
-) -> None:
-    """A restart writes to disk what is in flight, and of that what was delivered comes twice."""
-    messages, rounds, window = (5000, 5, 100) if full else (1000, 2, 100)
-    args = (MSG_TIMEOUT, *on_disk) if strike is kill else ()
-    # What was on its way to a client is in nsqd's memory alone; so is what comes next.
-    losable = rounds * (window + 2) if strike is kill else 0
-    posting = make_posting(messages, *args)
-    with WebServer() as web:
-        poster: Running = posting.start("--post", web.url(), "--max-in-flight", str(window))
-        for moment in moments(rng, messages - losable, rounds):
-            reached(web, moment)
-            strike(posting.nsqd)
-        poster.finish()
-        found = Counter(int(request.body) for request in web.requests)
-    lost = set(range(messages)) - found.keys()
-    assert len(lost) <= losable
-    assert found.total() - len(found) <= rounds * window

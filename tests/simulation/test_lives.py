@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PLAIN = 12
 """Lives of each kind in a plain run."""
-MORE = 40
+MORE = 60
 
 REGRESSIONS = (
     (

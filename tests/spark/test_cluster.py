@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd
 
-MESSAGES = 40_000
+MESSAGES = 12_000
 
 
 @pytest.mark.full("a cluster whose executors are killed")
@@ -61,7 +61,7 @@ def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_execu
 
     with Cluster(tmp_path / "spark") as cluster:
         subscribed = ("--topic", topic, "--channel", "c", "--nsqd-http-address", str(nsqd.http))
-        service = ("--continuous", "--trigger", "0s", "--max-per-trigger", "10000")
+        service = ("--continuous", "--trigger", "0s", "--max-per-trigger", "3000")
         archive = start("archive", *subscribed, *service, "--output", str(lake))
         for batch in (1, 3):
             eventually(lambda: newest_staged() >= batch, START)  # noqa: B023 - called here

@@ -4,13 +4,11 @@ One difference to go-nsq runs through all transcripts: a new connection starts w
 its full share with its first message.
 """
 
-import asyncio
-
 import pytest
 
 from nsqtools.engine.handler import Batch
 from tests.support.clock import elapse
-from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
+from tests.support.scripted import Recorder, ScriptedNsqd, consume, running
 
 
 async def feed(nsqd: ScriptedNsqd, *bodies: bytes) -> None:
@@ -55,72 +53,6 @@ async def test_requeueing_without_backoff_lowers_no_rdy_ends_no_probing(nsqd: Sc
             *("RDY 1", "RDY 0", "REQ 3 600000"),
             *("RDY 1", "RDY 5", "FIN 4"),
         ]
-
-
-@pytest.mark.parametrize("state", ["waiting", "probing", "probe in hand"])
-async def test_losing_the_probing_connection_never_leaves_backoff_stuck(
-    network: Network, state: str
-) -> None:
-    first, second = network.nsqd("first"), network.nsqd("second")
-    network.max_ready = 10
-    gate = asyncio.Event()
-
-    async def act(batch: object) -> None:
-        if len(recorder.batches) == 3:
-            raise ValueError
-        if len(recorder.batches) == 4 and state == "probe in hand":
-            await gate.wait()
-
-    recorder = Recorder(act)
-    consumer = consume(
-        recorder, first, second, max_in_flight=10, reconnect_delay=20, default_requeue_delay=600
-    )
-    async with running(consumer):
-        first.publish(b"1")
-        second.publish(b"1")
-        await elapse(0.01)
-        assert (first.ready, second.ready) == (5, 5)
-        first.publish(b"2")
-        await elapse(1)
-        assert (first.ready, second.ready) == (0, 0)
-        prober = first
-        if state != "waiting":
-            await elapse(2)
-            prober = first if first.ready else second
-            assert (first.ready + second.ready) == 1
-        if state == "probe in hand":
-            prober.publish(b"3")
-            await elapse(0.1)
-            assert prober.in_flight == 1
-        prober.break_off()
-        other = second if prober is first else first
-        await elapse(0.1)
-        gate.set()
-        other.publish(b"4", b"5", b"6")
-        await elapse(12)  # another may have to take the probe over, at rotation at latest
-        assert other.ready == 10
-        assert other.depth == other.in_flight == 0
-        prober.publish(b"7")
-        await elapse(60)
-        assert prober.in_flight == prober.depth == 0
-        assert (first.ready, second.ready) == (5, 5)
-
-
-async def test_losing_every_connection_in_backoff_never_leaves_it_stuck(nsqd: ScriptedNsqd) -> None:
-    recorder = Recorder()
-    consumer = consume(
-        recorder, nsqd, max_in_flight=5, reconnect_delay=8, default_requeue_delay=600
-    )
-    async with running(consumer):
-        await feed(nsqd, b"1", b"bad")
-        nsqd.down = True
-        nsqd.break_off()
-        await elapse(100)
-        nsqd.down = False
-        nsqd.publish(b"3", b"4")
-        await elapse(130)
-        assert nsqd.ready == 5
-        assert recorder.seen == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
 @pytest.mark.parametrize("command", ["FIN", "REQ", "TOUCH"])

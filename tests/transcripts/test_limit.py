@@ -89,27 +89,6 @@ async def test_a_failure_does_not_count_and_its_messages_come_again(
     assert (nsqd.depth, nsqd.in_flight) == (10 - count, 0)
 
 
-async def test_consumers_may_share_a_limit(network: Network) -> None:
-    first, second = network.nsqd("first"), network.nsqd("second")
-    for nsqd in (first, second):
-        nsqd.publish(*[b"x"] * 20)
-    recorder = Recorder()
-    left: list[int] = []
-
-    def done() -> None:
-        for consumer in consumers:
-            consumer.stop()
-
-    limit = Counted(recorder, 7, lambda: left.append(limit.count.remaining), done)
-    consumers = [consume(limit, nsqd, max_in_flight=5) for nsqd in (first, second)]
-    async with running(consumers[0]) as one, running(consumers[1]) as two:
-        await asyncio.gather(one, two)
-    assert len(recorder.seen) == 7
-    assert left == sorted(left, reverse=True)
-    assert first.depth + second.depth == 33
-    assert first.in_flight + second.in_flight == 0
-
-
 async def test_it_does_not_end_while_another_batch_may_still_fail(network: Network) -> None:
     slow, quick = network.nsqd("slow"), network.nsqd("quick")
     slow.publish(b"x")
@@ -159,51 +138,3 @@ async def test_what_is_held_counts_when_it_is_finished_and_not_when_it_is_given_
     assert totals.finished == 10
     assert sum(text.startswith("FIN") for text in nsqd.commands) == 10
     assert (nsqd.depth, nsqd.in_flight) == (20, 0)
-
-
-async def test_what_is_settled_after_its_connection_was_lost_does_not_count() -> None:
-    nsqd = Network().nsqd(msg_timeout=5000)
-    nsqd.publish(*[b"x"] * 3)
-
-    async def hold_first(batch: Batch) -> None:
-        if len(recorder.batches) == 1:
-            batch.hold()
-
-    recorder = Recorder(hold_first)
-    async with running(limited(3, recorder, nsqd, reconnect_delay=1)) as task:
-        nsqd.break_off()
-        await elapse(1)
-        recorder.batches[0].finish(recorder.batches[0][:1])
-        recorder.batches[0].requeue()
-        totals = (await task).totals
-    assert totals.finished == 3
-    assert sum(text.startswith("FIN") for text in nsqd.commands) == 3
-    assert (nsqd.depth, nsqd.in_flight) == (0, 0)
-
-
-@pytest.mark.parametrize("last", [False, True])
-async def test_what_nsqd_refuses_to_finish_does_not_count(nsqd: ScriptedNsqd, last: bool) -> None:
-    """It has timed out, for example while the process was stopped."""
-    late = "FIN 3" if last else "FIN 1"
-    nsqd.refuses = lambda text: f"E_FIN_FAILED FIN {1:016x} failed" if text == late else None
-    nsqd.publish(*[b"x"] * 10)
-    recorder = Recorder()
-    async with running(limited(3, recorder, nsqd, max_in_flight=1)) as task:
-        outcome = await task
-    finished = [text for text in nsqd.commands if text.startswith("FIN")]
-    assert len(finished) == (3 if last else 4)
-    assert (outcome.totals.finished, outcome.left) == ((2, 1) if last else (3, 0))
-
-
-async def test_what_is_finished_while_its_connection_is_dropped_does_not_count(
-    nsqd: ScriptedNsqd,
-) -> None:
-    recorder = Recorder()
-    async with running(limited(1, recorder, nsqd, reconnect_delay=1.0)) as task:
-        nsqd.send(wire.message(1) + wire.error("E_INVALID the connection is dropped"))
-        await elapse(0.5)
-        assert recorder.seen == [(1, 1)]
-        assert not task.done()
-        nsqd.publish(b"x")
-        assert (await task).totals.finished == 1
-    assert sum(text.startswith("FIN") for text in nsqd.commands) == 1

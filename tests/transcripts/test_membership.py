@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
 from itertools import pairwise
 from random import Random
 
@@ -69,59 +68,6 @@ async def test_an_nsqd_that_drops_each_connection_is_dialled_less_and_less(
             nsqd.break_off()
             await elapse(0.2)
     assert len(nsqd.dials) < 10
-
-
-async def test_consumers_that_lost_an_nsqd_together_come_back_apart(network: Network) -> None:
-    nsqd, others = network.nsqd(), [Random(seed) for seed in range(20)]
-    subscription = Subscription(topic="t", channel="c", nsqds=(nsqd.address,))
-    async with AsyncExitStack() as stack:
-        for rng in others:
-            await stack.enter_async_context(running(Consumer(subscription, Recorder(), rng=rng)))
-        nsqd.break_off()
-        await elapse(1.1)
-        again = nsqd.dials[len(others) :]
-        assert len(set(again)) == len(others)
-        assert max(again) - min(again) > 0.3
-
-
-HANG = 20.0
-"""Seconds that an nsqd has for the handshake."""
-
-
-@pytest.mark.parametrize("discovered", [False, True])
-async def test_an_nsqd_that_hangs_delays_no_other(network: Network, discovered: bool) -> None:
-    """Neither at the start, nor when both are lost, nor at the stop."""
-    healthy, hung = network.nsqd("healthy"), network.nsqd("hung")
-    hung.silent = True
-    directory = Directory(hung, healthy)
-    recorder = Recorder()
-    find = directory.find if discovered else None
-    consumer = consume(recorder, hung, healthy, find=find, max_in_flight=4)
-    async with running(consumer):
-        healthy.publish(b"1")
-        await elapse(0.1)
-        assert len(recorder.seen) == 1
-        hung.silent = False
-        await elapse(HANG + 100)
-        assert consumer.stats().connections == 2
-        hung.silent = True
-        for nsqd in (hung, healthy):
-            nsqd.break_off()
-        await elapse(3)
-        healthy.publish(b"2")
-        await elapse(0.1)
-        assert len(recorder.seen) == 2
-        healthy.break_off()  # while the other is still dialled
-        await elapse(4)
-        healthy.publish(b"3")
-        await elapse(0.1)
-        assert len(recorder.seen) == 3
-        hung.silent = False
-        await elapse(100)
-        assert consumer.stats().connections == 2
-        hung.silent = True
-        stopped = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - stopped < 1
 
 
 async def test_an_nsqlookupd_that_hangs_delays_no_other(network: Network) -> None:
@@ -232,46 +178,6 @@ async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
         assert recorder.seen == [(1, 1)]
         assert len(nsqd.dials) == (2 if fatal else 1)
     assert ("connection lost: nsqd:4150: " in caplog.text) is fatal
-
-
-async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again(
-    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = Recorder()
-    consumer = consume(recorder, nsqd, heartbeat_interval=10, read_timeout=25)
-    async with running(consumer):
-        await elapse(31)
-        nsqd.silent = True
-        await elapse(23)
-        assert consumer.stats().connections == 1
-        await elapse(2)
-        assert consumer.stats().connections == 0
-        nsqd.silent = False
-        await elapse(HANG + 3)
-        nsqd.publish(b"x")
-        await elapse(1)
-        assert recorder.seen == [(1, 1)]
-    assert "silent for 25 s" in caplog.text
-
-
-@pytest.mark.parametrize("slow", ["refuses", "hangs"])
-async def test_a_connection_lost_while_another_is_still_dialled_is_made_again_once(
-    network: Network, slow: str
-) -> None:
-    quick, hole = network.nsqd("quick"), network.nsqd("hole")
-    network.max_ready = 2
-    hole.hole = True
-    consumer = consume(Recorder(), quick, hole, max_in_flight=2, dial_timeout=20, reconnect_delay=2)
-    async with running(consumer):
-        await elapse(1)
-        quick.down = True
-        quick.break_off()
-        await elapse(15)
-        quick.down = slow == "refuses"
-        await elapse(10)
-        quick.down = False
-        await elapse(60)
-        assert len(quick.clients) == 1
 
 
 async def test_a_lost_nsqd_returns_only_when_it_is_listed_again(network: Network) -> None:

@@ -160,24 +160,6 @@ def touches(nsqd: ScriptedNsqd) -> list[tuple[float, str]]:
     return [(round(at, 1), text[6:]) for at, text in nsqd.log if text.startswith("TOUCH")]
 
 
-@pytest.mark.parametrize("one_by_one", [False, True])
-async def test_what_waits_for_a_slow_handler_is_touched_until_it_is_handled(
-    one_by_one: bool,
-) -> None:
-    async def slow(batch: Batch) -> None:
-        await elapse(1.5 * len(batch))
-
-    nsqd = Network().nsqd(msg_timeout=2000)
-    nsqd.one_by_one = one_by_one
-    recorder = Recorder(slow)
-    consumer = consume(recorder, nsqd, max_in_flight=20)
-    async with running(consumer):
-        nsqd.publish(*[b"x"] * 20)
-        await elapse(60)
-        assert sorted(recorder.seen) == [(number, 1) for number in range(1, 21)]
-        assert (consumer.stats().finished, consumer.stats().too_late) == (20, 0)
-
-
 async def test_what_is_held_is_touched_by_its_own_timeout_until_it_is_settled() -> None:
     nsqd = Network().nsqd(msg_timeout=10_000)
     recorder = Recorder(hold)

@@ -34,17 +34,6 @@ def loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_what_was_delivered_is_handled_before_the_end(nsqd: ScriptedNsqd) -> None:
-    nsqd.one_by_one = True
-    recorder = Recorder(partial(sleep, 1))
-    async with running(consume(recorder, nsqd, max_in_flight=3)):
-        nsqd.publish(*[b"x"] * 10)
-        await elapse(1.5)
-        assert nsqd.in_flight == 3
-    assert nsqd.commands[2:] == ["FIN 1", "CLS", "FIN 2", "FIN 3", "FIN 4", END]
-    assert nsqd.depth == 6
-
-
 async def test_a_handler_that_never_returns_has_the_drain_timeout(nsqd: ScriptedNsqd) -> None:
     nsqd.one_by_one = True
     recorder = Recorder(partial(sleep, 10**9))
@@ -102,20 +91,6 @@ async def test_a_sink_whose_close_fails_gives_all_back_first(nsqd: ScriptedNsqd)
     assert nsqd.commands[2:] == ["CLS", "REQ 1 0", END]
 
 
-async def test_messages_that_cross_the_cls_are_not_lost(nsqd: ScriptedNsqd) -> None:
-    recorder = Recorder()
-    consumer = consume(recorder, nsqd, max_in_flight=5)
-    async with running(consumer):
-        nsqd.publish(b"1")
-        await elapse(1)
-        consumer.stop()
-        nsqd.publish(b"2", b"3")
-        assert nsqd.delivered == 1
-    assert nsqd.delivered == 3
-    assert nsqd.in_flight == 0
-    assert [number for number, _ in recorder.seen] == [1, 2, 3]
-
-
 async def test_what_comes_before_the_answer_to_cls_is_still_handled(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd, max_in_flight=5)
@@ -136,16 +111,6 @@ async def test_a_client_that_nsqd_keeps_is_gone_after_two_seconds(nsqd: Scripted
     async with running(consume(Recorder(), nsqd)):
         await elapse(1)
     assert loop_time() == pytest.approx(3, abs=0.1)
-
-
-async def test_stopping_while_a_dial_hangs_ends_at_once(network: Network) -> None:
-    nsqd, hole = network.nsqd("nsqd"), network.nsqd("hole")
-    hole.hole = True
-    async with running(consume(Recorder(), nsqd, hole, dial_timeout=50)):
-        await elapse(1)
-        assert nsqd.ready == 1
-    assert loop_time() < 2
-    assert nsqd.commands == ["RDY 1", "CLS", END]
 
 
 async def test_nothing_reconnects_after_stop_nor_while_draining(network: Network) -> None:

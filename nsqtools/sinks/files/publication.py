@@ -100,14 +100,12 @@ class Publication:
         Entries that fail are in ``left``. Each failure is logged, and the other entries are
         processed all the same.
         """
-        failed = []
-        for entry in filter(self.journal.has, entries):
+        for entry in entries:
             try:
                 self._salvage(entry)
             except (OSError, NSQError) as error:
-                failed.append(entry)
+                self.left.append(entry)
                 log.error("%s", self._failure(entry, error))
-        self.left = failed
 
     def resume(self, path: str) -> None:
         """Try again with a published file that is left; raises OSError or NSQError."""

@@ -113,15 +113,15 @@ class Archives:
             lock.release()
 
     def close(self) -> None:
-        """Try again with files that a crash left, and wait for the last uploads and commands.
+        """Wait for the last uploads and ``--on-rotate`` commands.
 
         Raises OutputError if a file that a crash left could not be published, or a published file
         still waits. The next run continues with both.
         """
-        self._publication.salvage(self._publication.left)
         self.care.close()
-        if left := len(self._publication.left) + len(self._journal.damaged):
-            raise OutputError(f"files of an earlier crash that could not be published: {left}")
+        left = [*filter(self._journal.has, self._publication.left)]
+        if failed := len(left) + len(self._journal.damaged):
+            raise OutputError(f"files of an earlier crash that could not be published: {failed}")
         if owed := self._journal.owed():
             raise OutputError("; ".join(map(self._waiting, owed, owed.values())))
 

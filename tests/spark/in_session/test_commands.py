@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+
+
+MORE = pytest.mark.full("more of what jobs make of rows in Spark")
 
 
 @pytest.fixture
@@ -174,7 +177,15 @@ EXPECTED: dict[str, Callable[[Example], None]] = {
 """What is expected of each example, by its line."""
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("nsqtools pipeline ")])
+def shown(line: str) -> Any:
+    """The plain run tries one of each command."""
+    marks = [] if EXPECTED[line] in (archive, compact, query) or "again" in line else [MORE]
+    return pytest.param(line, marks=marks)
+
+
+@pytest.mark.parametrize(
+    "line", [shown(line) for line in LINES if line.startswith("nsqtools pipeline ")]
+)
 def test_an_example_does_what_it_says(
     pipeline: Pipelines,
     make_nsqd: MakeNsqd,
@@ -192,6 +203,7 @@ def test_every_example_is_one_that_help_gives() -> None:
     assert set(EXPECTED) <= set(LINES)
 
 
+@MORE
 def test_rows_of_an_archive_are_published_to_a_topic(
     pipeline: Pipelines, nsqd: Nsqd, topic: str, taken: Taken, tmp_path: Path
 ) -> None:
@@ -215,7 +227,7 @@ def random_bodies(rng: random.Random, count: int) -> list[bytes]:
     return bodies
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 @pytest.mark.nsqd_only("most of what it takes comes from nsqd's disk")
 def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
     pipeline: Pipelines,

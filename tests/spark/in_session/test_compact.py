@@ -117,6 +117,7 @@ def test_a_second_run_changes_nothing_and_a_third_only_the_hours_of_what_is_new(
     }
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_records_without_metadata_are_told_apart_by_their_place(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -225,6 +226,7 @@ def test_what_compact_wrote_can_be_compacted_again(run: Compacting, tmp_path: Pa
     assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1, b"raw": 2}
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_big_hour_is_several_files_of_which_late_messages_change_those_of_their_minutes(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -254,6 +256,7 @@ def test_a_big_hour_is_several_files_of_which_late_messages_change_those_of_thei
     assert keys(tmp_path / "out") == rows_of([*messages, *late])
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_burst_of_bare_records_becomes_files_of_equal_size(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -283,6 +286,7 @@ def test_hours_are_chosen_by_directory_or_by_the_time_of_the_file(
     assert run(tmp_path / "lake", layout=RAW).inputs == 4
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_extreme_times_are_exact(run: Compacting, tmp_path: Path) -> None:
     stamps = [0, 999, 2**53 + 1, NINE + 999_999_999, NINE + HOUR - 1, NINE + HOUR, 2**63 - 1]
     messages = [Sent(b"%d" % ns, ns, f"{n:016x}") for n, ns in enumerate(stamps)]
@@ -299,6 +303,7 @@ def test_extreme_times_are_exact(run: Compacting, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_inputs_are_deleted_once_they_are_in(run: Compacting, tmp_path: Path) -> None:
     """Also those that an earlier run has taken in."""
     lake = tmp_path / "lake" / "date=2026-11-21" / "hour=09"

@@ -107,6 +107,7 @@ def test_a_file_that_is_written_to_meanwhile_changes_nothing(
     assert run(path, layout=RAW).read == 2
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
     run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_available_now_reads_all_there_is_in_batches_and_a_restart_goes_on(
     assert not list((tmp_path / "staging").glob("*/b*"))
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_nothing_is_lost_though_spark_writes_its_logs_late_and_in_another_form(
     query: Query, nsqd: Nsqd, topic: str
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_batch_that_failed_is_the_same_when_it_is_run_again(
     assert query.bodies == Counter(numbered(400))
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 @pytest.mark.nsqd_only("the sandbox logs no requests")
 def test_a_stream_makes_batches_only_when_there_is_something(
     query: Query, nsqd: Nsqd, topic: str, tmp_path: Path

@@ -79,6 +79,7 @@ def asking(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Askin
     return Asking(spark, nsqd, topic, tmp_path / "result")
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_stream_is_queried_into_files_that_a_repeated_batch_replaces(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:

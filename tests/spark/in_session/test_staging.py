@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_rows_are_chosen_and_ordered_by_sql(
     spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
@@ -52,6 +53,7 @@ def test_bare_records_go_back_too(
     assert taken() == [*HOSTILE, *HOSTILE]
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_what_is_planned_is_not_chosen_again_and_needs_no_archive(
     spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:

@@ -90,8 +90,8 @@ def test_stops_at_any_step_in_two_runs_lose_nothing_and_double_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None, full: bool
 ) -> None:
     """A process that is killed, or with a seed, a power failure."""
-    stride = 41 if full else 97
-    for first in count(0 if seed is None else seed, 5 if full else 19):
+    stride = 61 if full else 149
+    for first in count(0 if seed is None else seed, 9 if full else 29):
         for second in count(first % stride, stride):
             disk = Disk(tmp_path / f"{first}-{second}", monkeypatch)
             query = Query(disk.folder / "staging")
