@@ -138,3 +138,17 @@ async def test_what_is_held_counts_when_it_is_finished_and_not_when_it_is_given_
     assert totals.finished == 10
     assert sum(text.startswith("FIN") for text in nsqd.commands) == 10
     assert (nsqd.depth, nsqd.in_flight) == (20, 0)
+
+
+@pytest.mark.parametrize("last", [False, True])
+async def test_what_nsqd_refuses_to_finish_does_not_count(nsqd: ScriptedNsqd, last: bool) -> None:
+    """It has timed out, for example while the process was stopped."""
+    late = "FIN 3" if last else "FIN 1"
+    nsqd.refuses = lambda text: f"E_FIN_FAILED FIN {1:016x} failed" if text == late else None
+    nsqd.publish(*[b"x"] * 10)
+    recorder = Recorder()
+    async with running(limited(3, recorder, nsqd, max_in_flight=1)) as task:
+        outcome = await task
+    finished = [text for text in nsqd.commands if text.startswith("FIN")]
+    assert len(finished) == (3 if last else 4)
+    assert (outcome.totals.finished, outcome.left) == ((2, 1) if last else (3, 0))
