@@ -118,15 +118,6 @@ def test_a_program_of_the_library_guide_runs(nsqd: Nsqd, tmp_path: Path, title: 
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_the_test_of_the_library_guide_passes(tmp_path: Path) -> None:
-    plugin, test = shown(_LIBRARY["TESTS OF YOUR OWN"])
-    (tmp_path / "conftest.py").write_text(plugin)
-    (tmp_path / "test_orders.py").write_text(test)
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
-    assert ran.returncode == 0, ran.stdout
-
-
 _MANIFESTS = [
     manifest
     for block in shown(sections("nsqtools-deployment.7", "guides")["KUBERNETES"])
@@ -178,14 +169,3 @@ def violations(wanted: Any, found: Any, where: str) -> Iterator[str]:
                 yield f"{where}.{name}: missing"
     elif type(found) is not (origin or wanted):
         yield f"{where}: {found!r} is no {wanted}"
-
-
-@pytest.mark.full("the types of the programs in the library guide")
-def test_the_programs_of_the_library_guide_are_typed(tmp_path: Path) -> None:
-    programs = [block for text in _LIBRARY.values() for block in shown(text) if "def " in block]
-    assert len(programs) > len(_PROGRAMS)
-    for number, program in enumerate(programs):
-        (tmp_path / f"program{number}.py").write_text(f"{program}\n")
-    run = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(tmp_path)]
-    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
-    assert ran.returncode == 0, ran.stdout

@@ -8,12 +8,11 @@ import ast
 import functools
 import re
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.support.loaded import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -442,67 +441,21 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
     assert broken(borrowed, "tests") == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "module", "source"),
-    [
-        (broken_layers, "policy.rdy", "if TYPE_CHECKING:\n    from nsqtools.net import http"),
-        (broken_layers, "net.tls", "from .. import engine"),
-        (broken_layers, "cli.values", "def f():\n    from socket import create_connection"),
-        (broken_layers, "net.http.api", "import httpx"),
-        (broken_layers, "cli.prometheus", "def f():\n    from nsqtools.sandbox import server"),
-        (meddling, "net.tls", "import sys\nsys.modules['x'] = None"),
-        (meddling, "cli.service", "import sys\nsys.modules.update(x=None)"),
-        (broken_layers, "sinks.x", "from nsqtools.engine.producer import Connection"),
-        (broken_layers, "sinks.x", "from nsqtools.engine import producer as p\np.Connection"),
-        (dialing, "sinks.x", "import asyncio\nasyncio.open_connection('a', 1)"),
-        (importing, "policy.x", "importlib.import_module('nsqtools.engine')"),
-        (meddling, "net.tls", "import gc\ndef f():\n    gc.disable()"),
-        (meddling, "cli.service", "from gc import freeze"),
-        (meddling, "net.tls", "from sys import modules"),
-        (broken_purity, "proto.session", "async def f():\n    import asyncio"),
-        (broken_purity, "policy.rotation", "import datetime\ndatetime.datetime.now()"),
-        (broken_purity, "policy.rotation", "import os"),
-        (broken_purity, "proto.session", "open('a')"),
-        (namesake_modules, "net.lookup", "x = 1"),
-        (namesake_classes, "net.tls", "class Consumer:\n    pass"),
-        (namesake_classes, "net.tls", "if TYPE_CHECKING:\n    Consumer = int"),
-        (namesake_classes, "net.tls", "class A:\n    class A:\n        pass"),
-        (real_sleeps, "live.test_tail", "time.sleep(pause)"),
-        (borrowed, "cli.test_run", "from tests.cli.test_logs import log"),
-        (borrowed, "cli.helpers", "import os\nx = 1"),
-    ],
-)
-def test_a_breach_is_found(rule: Rule, module: str, source: str) -> None:
-    assert len(list(rule(module, ast.parse(source)))) == 1
+def test_no_imports_of_modules_go_in_a_circle() -> None:
+    """So each can be imported first. A package is imported before what it contains."""
+    graph: dict[str, set[str]] = {}
+    for name, tree in parsed("nsqtools").items():
+        module = f"nsqtools.{name}".removesuffix(".__init__")
+        needed = graph.setdefault(module, set())
+        for each in imports(tree):
+            if each.for_types or each.in_function or not within(each.target, ("nsqtools",)):
+                continue
+            target = each.target if each.target in modules() else each.target.rpartition(".")[0]
+            needed.add(target)
+            needed |= parents(target) - parents(module) - {module}
+    TopologicalSorter(graph).prepare()
 
 
-# What others have made is loaded once; then each fork imports one module, and what that needs.
-IMPORT_EACH_ALONE = """
-import gc, importlib, os, sys
-def load(name):
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name.partition(".")[0] not in ("pyspark", "pyarrow"):
-            raise
-for name in sys.argv[1:]:
-    load(name)
-for name in [name for name in sys.modules if name.partition(".")[0] == "nsqtools"]:
-    del sys.modules[name]
-gc.freeze()
-for name in sys.argv[1:]:
-    if not os.fork():
-        try:
-            load(name)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            print(name, flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-@pytest.mark.full("each of the modules is a process that imports what it needs")
-def test_every_module_can_be_imported_alone() -> None:
-    names = [f"nsqtools.{name}".removesuffix(".__init__") for name in sources("nsqtools")]
-    assert run_python(IMPORT_EACH_ALONE, *names) == ""
+def parents(module: str) -> set[str]:
+    parts = module.split(".")
+    return {".".join(parts[:count]) for count in range(1, len(parts))}

@@ -15,7 +15,7 @@ import pytest
 import nsqtools
 from nsqtools import Address, Consumer, Handler, Runner, StopOptions, Subscription
 from nsqtools.cli.docs import sections
-from tests.support.examples import TIMEOUT
+from tests.support.examples import TIMEOUT, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,10 +93,14 @@ def test_an_example_runs(nsqd: Nsqd, name: str) -> None:
                 assert (outcome.reason, outcome.totals.finished) == ("count", 1)
 
 
-@pytest.mark.full("the types of the examples in docstrings")
+@pytest.mark.full("the types of the examples in docstrings and of the guide's programs")
 def test_examples_are_typed(tmp_path: Path) -> None:
-    for name, program in EXAMPLES.items():
-        (tmp_path / f"{name}.py").write_text(f"{_PRELUDE}{_GIVEN}{program}")
+    guide = sections("nsqtools-library.7", "guides").values()
+    programs = [block for text in guide for block in shown(text) if "def " in block]
+    assert len(programs) > 3
+    programs += [f"{_PRELUDE}{_GIVEN}{program}" for program in EXAMPLES.values()]
+    for number, program in enumerate(programs):
+        (tmp_path / f"program{number}.py").write_text(f"{program}\n")
     run = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(tmp_path)]
     ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
     assert ran.returncode == 0, ran.stdout

@@ -28,7 +28,6 @@ from nsqtools.stores.hadoop import HadoopStore
 from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from nsqtools.stores.objectstore import ObjectStore
-from tests.support import binaries
 from tests.support.faults import broken
 from tests.support.hdfs import HdfsLike
 from tests.support.servers import free_port
@@ -51,25 +50,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
             return HadoopStore("hdfs://name/place", fs.PyFileSystem(HdfsLike()), f"{tmp_path}/x")
         case _:
             return open_store(f"{request.getfixturevalue('bucket')}/place")
-
-
-def test_a_short_run_does_not_build_a_store_and_says_what_it_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(binaries, "missing", {})
-    monkeypatch.setattr(binaries, "_build", binaries._build.__wrapped__)  # it remembers
-    for required, outcome in (("0", pytest.skip.Exception), ("1", pytest.fail.Exception)):
-        monkeypatch.setenv("NSQTOOLS_REQUIRE_TOOLS", required)
-        monkeypatch.setattr(binaries, "takes_time", required == "1")
-        with pytest.raises(outcome, match="no go" if required == "1" else "--full"):
-            binaries.needs_minio("stores")
-    assert binaries.missing == {"minio": ["stores"]}
-    built = binaries.MINIO.target / "minio"
-    built.parent.mkdir(parents=True)
-    monkeypatch.setattr(binaries, "takes_time", False)
-    assert binaries.needs_minio("stores") == str(built)
 
 
 def names(store: Store) -> list[str]:

@@ -17,12 +17,10 @@ from nsqtools.cli.exits import COMPLETE
 from tests.bench.archiving import archiving
 from tests.bench.delivering import delivering
 from tests.bench.lakes import Lakes
-from tests.bench.looking import large_cluster, looking
 from tests.bench.measuring import BODY, Pair, Side, compare, consume, measure
-from tests.bench.sizes import by_size
 from tests.support.binaries import require_nsq
 from tests.support.nginx import nginx
-from tests.support.servers import Nsqd, at
+from tests.support.servers import Nsqd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,10 +87,7 @@ def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("-n", type=int, default=300_000, help="messages of 200 bytes per run")
-    parser.add_argument("--sizes", default="", help="only tail and to-file, at these: 200,20000")
-    parser.add_argument("--codec", default="plain", help="of --sizes: plain,snappy,deflate")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--long", type=int, default=0, help="also tail this many, for its memory")
     parser.add_argument("--only", default="", help="run what has this in its name")
     args = parser.parse_args()
     nsq = require_nsq()
@@ -100,28 +95,18 @@ def main() -> int:
         tempfile.TemporaryDirectory() as scratch,
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
         nginx(Path(scratch, "nginx")) as endpoint,
-        large_cluster(scratch) as addresses,
     ):
-        size = f" of {len(BODY)} bytes" if not args.sizes else ", 2 GiB at most"
-        print(f"{args.n:,} messages{size}, medians of {args.rounds} rounds")
+        print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
         lakes = Lakes(nsqd, nsq, args.n, scratch)
-        sizes = [int(size) for size in args.sizes.split(",") if size]
-        every = by_size(nsqd, nsq, args.n, scratch, sizes, args.codec.split(",")) or [
+        every = [
             *pairs(nsqd, nsq, args.n, Path(scratch)),
             *archiving(nsqd, nsq, args.n, scratch),
             *delivering(nsqd, nsq, args.n, endpoint),
-            *looking(addresses, nsq),
             *lakes.pairs(),
         ]
         wanted = [pair for pair in every if args.only in pair.ours.name]
         kept = [compare(pair, args.rounds) for pair in wanted]
-        if args.only in "pipeline" and not sizes:
-            lakes.tell()
-        if args.long:
-            argv = [sys.executable, "-m", "nsqtools", "tail", "--topic", "TOPIC"]
-            argv += ["--channel", "bench", "-n", str(args.long), *at(nsqd)]
-            run = consume(nsqd, args.long, argv)
-            print(f"tail of {args.long:,} messages: {run.memory:.0f} MiB at most")
+        lakes.close()
     return 0 if all(kept) else 1
 
 

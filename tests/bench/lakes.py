@@ -1,36 +1,26 @@
-"""The pipeline: a warm archive and the sink beside the Go tools, then what it takes by itself."""
+"""The pipeline: a warm archive and the sink beside the Go tools."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import statistics
-import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.bench.archiving import events
-from tests.bench.measuring import BODY, ENVIRONMENT, Pair, Run, Side, drain, filled, measure
+from tests.bench.measuring import BODY, Pair, Run, Side, drain, filled, measure
 from tests.support.servers import at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pyspark.sql import SparkSession
 
-    from pyspark.sql import DataFrame, SparkSession
-
-    from nsqtools.spark.jobs.progress import Written
     from tests.support.binaries import Nsq
     from tests.support.servers import Nsqd
 
 FEW = 10_000
-PINGS = 50
-_LOOK = 0.2
-CDS = "--conf=spark.driver.extraJavaOptions=-Xshare:auto -Xlog:disable -XX:{}={}"
 
 
 class Lakes:
@@ -54,6 +44,10 @@ class Lakes:
         register(spark)
         return spark
 
+    def close(self) -> None:
+        """End the session."""
+        self._stack.close()
+
     def pairs(self) -> list[Pair]:
         """What is compared, in order."""
         return [
@@ -63,18 +57,6 @@ class Lakes:
             ),
             Pair(Side("pipeline sink", self._sink), Side("to_nsq", self._to_nsq)),
         ]
-
-    def tell(self) -> None:
-        """Print what there is nothing to compare with."""
-        print(f"pipeline, from publishing to the file, median: {self._latency():.3f} s")
-        self._stack.close()
-        shared = self._scratch / "spark.jsa"
-        self._process(FEW, CDS.format("ArchiveClassesAtExit", shared))
-        cold, _ = self._process(FEW)
-        quick, _ = self._process(FEW, CDS.format("SharedArchiveFile", shared))
-        seconds, memory = self._process(self._n)
-        print(f"pipeline archive of {FEW:,}, start to exit: {cold:.1f} s, AppCDS {quick:.1f} s")
-        print(f"the same of {self._n:,}: {seconds:.1f} s, at most {memory:.0f} MiB in all")
 
     def _archive(self) -> Run:
         from nsqtools.spark.jobs.archive import ArchiveSettings, archive
@@ -120,59 +102,6 @@ class Lakes:
         argv = [self._nsq.path("to_nsq"), "--topic=lake#ephemeral", *at(self._nsqd)]
         return measure(argv, fewer, stdin=lines)
 
-    def _latency(self) -> float:
-        """Seconds from when a message was published to when its file was there."""
-        from nsqtools.spark.jobs import archive as archives
-        from nsqtools.spark.jobs.checkpoint import Stamp
-        from nsqtools.spark.jobs.streams import Stream, read, run
-
-        folder, stop, late = self._emptied(), threading.Event(), list[float]()
-        with filled(self._nsqd, 0) as topic:
-            stream = Stream(str(folder / "checkpoint"), 0.0)
-            settings = archives.ArchiveSettings(
-                {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
-            )
-            stamp = Stamp(settings.checkpoint, settings.stamp)
-            writer = archives.ArchiveWriter(settings, stamp)
-
-            def write(batch: DataFrame, query: str, number: int) -> Written:
-                written = writer.write(batch, query, number)
-                if written.newest:
-                    late.append(time.time() - written.newest)
-                if len(late) >= PINGS:
-                    stop.set()
-                return written
-
-            pinging = threading.Thread(target=self._ping, args=(topic, stop))
-            pinging.start()
-            rows = read(self.spark, settings.source, stream)
-            run(rows, write, stream, stamp=stamp, stop=stop, report=lambda _: None)
-            pinging.join()
-        return statistics.median(late[5:])
-
-    def _ping(self, topic: str, stop: threading.Event) -> None:
-        while not stop.wait(0.7):
-            self._nsqd.publish(topic, [BODY])
-
-    def _process(self, messages: int, *options: str) -> tuple[float, float]:
-        """Seconds from start to exit of a command, and MiB of all its processes at most."""
-        folder = self._emptied()
-        argv = [sys.executable, "-m", "nsqtools", "pipeline", "archive", "-q", *options]
-        with filled(self._nsqd, messages, events(FEW)) as topic:
-            argv += ["--topic", topic, "--channel", "bench", "--output", str(folder / "out")]
-            argv += [*at(self._nsqd), "--nsqd-http-address", str(self._nsqd.http)]
-            started = time.perf_counter()
-            process = subprocess.Popen(argv, env=ENVIRONMENT)
-            most = 0.0
-            while process.poll() is None:
-                most = max(most, sum(map(_proportional, _family(process.pid))))
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK)
-            seconds = time.perf_counter() - started
-        if process.returncode:
-            raise RuntimeError(f"pipeline archive ended with {process.returncode}")
-        return seconds, most
-
     def _options(self, topic: str) -> dict[str, str]:
         return {
             "nsqd.tcp.addresses": f"{self._nsqd.tcp}/{self._nsqd.http.port}",
@@ -185,29 +114,3 @@ class Lakes:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         return self._folder
-
-
-def _family(pid: int) -> Iterator[int]:
-    """A process and all below it; a child of Java that is still Java has but its parent's memory.
-
-    It has not come to exec yet, and that memory would be counted twice.
-    """
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, children.read_text().split()):
-                if not (_program(pid) == _program(child) == "java"):
-                    yield from _family(child)
-
-
-def _program(pid: int) -> str:
-    return Path(os.readlink(f"/proc/{pid}/exe")).name
-
-
-def _proportional(pid: int) -> float:
-    """MiB of a process, with its part of what it shares."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
-    return 0.0

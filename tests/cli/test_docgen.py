@@ -16,8 +16,7 @@ from nsqtools.cli import cli
 from nsqtools.cli.docs import SCRIPTS, script, sections
 from nsqtools.cli.docs.__main__ import documents, write
 from nsqtools.cli.frame import folded
-from nsqtools.cli.options import ConfigOption, by_section, section_of
-from nsqtools.cli.settings import variables
+from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.tree import CommandNode, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
@@ -64,15 +63,6 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode)
         section = done.output.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert option.opts[-1].removeprefix("--") in section
     assert "\nOptions:\n" not in done.output
-
-
-def test_the_options_that_commands_share_come_last() -> None:
-    titles = list(by_section(next(node for node in NODES if node.page == "nsqtools-relay").options))
-    assert titles[:1] == ["Source"]
-    assert titles[-6:] == [
-        *("Consumer options", "Producer options", "Connection options"),
-        *("Logging", "Configuration", "Other options"),
-    ]
 
 
 @EACH_NODE
@@ -128,14 +118,6 @@ def test_everything_that_is_declared_is_listed_as_data() -> None:
     assert "json" in options["log-format"]["choices"]
 
 
-def test_the_data_of_one_command_have_no_other() -> None:
-    done = CliRunner().invoke(cli, ["help", "lookup", "--json"])
-    (group, *commands) = (each["command"] for each in json.loads(done.stdout)["commands"])
-    assert group == "lookup"
-    assert all(each.startswith("lookup ") for each in commands)
-    assert CliRunner().invoke(cli, ["help", "nosuch", "--json"]).exit_code == 2
-
-
 @EACH_NODE
 def test_an_example_that_is_folded_is_the_same_to_a_shell(node: CommandNode) -> None:
     for _, line in node.examples:
@@ -151,14 +133,6 @@ def test_the_scripts_of_shells_are_said_once() -> None:
     assert links == {name: script(shell) for shell, name in SCRIPTS.items()}
 
 
-def plain(text: str) -> str:
-    """A page's source without the escapes that keep characters as they are."""
-    escapes = {r"\-": "-", r"\%": "", r"\&": "", r"\(aq": "'", r"\(ti": "~", r"\e": "\\"}
-    for escaped, char in escapes.items():
-        text = text.replace(escaped, char)
-    return text
-
-
 def section(text: str, title: str) -> str:
     """One section of a page's source."""
     found = re.search(rf"^\.Sh {title}\n(.*?)(?=^\.Sh |\Z)", text, re.MULTILINE | re.DOTALL)
@@ -170,41 +144,6 @@ def test_mandoc_has_nothing_to_say(name: str) -> None:
     command = [needs("mandoc", "that manual pages are valid mdoc(7)"), "-Tlint", "-W", "warning"]
     done = subprocess.run(command, input=PAGES[name], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")
-
-
-@EACH_NODE
-def test_every_option_is_described_and_marked_where_the_rule_of_its_names_is_another(
-    node: CommandNode,
-) -> None:
-    text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
-    assert node.options
-    for each in node.options:
-        flag = re.compile(rf"Fl {re.escape(each.opts[-1][1:])}(?![\w-])")
-        entry = next(e for e in text.split("\n.It ") if flag.search(e.split("\n")[0]))
-        for name in (*each.opts, *each.secondary_opts):
-            assert f"Fl {name[1:]}" in entry.split("\n")[0]
-        if isinstance(each, ConfigOption):
-            assert ("\nShared.\n" in f"{entry}\n") == each.known.shared
-            assert ("Not in the configuration file." in entry) != each.known.declared.in_file
-    assert section(PAGES[f"{node.page}.1"], "ARGUMENTS").count(".It ") == len(node.arguments)
-
-
-@EACH_NODE
-def test_the_rule_of_variables_and_keys_is_told_by_an_example_that_is_true(
-    node: CommandNode,
-) -> None:
-    text = " ".join(plain(section(PAGES[f"{node.page}.1"], "ENVIRONMENT")).split())
-    found = re.search(
-        r"variable of --(\S+) is (\S+), and its key is (\S+) in the table \[(.*?)\]", text
-    )
-    declared = [each for each in node.options if isinstance(each, ConfigOption)]
-    assert bool(found) == bool(declared)
-    if found:
-        flag, variable, key, table = found.groups()
-        (option,) = [each for each in declared if f"--{flag}" in each.opts]
-        assert variable == variables(node.ctx, option.name, shared=option.known.shared)[0]
-        assert (key, table) == (flag_name(option.name), ".".join(node.words.split()[1:]))
-        assert option.known.declared.in_file
 
 
 @EACH_PAGE

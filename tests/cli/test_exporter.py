@@ -71,16 +71,6 @@ class TestScrapes:
         assert await second
         assert cluster.looks == 1
 
-    @virtual
-    async def test_a_poll_that_everybody_gave_up_ends_without_a_word(self) -> None:
-        cluster = Cluster(takes=60.0)
-        exporter = Exporter(cluster.look)
-        scrape = asyncio.ensure_future(exporter.collect())
-        await elapse(1.0)
-        scrape.cancel()
-        await elapse(100.0)
-        assert cluster.now == 0
-
     async def test_what_cannot_be_had_is_503(self) -> None:
         async def late() -> list[Metric]:
             raise UnreachableError("no poll within 5s")

@@ -186,15 +186,6 @@ def test_what_is_wrong_is_a_usage_error_that_names_flag_and_value(
     assert all(culprit in said for culprit in culprits)
 
 
-def test_a_variable_of_the_command_beats_the_one_all_commands_share() -> None:
-    env = {"NSQTOOLS_ADDRESS": "shared"}
-    assert run(env=env)[1]["where"].address == "shared"
-    env["NSQTOOLS_TAIL_ADDRESS"] = "own"
-    assert run(env=env)[1]["where"].address == "own"
-    assert run(env={"NSQTOOLS_COUNT": "3"})[1]["what"].count == 0  # no shared class
-    assert run("--address", "flag", env=env)[1]["where"].address == "flag"
-
-
 def test_variables_give_several_values_booleans_and_counts() -> None:
     env = {
         "NSQTOOLS_TOPIC": "a b",
@@ -208,7 +199,8 @@ def test_variables_give_several_values_booleans_and_counts() -> None:
     assert got["what"] == What(keep=True, verbose=2)
 
 
-def test_a_wrong_variable_is_named() -> None:
+def test_a_wrong_variable_is_named_and_one_without_the_command_only_of_shared_options() -> None:
+    assert run(env={"NSQTOOLS_COUNT": "3"})[1]["what"].count == 0  # no shared class
     assert "NSQTOOLS_TAIL_WAIT" in refusal(env={"NSQTOOLS_TAIL_WAIT": "soon"})
     assert "NSQTOOLS_READ_TIMEOUT" in refusal(env={"NSQTOOLS_READ_TIMEOUT": "1h"}, client=Client)
 
@@ -246,13 +238,7 @@ def test_the_secret_has_a_variable_and_no_flag() -> None:
 
 
 def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
-    for line in (
-        ["--requeue-delay", "5s"],
-        ["-requeue-delay=5s"],
-        ["--default-requeue-delay", "5s"],
-        ["--consumer-opt", "default_requeue_delay,5s"],
-        ["--consumer-opt", "requeue_delay,5s"],
-    ):
+    for line in (["-requeue-delay=5s"], ["--consumer-opt", "requeue_delay,5s"]):
         result, got = run(*line, config=ConsumerConfig)
         assert result.exit_code == 0, result.output
         assert got["config"].default_requeue_delay == 5.0

@@ -92,14 +92,6 @@ class TestOptions:
         assert made.auth_secret_file == str(tmp_path / "secret")
         assert made.client_id == "me"
 
-    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
-        for continuous in (False, True):
-            options = StreamOptions(continuous=continuous)
-            made = source_options(
-                self.source(), options, StreamConfig(), master="local", staging="/"
-            )
-            assert parse_source(made).wait_for_servers == continuous
-
     def test_times_are_in_utc_unless_they_say_otherwise(self) -> None:
         assert utc("2026-11-21T09:00") == utc("2026-11-21 10:00+01:00")
         assert (utc("2026-11-22") - utc("2026-11-21T23")).seconds == 3600
@@ -137,6 +129,14 @@ class TestOptions:
         given = StreamOptions(checkpoint="hdfs://n/c", staging="/s")
         assert Places.of(given, "s3a://b/lake/") == ("s3a://b/lake/", "hdfs://n/c", "/s")
         assert Places.of(StreamOptions(), "hdfs://n/l").staging == "hdfs://n/l/_nsqtools/staging"
+
+    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
+        for continuous in (False, True):
+            options = StreamOptions(continuous=continuous)
+            made = source_options(
+                self.source(), options, StreamConfig(), master="local", staging="/"
+            )
+            assert parse_source(made).wait_for_servers == continuous
 
 
 class Pipeline:
@@ -219,10 +219,7 @@ def started(*_: object, **__: object) -> None:
     ("args", "culprit"),
     [
         ((*ARCHIVE, "--lock", "no/x.lock"), "--lock no/x.lock"),
-        ((*ARCHIVE, "--checkpoint", "/dev/null/c"), "--checkpoint /dev/null/c"),
-        ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x"),
         ((*ASK, "--staging", "hdfs://n/s"), "--staging hdfs://n/s"),
-        (("replay", "--input", "x", "--topic", "t", "--staging", "s"), "--input x"),
         (("compact", "--input", "no*", "--output", "few"), "no*"),
         ((*SQL, "--input", "ftp://host/lake"), "--input ftp://host/"),
     ],
@@ -266,7 +263,6 @@ class Interrupted:
         ((*SQL, "--input", "lake", "--explain"), (1, 130)),
         (ARCHIVE, (0, 0)),
     ],
-    ids=["compact", "replay", "sql", "explain", "archive"],
 )
 def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_stream(
     pipeline: Pipeline, command: tuple[str, ...], codes: tuple[int, int]
@@ -329,7 +325,6 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
     [
         ((*ARCHIVE, "--snappy"), ["pyarrow", "snappy"]),
         ((*SQL, "--input", "lake"), ["pyarrow"]),
-        ((*SQL, "--input", "lake", "--destination-topic", "u", "--snappy"), ["pyarrow", "snappy"]),
     ],
 )
 def test_executors_are_asked_for_what_their_connections_need(
@@ -360,6 +355,29 @@ def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
 
 class TestConsole:
     """Queries of topics to the console, without a checkpoint."""
+
+    @pytest.mark.parametrize("takes", [0, 1, 2])
+    def test_rows_in_a_pipe_are_shown_once_their_reader_has_them_and_is_still_there(
+        self, takes: int
+    ) -> None:
+        """A reader that takes nothing, one that takes all and goes, and one that stays."""
+        reading, writing = os.pipe()
+        before = os.dup(1)
+        os.dup2(writing, 1)
+        os.close(writing)
+        try:
+            os.write(1, b"rows")
+            if takes:
+                os.read(reading, 9)
+            if takes < 2:
+                threading.Timer(0.01, os.close, (reading,)).start()
+            with pytest.raises(BrokenPipeError) if takes < 2 else nullcontext():
+                query._await_reader()
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+            if takes == 2:
+                os.close(reading)
 
     @pytest.mark.parametrize("staging", [(), ("--staging", "given")])
     def test_a_channel_has_a_place_for_what_was_not_shown_and_one_run_has_it(
@@ -406,29 +424,6 @@ class TestConsole:
             said = pipeline.warnings[-1]
             assert (said[:2], place[0] in said) == ("7 ", True)
 
-    @pytest.mark.parametrize("takes", [0, 1, 2])
-    def test_rows_in_a_pipe_are_shown_once_their_reader_has_them_and_is_still_there(
-        self, takes: int
-    ) -> None:
-        """A reader that takes nothing, one that takes all and goes, and one that stays."""
-        reading, writing = os.pipe()
-        before = os.dup(1)
-        os.dup2(writing, 1)
-        os.close(writing)
-        try:
-            os.write(1, b"rows")
-            if takes:
-                os.read(reading, 9)
-            if takes < 2:
-                threading.Timer(0.01, os.close, (reading,)).start()
-            with pytest.raises(BrokenPipeError) if takes < 2 else nullcontext():
-                query._await_reader()
-        finally:
-            os.dup2(before, 1)
-            os.close(before)
-            if takes == 2:
-                os.close(reading)
-
 
 def leave(staging: str, stream: str) -> None:
     """Leave a batch of a run that was killed, of 7 messages."""
@@ -450,16 +445,6 @@ def test_a_staging_with_messages_of_a_lost_checkpoint_is_refused(pipeline: Pipel
     for _ in range(2):
         code, _, err = pipeline(*ARCHIVE)
         assert (code, "lake/_nsqtools/staging: has " in err, "(stream s)" in err) == (1, True, True)
-
-
-def test_so_is_one_beside_a_checkpoint_with_batches_of_its_own(pipeline: Pipeline) -> None:
-    pipeline.waits(0)
-    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "c", "streams": "0000"}')
-    leave("lake/_nsqtools/staging", "0" * 32)
-    assert "(stream" not in pipeline(*ARCHIVE)[2]
-    leave("lake/_nsqtools/staging", "s")
-    code, _, err = pipeline(*ARCHIVE)
-    assert (code, "(stream s)" in err) == (1, True)
 
 
 def test_a_run_is_refused_while_another_one_goes_on(pipeline: Pipeline) -> None:

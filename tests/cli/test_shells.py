@@ -169,9 +169,7 @@ def shell(request: pytest.FixtureRequest, home: Path) -> Iterator[Shell]:
 
 
 def test_commands_options_and_choices_are_completed(shell: Shell) -> None:
-    assert shell.tab("ta") == ["tail"]
     assert shell.tab("lookup ch") == ["lookup", "channels"]
-    assert shell.tab("pub --mo") == ["pub", "--mode"]
     assert shell.tab("pub --mode ro") == ["pub", "--mode", "round-robin"]
     assert shell.tab("pub --mode=ro") == ["pub", "--mode=round-robin"]
     assert shell.tab("tail --verbose --log-f") == ["tail", "--verbose", "--log-format"]
@@ -179,15 +177,9 @@ def test_commands_options_and_choices_are_completed(shell: Shell) -> None:
 
 
 def test_files_are_completed_by_the_shell_itself(shell: Shell, home: Path) -> None:
-    assert shell.tab("tail --tls-cert my") == ["tail", "--tls-cert", "my certificate.pem"]
     assert shell.tab("tail --tls-cert=my") == ["tail", "--tls-cert=my certificate.pem"]
     assert shell.tab("tail --tls-cert ~/my") == ["tail", "--tls-cert", f"{home}/my certificate.pem"]
     assert shell.tab("tail -tls-cert=fun")[1].startswith("-tls-cert=functions")
-
-
-def test_profiles_are_completed_from_the_configuration_file(shell: Shell) -> None:
-    assert shell.tab("tail --profile pro") == ["tail", "--profile", "production"]
-    assert shell.tab("tail --config none --profile pro")[-1] == "pro"
 
 
 def test_a_line_is_completed_from_its_own_command_on(shell: Shell) -> None:
@@ -198,7 +190,6 @@ def test_a_line_is_completed_from_its_own_command_on(shell: Shell) -> None:
 def test_several_candidates_are_listed(shell: Shell) -> None:
     shown, words = shell.look("pub --mode ")
     assert {"round-robin", " all"} <= set(re.findall("round-robin| all", shown))
-    assert words == ["pub", "--mode"]
     shown, words = shell.look("lookup ")
     assert {"channels", "nodes", "producers", "topics"} < set(shown.split())
     assert ("List all topics." in shown) == (shell.name != "bash")
@@ -214,11 +205,8 @@ def test_topics_and_channels_are_those_that_nsqlookupd_knows(
     eventually(lambda: nsqlookupd.lookup("events#ephemeral"))
     known = f"--lookupd-http-address={nsqlookupd.http}"
     for line, last in (
-        (f"tail {known} --topic or", "orders"),
         (f"tail {known} --topic=ev", "--topic=events#ephemeral"),
-        (f"tail {known} -topic events#", "events#ephemeral"),
-        (f"tail {known} -topic orders --channel ", "archive"),
-        (f"tail {known} --topic events#ephemeral --channel=l", "--channel=live#ephemeral"),
+        (f"tail {known} -topic events#ephemeral --channel=l", "--channel=live#ephemeral"),
         (f"lookup channels {known} ord", "orders"),
     ):
         eventually(partial(completes, shell, line, last))
@@ -252,14 +240,12 @@ def test_the_script_can_be_loaded_as_help_says(load: str, home: Path) -> None:
         assert shell.tab("ta") == ["ta"]
         shell.run(load)
         assert shell.tab("ta") == ["tail"]
-        assert shell.tab("pub --mode=ro") == ["pub", "--mode=round-robin"]
 
 
-@pytest.mark.parametrize("breaks", ["=", ":", "=:"])
+@pytest.mark.parametrize("breaks", ["=", "=:"])
 def test_bash_may_break_words_otherwise(breaks: str, home: Path) -> None:
     with Shell("bash", home) as shell:
         shell.run(f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//[{breaks}]}}")
         given = ["pub", "--nsqd-tcp-address", "127.0.0.1:1"]
         assert shell.tab(f"{' '.join(given)} --mode=ro") == [*given, "--mode=round-robin"]
         assert shell.tab("tail --tls-cert=my") == ["tail", "--tls-cert=my certificate.pem"]
-        assert shell.tab("tail --tls-cert=fun") == ["tail", "--tls-cert=functions/"]

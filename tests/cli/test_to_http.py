@@ -8,7 +8,7 @@ import pytest
 
 from nsqtools.cli.commands.to_http import http_sink
 from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, SourceOptions
-from nsqtools.errors import ConfigError, OutputError
+from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,26 +43,6 @@ async def test_a_file_of_secrets_that_others_may_read_is_warned_of(
         assert [record.message for record in caplog.records] == [
             f"{file} may be read by others: chmod 600 it"
         ] * warned
-
-
-async def test_nothing_is_connected_to_or_written_before_it_is_opened(tmp_path: Path) -> None:
-    folder = tmp_path / "dead"
-    sink = make({"dead_letter_dir": str(folder)})
-    assert not folder.exists()
-    await sink.open()
-    assert folder.is_dir()
-    await sink.close()
-
-
-async def test_a_place_for_dead_letters_that_cannot_be_is_known_at_the_start(
-    tmp_path: Path,
-) -> None:
-    place = tmp_path / "file"
-    place.write_bytes(b"")
-    sink = make({"dead_letter_dir": str(place)})
-    with pytest.raises(OutputError, match=str(place)):
-        await sink.open()
-    await sink.close()
 
 
 @pytest.mark.parametrize(

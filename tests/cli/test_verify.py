@@ -37,15 +37,6 @@ def publish(folder: Path, name: str, data: bytes) -> None:
     )
 
 
-def test_the_options_say_how_records_stand_in_the_file(nsqtools: Called, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one\0")
-    told = (0, "a: ok, 1 record, 4 bytes\n", "")
-    assert nsqtools("verify", "--delimiter", r"\0", "a") == told
-    (tmp_path / "a").write_bytes(b"\0\0\0\1x")
-    told = (0, "a: ok, 1 record, 5 bytes\n", "")
-    assert nsqtools("verify", "--format", "length-prefixed", "a") == told
-
-
 def test_a_name_forges_no_line(nsqtools: Called, tmp_path: Path) -> None:
     (tmp_path / "a\nb: ok").write_bytes(b"one")
     (line,) = nsqtools("verify", "a\nb: ok")[1].splitlines()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.raw import mpub
 from tests.support.servers import drained
 
 if TYPE_CHECKING:
@@ -21,29 +20,6 @@ def depth(nsqd: Nsqd, topic: str, channel: str = "") -> int:
     return count
 
 
-def test_each_channel_gets_a_copy_of_each_message(connect: Connect, nsqd: Nsqd, topic: str) -> None:
-    consumers = [connect().subscribe(topic, channel, ready=2) for channel in ("a", "b", "c")]
-    connect().ask(f"MPUB {topic}", mpub(b"1", b"2"))
-    got = [[consumer.message() for _ in range(2)] for consumer in consumers]
-    assert sorted(got[0]) == sorted(got[1]) == sorted(got[2])
-    consumers[0].send(f"REQ {got[0][0].id} 0")
-    assert consumers[0].message().attempts == 2
-    assert consumers[1].settle() == 0
-    assert nsqd.topic(topic)["message_count"] == 2
-
-
-def test_a_consumer_without_rdy_to_spare_leaves_messages_to_others(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    busy = connect().subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"first"])
-    busy.message()
-    idle = connect().subscribe(topic, ready=10)
-    nsqd.publish(topic, [b"%d" % number for number in range(10)])
-    assert len({idle.message().body for _ in range(10)}) == 10
-    assert busy.settle() == 0
-
-
 def test_a_topic_without_channels_keeps_its_messages_for_the_first_one(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
@@ -53,31 +29,6 @@ def test_a_topic_without_channels_keeps_its_messages_for_the_first_one(
     assert [client.message().body for _ in range(3)] == [b"1", b"2", b"3"]
     found = nsqd.topic(topic)
     assert (found["depth"], found["message_count"]) == (0, 3)
-
-
-def test_a_later_channel_gets_only_what_comes_after_it(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    nsqd.create(topic, "a")
-    nsqd.publish(topic, [b"before"])
-    eventually(lambda: depth(nsqd, topic, "a") == 1)
-    client.subscribe(topic, "b", ready=2)
-    nsqd.publish(topic, [b"after"])
-    assert client.message().body == b"after"
-    assert client.settle() == 0
-    assert nsqd.channel(topic, "b")["message_count"] == 1
-
-
-def test_a_paused_channel_delivers_nothing_and_keeps_what_comes(
-    client: Raw, connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic, ready=5)
-    other = connect().subscribe(topic, "other", ready=1)
-    nsqd.pause(topic, "c")
-    nsqd.publish(topic, [b"1", b"2"])
-    eventually(lambda: depth(nsqd, topic, "c") == 2)
-    other.message()
-    assert client.settle() == 0
-    nsqd.unpause(topic, "c")
-    assert {client.message().body for _ in range(2)} == {b"1", b"2"}
 
 
 def test_a_paused_topic_keeps_messages_from_its_channels(
@@ -121,14 +72,6 @@ def test_emptying_a_topic_drops_its_own_messages_but_not_its_channels_ones(
     nsqd.publish(topic, [b"in the topic"])
     nsqd.empty(topic)
     assert (depth(nsqd, topic), depth(nsqd, topic, "c")) == (0, 1)
-
-
-def test_deleting_a_channel_closes_its_consumers(connect: Connect, nsqd: Nsqd, topic: str) -> None:
-    one, other = connect().subscribe(topic, "a"), connect().subscribe(topic, "b", ready=1)
-    nsqd.delete(topic, "a")
-    assert one.ended()
-    nsqd.publish(topic, [b"x"])
-    assert other.message().body == b"x"
 
 
 def test_a_message_deferred_before_the_first_channel_is_deferred_in_that(

@@ -29,16 +29,6 @@ def test_a_channel_takes_no_more_than_max_channel_consumers(
     connect(nsqd).subscribe(topic)
 
 
-def test_nothing_is_delivered_before_rdy(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic)
-    client.send(f"PUB {topic}", b"x")
-    assert client.response() == b"OK"
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
-    assert client.settle() == 0
-    client.send("RDY 1")
-    assert client.message().body == b"x"
-
-
 def test_rdy_bounds_what_is_in_flight(client: Raw, nsqd: Nsqd, topic: str) -> None:
     nsqd.create(topic, "c")
     nsqd.publish(topic, [b"%d" % number for number in range(10)])
@@ -51,19 +41,6 @@ def test_rdy_bounds_what_is_in_flight(client: Raw, nsqd: Nsqd, topic: str) -> No
     client.message()
     assert client.settle() == 0
     assert nsqd.channel(topic, "c")["in_flight_count"] == 3
-
-
-def test_rdy_may_be_lowered_below_what_is_in_flight(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"%d" % number for number in range(5)])
-    client.subscribe(topic, ready=3)
-    ids = [client.message().id for _ in range(3)]
-    client.send("RDY 1")
-    client.send(f"FIN {ids[0]}")
-    client.send(f"FIN {ids[1]}")
-    assert client.settle() == 0
-    client.send(f"FIN {ids[2]}")
-    client.message()
 
 
 @pytest.mark.parametrize("command", SETTLING)
@@ -79,19 +56,6 @@ def test_settling_what_another_consumer_holds_fails_and_is_not_fatal(
     one.send(f"FIN {message.id}")
     one.settle()
     other.settle()
-
-
-def test_req_0_gives_the_message_back_at_once_with_one_more_attempt(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    first = client.message()
-    for attempts in (2, 3, 4):
-        client.send(f"REQ {first.id} 0")
-        again = client.message()
-        assert again == first._replace(attempts=attempts)
-    assert nsqd.channel(topic, "c")["requeue_count"] == 3
 
 
 def test_a_requeued_message_goes_behind_those_that_wait(
@@ -110,29 +74,7 @@ def test_a_requeued_message_goes_behind_those_that_wait(
     assert bodies == [b"1", b"2", b"0"]
 
 
-def test_req_with_a_delay_defers_the_message(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    message = client.message()
-    client.send(f"REQ {message.id} 3600000")
-    assert client.settle() == 0
-    found = nsqd.channel(topic, "c")
-    names = ("depth", "in_flight_count", "deferred_count", "requeue_count")
-    assert [found[name] for name in names] == [0, 0, 1, 1]
-    assert client.error(f"FIN {message.id}").endswith("ID not in flight")
-
-
-def test_cls_is_answered_and_ends_delivery(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic, ready=5)
-    assert client.ask("CLS") == b"CLOSE_WAIT"
-    nsqd.publish(topic, [b"x"])
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
-    assert client.settle() == 0
-    (shown,) = nsqd.channel(topic, "c")["clients"]
-    assert (shown["state"], shown["ready_count"]) == (4, 0)
-
-
-def test_after_cls_messages_are_still_settled_and_rdy_is_ignored(
+def test_after_cls_nothing_is_delivered_but_messages_are_still_settled(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
     client.subscribe(topic, ready=3)
@@ -147,18 +89,8 @@ def test_after_cls_messages_are_still_settled_and_rdy_is_ignored(
     assert client.settle() == 0
     found = nsqd.channel(topic, "c")
     assert (found["depth"], found["in_flight_count"]) == (1, 1)
-
-
-def test_what_was_in_flight_stays_so_when_its_consumer_leaves(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    client = connect().subscribe(topic, ready=2)
-    nsqd.publish(topic, [b"1", b"2"])
-    assert {client.message().body for _ in range(2)} == {b"1", b"2"}
-    client.close()
-    eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 0)
-    found = nsqd.channel(topic, "c")
-    assert (found["in_flight_count"], found["depth"]) == (2, 0)
+    (shown,) = found["clients"]
+    assert (shown["state"], shown["ready_count"]) == (4, 0)
 
 
 @pytest.mark.nsqd_only("it is about messages on disk")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +12,7 @@ from tests.support.raw import http_ask, mpub
 
 if TYPE_CHECKING:
     from tests.support.raw import Connect
-    from tests.support.servers import MakeNsqd, Nsqd
-    from tests.support.tls import Certificates
+    from tests.support.servers import Nsqd
 
 NOT_FOUND = b'{"message":"NOT_FOUND"}'
 
@@ -22,14 +20,6 @@ NOT_FOUND = b'{"message":"NOT_FOUND"}'
 def ask(nsqd: Nsqd, request: str, body: bytes | None = None) -> tuple[int, bytes]:
     found = http_ask(nsqd.http, request, body)
     return found.status, found.body
-
-
-def test_pub_publishes_its_body_as_it_is(nsqd: Nsqd, connect: Connect, topic: str) -> None:
-    bodies = [b"one\ntwo\n", bytes(range(256)), b"x" * (1 << 20)]
-    for body in bodies:
-        assert ask(nsqd, f"POST /pub?topic={topic}", body) == (200, b"OK")
-    client = connect().subscribe(topic, ready=3)
-    assert sorted(client.message().body for _ in bodies) == sorted(bodies)
 
 
 def test_pub_takes_a_chunked_body(nsqd: Nsqd, connect: Connect, topic: str) -> None:
@@ -51,37 +41,6 @@ def test_mpub_takes_a_message_a_line_or_the_body_of_the_command(
     client = connect().subscribe(topic, ready=6)
     found = {client.message().body for _ in range(6)}
     assert found == {b"one", b"two\r", b" three ", b"four", b"five\nsix", b"\0"}
-
-
-@pytest.mark.parametrize("required", ["true", "tcp-https"])
-def test_https_serves_what_plain_http_refuses_where_tls_is_required_of_both(
-    required: str, make_nsqd: MakeNsqd, certificates: Certificates
-) -> None:
-    nsqd = make_nsqd(f"-tls-required={required}", *certificates.server.nsqd_args())
-    refusal = f'{{"message": "TLS_REQUIRED", "https_port": {nsqd.https.port}}}'.encode()
-    for request in ("GET /ping", "GET /nowhere", "POST /pub?topic=t"):
-        found = http_ask(nsqd.http, request, b"x")
-        assert (found.status == 403, found.body == refusal) == (required == "true",) * 2
-        assert found.status != 403 or found.headers["content-type"].startswith("application/json")
-    trusting = ssl.create_default_context(cafile=str(certificates.ca))
-    secure = http.client.HTTPSConnection(*nsqd.https, timeout=60, context=trusting)
-    for method, target, body in (("GET", "/ping", None), ("POST", "/pub?topic=t", b"x" * 500_000)):
-        secure.request(method, target, body)
-        assert secure.getresponse().read() == b"OK"
-    secure.close()
-
-
-def test_a_connection_serves_many_requests(nsqd: Nsqd, topic: str) -> None:
-    connection = http.client.HTTPConnection(*nsqd.http, timeout=60)
-    connection.connect()
-    first = connection.sock
-    for _ in range(5):
-        connection.request("POST", f"/pub?topic={topic}", b"x")
-        assert connection.getresponse().read() == b"OK"
-        connection.request("GET", "/nowhere")
-        assert connection.getresponse().read() == NOT_FOUND
-    assert connection.sock is first
-    connection.close()
 
 
 def speak(nsqd: Nsqd, request: bytes) -> bytes:

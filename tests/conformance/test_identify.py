@@ -33,19 +33,6 @@ def test_an_unknown_magic_is_refused_and_the_connection_closed(connect: Connect)
     assert client.ended()
 
 
-@pytest.mark.parametrize(("asked", "agreed"), [(0, 4), (1, 1), (4, 4), (9, 4), (-3, 4)])
-def test_the_level_of_deflate_is_clamped_to_the_maximum(
-    asked: int, agreed: int, connect: Connect, make_nsqd: MakeNsqd
-) -> None:
-    nsqd = make_nsqd("-max-deflate-level=4")
-    reply = connect(nsqd).identify(deflate=True, deflate_level=asked)
-    assert (reply["deflate"], reply["deflate_level"], reply["max_deflate_level"]) == (
-        True,
-        agreed,
-        4,
-    )
-
-
 def test_a_client_is_shown_as_it_identified_itself(client: Raw, nsqd: Nsqd, topic: str) -> None:
     client.identify(client_id="an id", hostname="a.host", user_agent="agent/1", sample_rate=20)
     client.subscribe(topic)
@@ -118,18 +105,6 @@ def test_tls_begins_after_the_reply_to_identify_and_an_ok_comes_through_it(
     shown = exchange(client, secure, topic)
     assert shown["tls"] is shown[compression or "tls"] is True
     assert (shown["tls_version"], shown["tls_negotiated_protocol_is_mutual"]) == ("TLS1.3", True)
-
-
-def test_the_cipher_suite_is_named_as_go_names_it(
-    connect: Connect, trusting: ssl.SSLContext, topic: str, secure: Nsqd
-) -> None:
-    client = connect(secure)
-    client.identify(tls_v1=True)
-    client.start_tls(trusting)
-    assert client.response() == b"OK"
-    client.subscribe(topic)
-    shown = stats_of(client, secure, topic)
-    assert shown["tls_cipher_suite"].startswith("Unknown 486")  # nsqd knows no suite of 1.3
 
 
 def test_where_tls_is_required_every_command_but_identify_is_refused_without(

@@ -71,25 +71,6 @@ def test_a_peer_that_hangs_up_is_forgotten_but_its_topics_are_not(
     assert peer.address not in {node["remote_address"] for node in nodes}
 
 
-def test_nodes_show_peers_with_their_topics_and_tombstones(
-    register: Register, nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    peer = register(nsqlookupd, topic, broadcast_address=f"{topic}.test")
-    other = register(nsqlookupd, topic)
-    peer.ask(f"REGISTER {topic}.too c")
-    http_ask(nsqlookupd.http, f"POST /topic/tombstone?topic={topic}&node={topic}.test:14151")
-    nodes = {node["remote_address"]: node for node in ask(nsqlookupd, "GET /nodes")["producers"]}
-    marks = {
-        each.address: dict(zip(found["topics"], found["tombstones"], strict=True))
-        for each in (peer, other)
-        if (found := nodes[each.address])
-    }
-    assert marks == {
-        peer.address: {topic: True, f"{topic}.too": False},
-        other.address: {topic: False},
-    }
-
-
 def test_a_tombstone_ends_after_its_lifetime(
     register: Register, make_nsqlookupd: MakeNsqlookupd
 ) -> None:

@@ -13,26 +13,11 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 
-def test_the_largest_message_passes(client: Raw, topic: str) -> None:
-    body = b"x" * (1 << 20)
-    assert client.ask(f"PUB {topic}", body) == b"OK"
-    assert client.ask(f"MPUB {topic}", mpub(body, body)) == b"OK"
-    client.subscribe(topic, ready=3)
-    assert [client.message().body for _ in range(3)] == [body] * 3
-
-
 def test_a_refused_mpub_publishes_nothing_but_creates_its_topic(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
     client.fatal(f"MPUB {topic}", mpub(b"one", b"two", b""))
     assert nsqd.topic(topic)["message_count"] == 0
-
-
-def test_messages_of_one_connection_are_delivered_in_order(client: Raw, topic: str) -> None:
-    for number in range(10):
-        assert client.ask(f"PUB {topic}", b"%d" % number) == b"OK"
-    client.subscribe(topic, ready=10)
-    assert [client.message().body for _ in range(10)] == [b"%d" % n for n in range(10)]
 
 
 def test_a_command_line_that_fills_the_read_buffer_closes_the_connection(client: Raw) -> None:
@@ -65,10 +50,3 @@ def test_dpub_defers_up_to_an_hour_in_each_channel(client: Raw, nsqd: Nsqd, topi
     for name in "ab":
         found = nsqd.channel(topic, name)
         assert (found["depth"], found["message_count"]) == (0, 1)
-
-
-def test_publishing_and_subscribing_may_share_a_connection(client: Raw, topic: str) -> None:
-    client.subscribe(topic, ready=1)
-    client.send(f"PUB {topic}", b"to myself")
-    frames = {client.next()[0] for _ in range(2)}
-    assert frames == {0, 2}

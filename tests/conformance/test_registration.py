@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,29 +18,6 @@ def ask(lookupd: Nsqlookupd, request: str) -> Any:
     found = http_ask(lookupd.http, request)
     assert found.status == 200
     return found.json if found.body else None
-
-
-def test_an_nsqd_registers_all_it_has_and_what_comes_and_goes(
-    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    nsqd = make_nsqd(lookupds=[nsqlookupd])
-    nsqd.create(topic, "a")
-
-    def channels() -> Any:
-        return ask(nsqlookupd, f"GET /channels?topic={topic}")["channels"]
-
-    eventually(lambda: channels() == ["a"])
-    eventually(lambda: nsqlookupd.lookup(topic) == {nsqd.tcp})
-    nsqd.create(topic, "b#ephemeral")
-    eventually(lambda: sorted(channels()) == ["a", "b#ephemeral"])
-    nsqd.delete(topic, "b#ephemeral")
-    eventually(lambda: channels() == ["a"])
-    (found,) = ask(nsqlookupd, f"GET /lookup?topic={topic}")["producers"]
-    assert found["hostname"] == socket.gethostname()
-    assert (found["broadcast_address"], found["version"]) == ("127.0.0.1", "1.3.0")
-    assert (found["tcp_port"], found["http_port"]) == (nsqd.tcp.port, nsqd.http.port)
-    nsqd.delete(topic)
-    eventually(lambda: nsqlookupd.lookup(topic) == set())
 
 
 @pytest.mark.parametrize("how", ["tcp", "http"])
@@ -89,13 +65,3 @@ def test_an_nsqd_is_told_of_nsqlookupds_while_it_runs(
     eventually(lambda: nsqlookupd.lookup(topic) == {nsqd.tcp})
     nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", b"[]")
     eventually(lambda: nsqlookupd.lookup(topic) == set())
-
-
-def test_an_nsqd_that_ends_is_forgotten(
-    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
-) -> None:
-    nsqd = make_nsqd(lookupds=[nsqlookupd])
-    nsqd.create(topic)
-    eventually(lambda: nsqlookupd.lookup(topic))
-    nsqd.stop()
-    eventually(lambda: not nsqlookupd.lookup(topic))

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.policy.backoff import Backoff, BackoffChange, exponential, full_jitter, requeue_delay
+from nsqtools.policy.backoff import Backoff, BackoffChange, requeue_delay
 from nsqtools.policy.rdy import Mode
 
 RNG = Random(1)
@@ -18,33 +18,6 @@ def record(
     backoff: Backoff, succeeded: int = 0, failed: int = 0, neutral: int = 0, now: float = 0.0
 ) -> BackoffChange | None:
     return backoff.record(succeeded=succeeded, failed=failed, neutral=neutral, now=now, rng=RNG)
-
-
-def end_wait(backoff: Backoff) -> float:
-    """Let the wait pass; the time of its end."""
-    assert backoff.until is not None
-    now = backoff.until
-    assert backoff.due(now) == BackoffChange(Mode.PROBING, 0.0, backoff.counter)
-    return now
-
-
-def test_waits_double_to_the_longest_and_each_success_takes_a_level_back() -> None:
-    backoff = Backoff("exponential", 1.0, 120.0)
-    waits = []
-    for results in [{"failed": 1}] * 8 + [{"succeeded": 1}] * 5:
-        change = record(backoff, **results)
-        assert change is not None
-        waits.append(change.wait)
-        end_wait(backoff)
-    assert waits == [2, 4, 8, 16, 32, 64, 64, 64, 32, 16, 8, 4, 2]
-    assert record(backoff, succeeded=1) == BackoffChange(Mode.RUNNING, 0.0, 0)
-
-
-@given(st.integers(1, 20), st.floats(0.001, 3600), st.randoms(use_true_random=False))
-def test_full_jitter_lies_between_0_and_the_exponential_wait(
-    counter: int, multiplier: float, rng: Random
-) -> None:
-    assert 0 <= full_jitter(counter, multiplier, rng) <= exponential(counter, multiplier, rng)
 
 
 @dataclass

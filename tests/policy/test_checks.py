@@ -51,9 +51,12 @@ def data(verdict: CheckResult) -> dict[str, float | None]:
 def test_more_than_a_threshold_is_told_with_its_numbers(
     limits: dict[str, Any], status: Status, numbers: str
 ) -> None:
-    verdict = judged(CHANNEL, **limits)
+    verdict = judged(CHANNEL, topic="t", **limits)
     assert found(verdict) == [(status, "t", "c")]
     assert numbers in verdict.summary
+    (limit,) = limits.values()
+    told = [each for each in verdict.data if limit in (each.limit, each.limit.crit)]
+    assert [each.at_least for each in told] == ["clients_min" in limits]
 
 
 def test_the_threshold_itself_is_still_ok() -> None:
@@ -66,14 +69,6 @@ def test_the_threshold_itself_is_still_ok() -> None:
     assert found(judged(CHANNEL, **limits, clients_min=2, nsqds_min=1, paused=True)) == []
     rows = [Row("t", name, Counters(depth=10), 1, 0) for name in "abc"]  # of each, not of all
     assert found(judged(*rows, depth=Limit(10))) == []
-
-
-@pytest.mark.parametrize("kind", ["requeue_rate", "timeout_rate", "age"])
-def test_a_rate_that_is_not_known_is_unknown_and_only_if_it_is_asked_for(kind: str) -> None:
-    row = Row("t", "c", Counters(depth=1), 1, 0)
-    limit: Any = Limit(1)
-    assert judged(row).status is OK
-    assert judged(row, **{kind: limit}).status is UNKNOWN
 
 
 def test_the_heaviest_finding_comes_first_and_decides() -> None:
@@ -106,6 +101,7 @@ def test_the_age_is_what_waits_by_what_leaves_per_second(
 def test_rates_are_not_known_while_one_of_the_nsqds_has_none() -> None:
     restarted = Row("t", "c", Counters(depth=100), 2, 0, 1.0, 1.0, 0.0, 0.0, measured=1)
     assert age(replace(restarted, measured=2)) == 100.0
+    assert judged(restarted).status is OK
     limit = Limit(None, 60)
     verdict = judged(restarted, topic="t", age=limit, requeue_rate=limit, timeout_rate=limit)
     assert found(verdict) == [(UNKNOWN, "t", "c")] * 3

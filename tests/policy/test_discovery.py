@@ -42,37 +42,12 @@ def test_losses_bring_the_next_rounds_forward_together() -> None:
     assert rounds(schedule, 3, 21.0 + 182, urgent=True) == [1, 2, 4]
 
 
-def test_an_nsqd_that_drops_us_after_every_round_costs_at_most_six_rounds_a_minute() -> None:
-    schedule, now, made = LookupSchedule(60.0, 0.0), 0.0, 0
-    while now < 3600:
-        made += 1
-        schedule.next(now, urgent=False, rng=Random(1))
-        now = schedule.next(now + 0.5, urgent=True, rng=Random(1))
-    assert made <= 6 * 60
-
-
 def test_the_loss_of_a_connection_that_worked_does_not_wait_for_an_earlier_one() -> None:
     schedule = LookupSchedule(60.0, 0.0)
     assert rounds(schedule, 6, urgent=True)[-1] == 32
     assert schedule.next(40.0, urgent=True, rng=Random(1)) == 63
     assert schedule.next(40.0, urgent=True, anew=True, rng=Random(1)) == 41
     assert rounds(schedule, 3, 41.0) == [2, 4, 8]
-
-
-calls = st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=40)
-
-
-@given(interval=st.floats(0.01, 300), jitter=st.floats(0, 1), calls=calls, seed=st.integers(0, 99))
-def test_a_round_is_never_in_the_past_nor_later_than_interval_and_jitter(
-    interval: float, jitter: float, calls: list[tuple[float, bool]], seed: int
-) -> None:
-    schedule, rng, now, when = LookupSchedule(interval, jitter), Random(seed), 0.0, 0.0
-    for later, urgent in calls:
-        now += later
-        before, when = when, schedule.next(now, urgent=urgent, rng=rng)
-        assert now <= when <= now + interval * (1 + jitter) + 1e-6
-        if now < before:
-            assert when <= before
 
 
 def test_jitter_spreads_consumers_that_started_together() -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqtools.policy.endpoints import Endpoints
 
 NAMES = ["http://a/", "http://b/", "http://c/", "http://d/"]
-A, B, C, D = NAMES
+A, B, C, _ = NAMES
 POOLS = ["hostpool", "epsilon-greedy"]
 
 modes = st.sampled_from(list(MODES))
@@ -325,36 +325,3 @@ def test_none_that_is_gone_or_down_is_chosen_but_for_one_probe_at_a_time(
         assert w.choose()
     else:
         assert set(w.endpoints.states(w.now).values()) == {"gone"}
-
-
-@settings(max_examples=12)
-@given(mode=modes, dead=st.sets(st.sampled_from(NAMES), max_size=3), seed=st.integers(0, 99))
-def test_who_answers_is_tried_again_and_again_and_who_is_dead_a_handful_of_times_an_hour(
-    mode: str, dead: set[str], seed: int
-) -> None:
-    w = world(mode)
-    w.rng = Random(seed)
-    took = {A: 0.001, B: 0.01, C: 0.1, D: 1.0}
-    w.run(3600, all_but(*dead), took=took, step=0.5)
-    # Doubling delays: 1 + 6 in an hour; the breaker alone: 5 + 5, then one in 30 seconds.
-    most = 130 if mode == "round-robin" else 8
-    for name in NAMES:
-        times = len([when for when in w.times(name) if when > 1030 or name in dead])
-        assert times <= most if name in dead else times > 0
-
-
-@settings(max_examples=25)
-@given(mode=modes, count=st.integers(1, 4), outage=st.floats(0, 1000), seed=st.integers(0, 9))
-def test_when_all_were_dead_and_are_back_it_takes_30_seconds_to_find_out(
-    mode: str, count: int, outage: float, seed: int
-) -> None:
-    w = world(mode, NAMES[:count])
-    w.rng = Random(seed)
-    w.run(5, all_answer)
-    w.run(outage, all_but(*NAMES), step=0.5)
-    back = w.now
-    while w.ask(all_answer) is None:
-        w.now = w.endpoints.due(w.now)
-    assert w.now <= back + 30
-    w.run(31, all_answer)
-    assert set(w.endpoints.states(w.now).values()) == {"up"}

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.policy.filenames import FileNames, NamePattern
@@ -66,30 +66,12 @@ def test_a_file_is_closed_once_it_is_over_its_size() -> None:
     assert next_due(rotation, opened(size=1001), after=7.0) == 7.0
 
 
-@given(st.integers(1, 300), st.lists(st.integers(0, 120), max_size=30))
-def test_room_tells_which_records_of_a_batch_begin_in_the_file(
-    limit: int, records: list[int]
-) -> None:
-    rotation, file = Rotation(size=limit), opened(size=0)
-    room = rotation.room(file)
-    for length in records:
-        assert (decide(rotation, file) is None) == (file.size <= room)
-        file.size += length
-
-
 def test_a_file_is_closed_when_it_was_open_for_longer_than_the_interval() -> None:
     rotation = Rotation(interval=60)
     assert decide(rotation, opened(), after=60.0) is None
     assert decide(rotation, opened(), after=60.001) == Rotate("interval")
     assert next_due(rotation, opened()) == pytest.approx(60.0)
     assert next_due(rotation, opened(), after=70.0) == 70.0
-
-
-@pytest.mark.parametrize("hours", [-1, 1000])
-def test_setting_the_clock_makes_no_interval_longer_or_shorter(hours: int) -> None:
-    rotation = Rotation(interval=60)
-    assert decide(rotation, opened(), after=60.0, set_by=hours * HOUR) is None
-    assert decide(rotation, opened(), after=61.0, set_by=hours * HOUR) == Rotate("interval")
 
 
 def test_an_empty_file_is_published_unless_that_is_to_be_skipped() -> None:
@@ -149,29 +131,6 @@ def test_a_clock_set_back_closes_the_file_of_the_later_piece() -> None:
     earlier = opened(file.opened_wall - HOUR)
     assert decide(rotation, earlier, after=600.0) is None
     assert next_due(rotation, earlier, after=600.0) == pytest.approx(3540.0, abs=1e-4)
-
-
-@given(
-    st.integers(0, 4_000_000_000),
-    st.sampled_from([1, 60, 900, 3600, 5 * 3600, 86_400]),
-    st.sampled_from(ZONES),
-    st.floats(0, 1, exclude_max=True),
-)
-@example(ns("2026-10-25T00:00:00+00:00") // SECOND, 3600, BERLIN, 0.99)
-@example(ns("2026-11-01T04:30:00+00:00") // SECOND, 3600, ZoneInfo("America/Havana"), 0.5)
-def test_a_piece_lasts_from_one_boundary_to_the_next_and_its_end_is_known(
-    second: int, every: int, zone: tzinfo, part: float
-) -> None:
-    rotation, file = Rotation(boundary=every, zone=zone), opened(second * SECOND)
-    due = next_due(rotation, file)
-    assert due is not None
-    assert 0 < due <= every + 3600.001
-    assert decide(rotation, file, after=due) == Rotate("boundary")
-    assert decide(rotation, file, after=int(int(due) * part)) is None
-    end = datetime.fromtimestamp(second + int(due), zone)
-    before = datetime.fromtimestamp(second + int(due) - 1, zone)
-    aligned = (end.hour * 3600 + end.minute * 60 + end.second) % every == 0
-    assert aligned or end.utcoffset() != before.utcoffset()
 
 
 @given(

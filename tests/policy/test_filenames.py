@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
-from nsqtools.policy.filenames import SECOND, FileNames, NamePattern, Revisions
+from nsqtools.policy.filenames import SECOND, FileNames, NamePattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONES = [
@@ -181,15 +181,6 @@ def test_no_zone_is_local_time_with_its_summers() -> None:
     assert path(of, at=ns("2026-07-01T12:00:00+00:00")) == "01_09.30-0230"
 
 
-@given(NS, st.sampled_from(ZONES), st.lists(st.sampled_from(FORMATS), min_size=1, max_size=2))
-def test_a_name_is_what_strftime_says(at: int, zone: tzinfo, formats: list[str]) -> None:
-    text = "_".join(formats) + "x"
-    of = names("<DATETIME>", text, zone=zone)
-    for near in (at, at + 1, at + 900 * SECOND, at - min(at, 30 * SECOND)):
-        moment = datetime.fromtimestamp(near // SECOND, zone)
-        assert of.at(near) == moment.strftime(text)
-
-
 @given(
     st.integers(0, 3_000_000_000),
     st.lists(st.integers(0, 10_000_000_000_000), max_size=30),
@@ -224,24 +215,3 @@ def test_a_name_stays_until_its_next_change(at: int, zone: tzinfo, datetime_form
     assert all(again.at(at + (change - at) * n // 50) == name for n in range(50))
     if change + SECOND <= at + 86_400 * SECOND:
         assert again.at(change) != name
-
-
-def published(of: FileNames, clock: Sequence[int]) -> list[str]:
-    """Paths of the files that are opened when each look at the clock opens one."""
-    revisions = Revisions()
-    return [of.path(name, revisions.take(name)) for name in map(of.at, clock)]
-
-
-@given(
-    st.lists(st.integers(0, 40), max_size=60),
-    st.sampled_from(ZONES),
-    st.sampled_from(FORMATS),
-    st.sampled_from(["", "--rotate-size"]),
-)
-def test_no_history_of_the_clock_yields_a_name_twice(
-    quarters: list[int], zone: tzinfo, datetime_format: str, repeated_by: str
-) -> None:
-    of = names("<TOPIC><REV>.<DATETIME>.log", datetime_format, zone=zone, repeated_by=repeated_by)
-    night = ns("2026-10-24T20:00:00+00:00")
-    paths = published(of, [night + quarter * 900 * SECOND for quarter in quarters])
-    assert len(set(paths)) == len(paths)

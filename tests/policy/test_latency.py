@@ -27,16 +27,11 @@ def test_a_percentile_is_at_most_1_percent_off(seconds: list[float], p: float) -
     assert counted(seconds).percentile(p) == pytest.approx(sorted(seconds)[rank - 1], rel=0.01)
 
 
-def test_percentiles_do_not_fall_and_are_0_of_nothing() -> None:
-    percentiles = [counted([0.02, 5.0, 0.3] * 10).percentile(p) for p in range(101)]
-    assert percentiles == sorted(percentiles)
-    assert Latency().percentile(50) == 0.0
-
-
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(-1.0, 1e-6), (0.0, 1e-6), (5e-7, 1e-6), (3600.0, 1000.0)]
 )
 def test_what_is_out_of_range_is_given_as_its_end(seconds: float, shown: float) -> None:
+    assert Latency().percentile(50) == 0.0
     assert counted([seconds]).percentile(50) == shown
 
 

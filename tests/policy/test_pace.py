@@ -54,20 +54,6 @@ def test_a_replay_keeps_the_distances_divided_by_its_speed(speed: float, sent: l
     assert replayed(Replay(speed), timestamps, 5.0) == pytest.approx(sent)
 
 
-def test_a_message_that_is_older_than_the_one_before_it_goes_with_it() -> None:
-    timestamps = [20 * SECOND, 22 * SECOND, 1, 21 * SECOND, 23 * SECOND]
-    assert replayed(Replay(1), timestamps) == pytest.approx([0, 2, 2, 2, 3])
-
-
-def test_messages_that_are_late_go_at_once_and_the_others_when_they_would_have() -> None:
-    replay = Replay(1)
-    assert replay.delay(0, now=100.0) == 0
-    timestamps = [SECOND, 2 * SECOND, 60 * SECOND]
-    assert replay.delay(timestamps[0], now=130.0) == 0
-    assert replay.burst(timestamps, 0, now=130.0) == 2
-    assert replay.delay(timestamps[2], now=130.0) == pytest.approx(30)
-
-
 @given(
     speed=st.floats(0.1, 1e4),
     timestamps=st.lists(st.integers(0, 100 * SECOND), min_size=1, max_size=50),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsqtools.policy.rates import Counters, CounterSample, Row
 from nsqtools.policy.rates import Rates as RatesOfSamples
@@ -120,37 +117,3 @@ def test_an_nsqd_that_never_answered_is_missing_from_what_nsqlookupd_lists_for_i
     first, second = rates.record({"a": answer, "b": None}, {"b": ("t", "gone")})
     assert (first.topic, first.nodes, first.missing) == ("other", 1, 0)
     assert (second.topic, second.nodes, second.missing) == ("t", 1, 1)
-
-
-counts = st.builds(Counters, *[st.integers(0, 1000)] * 8, st.booleans())
-polls = st.lists(
-    st.dictionaries(
-        st.sampled_from("abc"),
-        st.none()
-        | st.tuples(
-            st.integers(1, 2),
-            st.dictionaries(st.sampled_from([("t", ""), ("t", "c"), ("u", "")]), counts),
-        ),
-    ),
-    max_size=6,
-)
-
-
-@given(polls, st.floats(0.001, 1e6))
-def test_whatever_nsqds_say_no_rate_is_negative_and_sums_are_those_of_the_answers(
-    sequence: list[dict[str, tuple[int, dict[tuple[str, str], Counters]] | None]], step: float
-) -> None:
-    rates = Rates()
-    for number, samples in enumerate(sequence):
-        rows = rates.record(samples, now=number * step)
-        for row in rows:
-            said = [each[1] for each in samples.values() if each]
-            found = [
-                each[row.topic, row.channel] for each in said if (row.topic, row.channel) in each
-            ]
-            assert row.nodes == len(found)
-            assert 0 <= row.measured <= row.nodes
-            assert (row.measured == 0) == (row.ingress is None)
-            assert row.totals == reduce(Counters.plus, found, Counters())
-            for rate in (row.ingress, row.egress, row.requeue_rate, row.timeout_rate):
-                assert rate is None or rate >= 0

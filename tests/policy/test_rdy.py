@@ -171,34 +171,6 @@ def test_the_slot_of_a_resting_peer_goes_to_one_that_waits() -> None:
     assert settle_down(peers, 1) == [0, 1, 0]
 
 
-@given(
-    share=st.integers(1, 50),
-    steps=st.lists(st.sampled_from(["time out", "settle", "settle one"]), max_size=60),
-)
-def test_a_handler_that_is_behind_never_has_much_over_its_share(
-    share: int, steps: list[str]
-) -> None:
-    """An nsqd that times messages out and sends others, and a plan whenever one comes."""
-    peer = make(0)
-    at_nsqd = 0  # what nsqd believes to be in flight
-    for step in steps:
-        if step == "time out":
-            at_nsqd = 0
-        elif step == "settle":
-            peer.in_flight = at_nsqd = 0
-        elif peer.in_flight:
-            peer.in_flight -= 1
-            at_nsqd = max(0, at_nsqd - 1)
-        settle_down([peer], share)
-        while at_nsqd < peer.rdy:
-            at_nsqd += 1
-            deliver(peer)
-            settle_down([peer], share)
-        assert peer.in_flight <= share + share // 2 + 1
-        if not peer.in_flight:
-            assert peer.rdy
-
-
 # An nsqd that counts RDY down.
 
 
@@ -258,13 +230,6 @@ def test_an_idle_holder_gives_its_slot_to_who_waited_longest() -> None:
     assert settle_down(peers, 1, now=NOW + IDLE) == [0, 0, 1]
 
 
-def test_a_busy_holder_gives_its_slot_up_later() -> None:
-    peers = [make(0, rdy=1), make(1)]
-    peers[0].last_message = NOW + LONG
-    assert plan(peers, 1, now=NOW + LONG - 0.1) == {}
-    assert settle_down(peers, 1, now=NOW + LONG) == [0, 1]
-
-
 @settings(max_examples=40)
 @given(
     peers=st.integers(2, 9),
@@ -294,42 +259,3 @@ def test_every_connection_is_served_within_the_bound(
                     peer.in_flight = 0
             assert now - waiting_since[peer.address] <= bound
         now += period * rng.uniform(0.1, 1)
-
-
-@given(st.data())
-def test_no_history_leaves_slots_unused_for_good(data: st.DataObject) -> None:
-    peers: list[Peer] = []
-    now, limit, mode, made = NOW, 5, Mode.RUNNING, 0
-    rng = Random(data.draw(st.integers(0, 99)))
-    steps = ["join", "lose", "mode", "limit", "time", "deliver", "deliver", "settle", "close"]
-    for step in data.draw(st.lists(st.sampled_from(steps), max_size=40)):
-        if step == "join":
-            old = data.draw(st.booleans())
-            peers.append(make(made, fresh=True, last_message=now, rdy_since=now, counts_down=old))
-            made += 1
-        elif step == "mode":
-            mode = data.draw(any_mode)
-        elif step == "limit":
-            limit = data.draw(st.integers(0, 20))
-        elif step == "time":
-            now += data.draw(st.sampled_from([0.1, 5.0, 31.0]))
-        elif peers:
-            peer = data.draw(st.sampled_from(peers))
-            if step == "lose":
-                peers.remove(peer)
-            elif step == "close":
-                peer.closing = True
-            elif step == "settle":
-                peer.in_flight = 0
-            elif peer.rdy and not peer.closing:
-                deliver(peer, now, data.draw(st.integers(1, 2 * peer.rdy)))
-        apply(peers, plan(peers, limit, mode, now, rng), now)
-        live = [peer.rdy for peer in peers if not peer.closing]
-        assert sum(live) <= limit
-        if mode is Mode.PROBING and live and limit:
-            assert sum(live) == 1
-    for peer in peers:
-        peer.in_flight, peer.fresh = 0, False
-    settle_down(peers, limit, now=now)
-    live = [peer.rdy for peer in peers if not peer.closing]
-    assert sum(live) == (limit if live else 0)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from nsqtools.policy.topics import Change, MatchingTopics
 
 ALL = re.compile("")
@@ -28,16 +25,6 @@ def test_a_topic_is_gone_once_it_was_missing_for_the_grace() -> None:
     assert topics.looked(["b"], complete=False, now=300) == Change(["b"], [])
 
 
-def test_a_topic_that_comes_back_within_the_grace_was_never_away() -> None:
-    topics = MatchingTopics(ALL, 60)
-    topics.looked(["a"], complete=True, now=0)
-    topics.looked([], complete=True, now=60)
-    assert topics.looked(["a"], complete=True, now=120) == Change([], [])
-    topics.looked([], complete=True, now=180)
-    assert topics.looked([], complete=True, now=299).gone == []
-    assert topics.looked([], complete=True, now=300).gone == ["a"]
-
-
 def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
     topics = MatchingTopics(ALL, 60)
     topics.looked(["a"], complete=True, now=0)
@@ -47,20 +34,3 @@ def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
     assert topics.looked(["b"], complete=True, now=6000).gone == []
     assert topics.looked(["b"], complete=True, now=6119).gone == []
     assert topics.looked(["b"], complete=True, now=6120).gone == ["a"]
-
-
-rounds = st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.booleans()), max_size=30)
-
-
-@given(rounds)
-def test_appearing_and_going_alternate_and_nothing_goes_that_is_there(
-    rounds: list[tuple[set[str], bool]],
-) -> None:
-    topics, present = MatchingTopics(ALL, 60), set[str]()
-    for number, (found, complete) in enumerate(rounds):
-        change = topics.looked(found, complete=complete, now=60.0 * number)
-        assert not present & set(change.appeared)
-        assert set(change.gone) <= present - found
-        assert complete or not change.gone
-        present = (present | set(change.appeared)) - set(change.gone)
-        assert found <= present

@@ -109,9 +109,3 @@ def test_a_date_of_any_of_the_three_forms_is_the_time_until_then(
 )  # fmt: skip
 def test_what_is_neither_is_none(text: str) -> None:
     assert retry_after(text, now=NOW.timestamp()) is None
-
-
-@given(text=st.text(max_size=60) | st.from_regex(r"[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} .*"))
-def test_whatever_the_header_holds_the_answer_is_none_or_not_negative(text: str) -> None:
-    asked = retry_after(text, now=NOW.timestamp())
-    assert asked is None or asked >= 0

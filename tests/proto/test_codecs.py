@@ -6,7 +6,6 @@ import random
 import struct
 import tracemalloc
 import zlib
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,7 +80,7 @@ def test_every_write_can_be_read_at_once(make: CodecFactory) -> None:
 
 @both
 @pytest.mark.parametrize("fill", [noise, lambda size: b"x" * size], ids=["noise", "runs"])
-@pytest.mark.parametrize("size", [1, 65536, 65537, MIB, 5 * MIB + 7])
+@pytest.mark.parametrize("size", [65537, 2 * MIB + 7])
 def test_bodies_of_any_size_pass(
     make: CodecFactory, fill: Callable[[int], bytes], size: int
 ) -> None:
@@ -90,37 +89,6 @@ def test_bodies_of_any_size_pass(
     for read in (1009, 64 * KIB, len(encoded)):
         reads = [encoded[n : n + read] for n in range(0, len(encoded), read)]
         assert decode(make(), reads) == body
-
-
-def damage(stream: bytes, data: st.DataObject) -> bytes:
-    damaged = bytearray(stream)
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(damaged) - 1))
-        match data.draw(st.sampled_from(["flip", "delete", "insert"])):
-            case "flip":
-                damaged[place] ^= data.draw(st.integers(1, 255))
-            case "delete":
-                del damaged[place : place + data.draw(st.integers(1, 8))]
-            case "insert":
-                damaged[place:place] = data.draw(st.binary(max_size=8))
-    return bytes(damaged)
-
-
-@both
-@given(data=st.data())
-def test_damage_raises_only_codec_errors_and_never_alters_what_has_a_checksum(
-    make: CodecFactory, data: st.DataObject
-) -> None:
-    writer, reader = make(), make()
-    first, *writes = [noise(n) + b"abc" * n for n in (1, 40, 200)]
-    assert decode(reader, [writer.encode(first)]) == first
-    stream = damage(b"".join(map(writer.encode, writes)), data)
-    pieces = [b""]
-    with suppress(ProtocolError):
-        for read in cut(stream, [len(stream) // 3]):
-            pieces += reader.decode(read)
-    if make is Snappy:
-        assert b"".join(pieces) in (b"", *writes, b"".join(writes))
 
 
 CORRUPT = {

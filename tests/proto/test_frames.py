@@ -77,15 +77,6 @@ def parse_failing(
 WHOLE = expected(frame for _, frame in FRAMES)
 
 
-def test_a_dialogue_cut_in_any_way_gives_the_same_frames() -> None:
-    for offset in range(len(STREAM) + 1):
-        parser = FrameParser(address=ADDRESS)
-        assert parse(parser, cut(STREAM, [offset])) == WHOLE
-        assert parser.take_rest() == b""
-    for width in (1, 2, 3, 4, 5, 7, 8, 29, 30, 31):
-        assert parse(FrameParser(), cut(STREAM, range(0, len(STREAM), width))) == WHOLE
-
-
 def test_reads_into_memory_that_is_used_again_give_the_same_frames() -> None:
     """Large bodies come straight out of it; none is of it."""
     large = bytes(range(256)) * 80
@@ -148,19 +139,6 @@ def test_a_malformed_frame_is_refused_at_its_first_telling_byte(
     assert parser.parse_reply(data[:-1]) is None
     with pytest.raises(kind):
         parser.parse_reply(data[-1:])
-
-
-@malformed
-def test_what_stood_before_a_malformed_frame_is_taken_whatever_the_cut(
-    data: bytes, limit: int, kind: type[ProtocolError]
-) -> None:
-    before = wire.OK + (wire.message(1) if limit else b"")
-    stream = before + data + b"\0" * 200 + STREAM
-    for offset in range(len(before) + len(data) + 40):
-        messages, replies, error = parse_failing(cut(stream, [offset]), limit)
-        assert plain_ids(messages) == [wire.message_id(1)] * bool(limit)
-        assert replies == [b"OK"]
-        assert type(error) is kind
 
 
 def plain_ids(messages: list[Delivery]) -> list[bytes]:

@@ -9,8 +9,6 @@ import sys
 import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import METHODS, Encoder, load_zstd, make_encoder, plain_chunks
@@ -49,16 +47,6 @@ class TestWriting:
         assert len(data) < len(RECORDS) / 3
         empty = make_encoder(name).empty()
         assert shown(name, data + empty) == RECORDS + RECORDS[:100]
-
-    @pytest.mark.parametrize("name", METHODS)
-    @given(members=st.lists(st.lists(st.binary(max_size=50), max_size=5), max_size=5))
-    def test_what_goes_in_comes_out(self, name: str, members: list[list[bytes]]) -> None:
-        encoder = make_encoder(name)
-        out = b""
-        for member in members:
-            out += b"".join(map(encoder.write, member)) + encoder.finish()
-        plain = b"".join(b"".join(member) for member in members)
-        assert (decoded(name, out) if out else b"") == plain
 
     @pytest.mark.parametrize("name", METHODS)
     def test_an_empty_member_is_written_only_when_it_is_asked_for(self, name: str) -> None:

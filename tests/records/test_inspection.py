@@ -153,19 +153,6 @@ class TestMembers:
             assert decoded(name, bytes(data[: found.good])) == plain
         assert harmless <= 3 * UNCHECKED[name]
 
-    def test_zeros_anywhere_cost_no_member_before_them_and_half_keep_none(self, name: str) -> None:
-        whole = archive(name, [b"one\ntwo\n", b"three\n", b"four\n"])
-        subsets = itertools.product([0, 1], repeat=len(whole.plain))
-        possible = {b"".join(itertools.compress(whole.plain, subset)) for subset in subsets}
-        size = len(whole.data)
-        for start, end in itertools.combinations(range(size + 1), 2):
-            data = whole.data[:start] + bytes(end - start) + whole.data[end:]
-            found = inspect(io.BytesIO(data), compression=name)
-            kept = decoded(name, data[: found.good])
-            assert kept in possible
-            assert len(kept) == found.plain
-            assert kept.startswith(b"".join(whole.plain[: whole.whole_until(start)]))
-
     @pytest.mark.parametrize(
         "tail", [LOST_POWER, b"\0", b"garbage\n", b"\xff" * 100, b"\x1f\x8b", b"\x28\xb5\x2f\xfd"]
     )
@@ -179,11 +166,6 @@ class TestMembers:
         empty = EMPTY[name]
         data = empty + archive(name, [b"one\n"]).data + empty
         assert look(data, compression=name) == Inspection(len(data), 1, 4, "")
-
-    def test_a_record_may_go_on_in_the_next_member(self, name: str) -> None:
-        whole = archive(name, [b"one\ntw", b"o\nthree\n"])
-        assert look(whole.data, compression=name) == whole.kept(2)
-        assert good(look(whole.data[:-1], compression=name)) == (whole.ends[0], 1)
 
     def test_a_fault_in_the_records_of_a_whole_member_does_not_cut_it_away(self, name: str) -> None:
         whole = archive(name, [envelope("1"), b"no JSON\n", envelope("3")])
@@ -226,34 +208,6 @@ class TestDelimited:
         assert found.plain == found.good
         assert bool(found.problem) == bool(rest)
 
-    @given(
-        records=st.lists(st.text("a\0", max_size=6).map(str.encode), max_size=8),
-        size=st.integers(1, 3),
-        zeros=st.integers(0, 40),
-        step=st.integers(1, 9),
-    )
-    def test_zeros_at_the_end_are_no_records_though_the_delimiter_is_made_of_them(
-        self, records: list[bytes], size: int, zeros: int, step: int
-    ) -> None:
-        delimiter = b"\0" * size
-        data = b"".join(record + delimiter for record in records) + bytes(zeros)
-        *whole, rest = data.split(delimiter)
-        while whole and not whole[-1]:
-            rest = delimiter + rest
-            whole.pop()
-        found = inspect(Dribble(data, step), layout=Layout("raw", delimiter))
-        assert good(found) == (len(data) - len(rest), len(whole))
-
-    def test_a_torn_record_is_told_with_its_place(self) -> None:
-        found = look(b"\none\nthr")
-        assert without_problem(found) == Inspection(5, 2, 5, "")
-        assert found.problem.startswith("record 3 at byte 5: ")
-
-    def test_reading_begins_where_the_file_stands(self) -> None:
-        file = io.BytesIO(b"one\ntwo\n")
-        file.seek(4)
-        assert inspect(file) == Inspection(4, 1, 4, "")
-
     def test_an_empty_delimiter_is_refused(self) -> None:
         with pytest.raises(ConfigError):
             look(b"one", layout=Layout("raw", b""))
@@ -284,15 +238,6 @@ class TestLengthPrefixed:
 
 
 class TestJson:
-    @given(bodies=st.lists(st.text(max_size=10), max_size=3), cut=st.integers(0))
-    def test_a_file_cut_anywhere_keeps_its_whole_lines(self, bodies: list[str], cut: int) -> None:
-        data = b"".join(map(envelope, bodies))
-        cut %= len(data) + 1
-        end = data.rfind(b"\n", 0, cut) + 1
-        found = look(data[:cut], layout=JSON)
-        assert good(found) == (end, data[:end].count(b"\n"))
-        assert bool(found.problem) == (end < cut)
-
     @pytest.mark.parametrize(
         "bad",
         [
@@ -306,10 +251,6 @@ class TestJson:
             found = inspect(Dribble(whole + bad + rest, step), layout=JSON)
             assert good(found) == (len(whole), 2)
             assert found.problem.startswith("line 4: ")
-
-    def test_blank_lines_are_no_records(self) -> None:
-        data = b"\n" + envelope("1") + b"\n"
-        assert look(data, layout=JSON) == Inspection(len(data), 1, len(data), "")
 
     @pytest.mark.parametrize("name", ["none", *COMPRESSED])
     @pytest.mark.parametrize("over", [0, 1])
@@ -341,10 +282,8 @@ def test_a_zstd_frame_without_a_checksum_is_not_good() -> None:
 @pytest.mark.parametrize(
     ("head", "filler", "size", "options", "expected"),
     [
-        (b"one\n", b"\0", 32 * MIB, {}, (4, 1)),
         (b"one--end--", b"\0", 32 * MIB, {"layout": Layout("raw", b"--end--")}, (10, 1)),
         (b"one\0", b"\0", 32 * MIB, {"layout": NULL}, (4, 1)),
-        (envelope("1"), b"\0", 32 * MIB, {"layout": JSON}, (len(envelope("1")), 1)),
         (b'{"body":"', b"\0", 32 * MIB, {"layout": JSON}, (0, 0)),
         (
             prefixed([b"one"]) + struct.pack(">I", 64 * MIB),

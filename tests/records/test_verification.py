@@ -101,16 +101,6 @@ class TestArchives:
         assert report.size >= len(first)
         assert f" at byte {report.size}: " in report.problem
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_an_empty_one_is_good_but_no_compressed_one_without_a_member(
-        self, tmp_path: Path, method: str
-    ) -> None:
-        path = tmp_path / f"events{METHODS[method].suffix}"
-        path.write_bytes(make_encoder(method).empty())
-        assert one(path) == Verification(0, path.stat().st_size)
-        path.write_bytes(b"")
-        assert bool(one(path).problem) == (method != "none")
-
 
 class TestManifests:
     def test_all_files_and_records_are_counted_together(
@@ -170,12 +160,6 @@ class TestManifests:
                 path.unlink()
         assert shelf.places() == ["line 3: a.2.log", "line 6: b.1.log"]
 
-    def test_a_compressed_file_without_a_member_is_bad_whatever_its_line_says(
-        self, shelf: Shelf
-    ) -> None:
-        shelf.publish("a.log.gz")
-        assert shelf.places() == ["line 1: a.log.gz"]
-
     def test_the_last_line_of_a_name_counts(self, shelf: Shelf) -> None:
         shelf.publish("m.log", b"one\n")
         shelf.publish("n.log", b"two\n")
@@ -214,14 +198,6 @@ class TestManifests:
         of_the_file, of_the_line = shelf.problems()
         assert of_the_file.startswith("line 1: m.log: ")
         assert of_the_line.startswith(f"line 2 at byte {second}: {key} is ")
-
-    @pytest.mark.parametrize("tail", [b'{"name": "b.l', b'{"name": "b"}'])
-    def test_a_torn_last_line_is_bad(self, shelf: Shelf, tail: bytes) -> None:
-        shelf.publish("a.log", b"one\n")
-        size = shelf.manifest.stat().st_size
-        with shelf.manifest.open("ab") as file:
-            file.write(tail)
-        assert shelf.problems() == [f"line 2 at byte {size}: it is incomplete"]
 
     def test_what_a_file_with_a_record_over_the_bound_holds_is_not_known(
         self, shelf: Shelf

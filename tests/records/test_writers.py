@@ -13,7 +13,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.records.readers import JsonLines, LengthPrefixed
+from nsqtools.records.readers import JsonLines
 from nsqtools.records.template import Template
 from nsqtools.records.writers import Writer, escape_controls
 from tests.support.archiving import Settled
@@ -157,14 +157,6 @@ class TestJSON:
         assert data.count(b"\n") == len(bodies)
         reader = JsonLines()
         assert reader.feed(data) + reader.finish() == bodies
-
-
-@given(st.lists(st.binary()))
-def test_length_prefixed_bodies_come_back_byte_for_byte(bodies: list[bytes]) -> None:
-    assert render(b"one", b"", layout=PREFIXED) == b"\0\0\0\3one\0\0\0\0"
-    reader = LengthPrefixed()
-    data = render(*bodies, layout=PREFIXED)
-    assert reader.feed(data) + reader.finish() == bodies
 
 
 class TestEscape:

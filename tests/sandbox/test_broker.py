@@ -1,6 +1,6 @@
 """Topics and channels without a network, in time that the tests make.
 
-Here is what no nsqd can be made to do at will; the rest is the business of tests/conformance.
+Here is what takes time, or no nsqd can be made to do at will; the rest is in tests/conformance.
 """
 
 from __future__ import annotations
@@ -101,6 +101,42 @@ def test_a_consumer_whose_peer_does_not_keep_up_is_given_no_more(broker: Broker)
     channel.changed()
     broker.tick(0.0)
     assert len(client.bodies) == 8
+
+
+def test_a_message_comes_again_after_its_timeout_which_touching_puts_off_to_a_limit() -> None:
+    broker = make_broker(max_msg_timeout=20.0)
+    channel = broker.topic("t").channel("c")
+    client = subscribe(channel, 2, Client(msg_timeout=10.0))
+    broker.publish("t", bodies(2), now=0.0)
+    broker.tick(0.0)
+    touched, other = client.ids
+    channel.touch(client.consumer, touched, 8.0)
+    assert broker.tick(9.9) == 10.0
+    broker.tick(10.0)
+    assert client.ids == [touched, other, other]
+    channel.finish(client.consumer, other)
+    channel.touch(client.consumer, touched, 17.0)
+    assert broker.tick(19.9) == 20.0
+    broker.tick(20.0)
+    assert client.ids[3:] == [touched]
+    assert (channel.in_flight[touched].attempts, channel.timeout_count) == (2, 2)
+
+
+def test_what_is_deferred_comes_after_its_delay(broker: Broker) -> None:
+    channel = broker.topic("t").channel("c")
+    client = subscribe(channel, 9)
+    for delay in (4.0, 2.0, 0.0):
+        broker.publish("t", [b"%d" % delay], now=0.0, defer=delay)
+    came: dict[bytes, float] = {}
+    for now in (0.0, 1.9, 2.0, 3.9, 4.0):
+        broker.tick(now)
+        for body in client.bodies:
+            came.setdefault(body, now)
+    assert came == {b"0": 0.0, b"2": 2.0, b"4": 4.0}
+    channel.requeue(client.consumer, client.ids[0], 5.0, 4.0)
+    assert (broker.tick(8.9), channel.deferred_count) == (9.0, 1)
+    broker.tick(9.0)
+    assert client.bodies[3:] == [b"0"]
 
 
 def test_ephemeral_topics_and_channels_drop_what_exceeds_their_memory() -> None:

@@ -8,11 +8,8 @@ import struct
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from nsqtools.names import Address
+from nsqtools.config import NsqdOptions
 from nsqtools.sandbox.nsqd import Nsqd
-from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
 from nsqtools.sandbox.nsqd.protocol import Client
 from tests.support import wire
 from tests.support.clock import elapse, virtual
@@ -108,6 +105,20 @@ async def test_heartbeats_come_every_thirty_seconds_unless_told() -> None:
 
 
 @virtual
+async def test_a_delay_over_max_req_timeout_is_cut_to_it() -> None:
+    peer = Peer(Nsqd(NsqdOptions(max_req_timeout=2.0), rng=Random(1)))
+    peer.send("SUB t c", "RDY 1")
+    peer.nsqd.publish("t", [b"x"])
+    await turn()
+    (message,) = peer.channel.in_flight.values()
+    peer.send(f"REQ {message.id.decode()} 99999999999")
+    await elapse(1.9)
+    assert peer.texts() == ["OK", "msg x"]
+    await elapse(0.2)
+    assert peer.texts() == ["msg x"]
+
+
+@virtual
 async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
     peer = hasty()
     peer.send("SUB t c", "RDY 100")
@@ -154,25 +165,3 @@ async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> N
         peer.transport.deliver(pub * 1000)
     await elapse(2.1)
     assert peer.closed
-
-
-@virtual
-async def test_what_makes_a_topic_is_answered_when_nsqlookupds_have_told_its_channels() -> None:
-    nsqd, told = Nsqd(), asyncio.Event()
-    nsqd.lookupds.append(LookupPeer(Address("", 0), dict, list))
-
-    async def channels(_: LookupPeer, __: str) -> list[str]:
-        await told.wait()
-        return ["known"]
-
-    peer, other = Peer(nsqd), Peer(nsqd)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LookupPeer, "channels", channels)
-        peer.send("PUB t", body=b"x")
-        other.send("SUB t c")
-        await turn()
-        assert peer.texts() == other.texts() == []
-        told.set()
-        await turn()
-    assert peer.texts() == other.texts() == ["OK"]
-    assert nsqd.broker.topics["t"].channels["known"].depth == 1

@@ -7,19 +7,19 @@ import re
 import subprocess
 import sys
 import threading
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.cli.docs import sections
 from nsqtools.config import NsqdOptions
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from nsqtools.sandbox.pytest import Nsq
+from tests.support.examples import shown
 from tests.support.raw import Raw
 
-GUIDE = files("nsqtools.cli.docs") / "guides/nsqtools-library.7.txt"
-(CONFTEST,) = re.findall(r"^ +(pytest_plugins = .*)$", GUIDE.read_text(), re.MULTILINE)
+CONFTEST, TEST_OF_THE_GUIDE = shown(sections("nsqtools-library.7", "guides")["TESTS OF YOUR OWN"])
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +60,7 @@ def test_a_failure_is_a_plain_assertion(nsq):
 def test_a_users_tests_publish_and_consume_without_nsqd(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_users.py").write_text(USERS_TEST)
+    (tmp_path / "test_orders.py").write_text(TEST_OF_THE_GUIDE)
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error"]
     plugins = ["-p", "no:cacheprovider", "-p", "no:asyncio"]
     done = subprocess.run(
@@ -71,7 +72,7 @@ def test_a_users_tests_publish_and_consume_without_nsqd(tmp_path: Path) -> None:
         timeout=120,
         check=False,
     )
-    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr
     said = r"AssertionError: after 0\.01 s: topic t has [01] of 2 messages"
     assert re.search(said, done.stdout), done.stdout
     assert "Warning" not in done.stdout

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import socket
 from typing import TYPE_CHECKING, Any
@@ -38,26 +37,6 @@ async def test_ports_follow_from_the_first_one() -> None:
         assert sandbox.nsqd.http == Address("127.0.0.1", port + 1)
         assert sandbox.lookupd.tcp == Address("127.0.0.1", port + 10)
         assert sandbox.lookupd.http == Address("127.0.0.1", port + 11)
-
-
-async def test_nsqds_free_ports_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-    create_server = asyncio.BaseEventLoop.create_server
-
-    async def taken_at_first(
-        loop: asyncio.BaseEventLoop, protocol: Any, host: str, port: int, **options: Any
-    ) -> asyncio.Server:
-        if port:
-            tried.append(port)
-            if len(tried) < 3:
-                raise OSError(errno.EADDRINUSE, "taken")
-        return await create_server(loop, protocol, host, port, **options)
-
-    monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", taken_at_first)
-    async with Sandbox() as sandbox:
-        assert len(tried) >= 3
-        assert sandbox.nsqd.http.port == sandbox.nsqd.tcp.port + 1 == tried[-1]
-        await ask(sandbox.nsqd.http, "/info")
 
 
 @pytest.mark.parametrize("offset", [0, *FOLLOWING])

@@ -53,9 +53,6 @@ class Authd:
             ],
         }
 
-    def revoke(self, secret: str) -> None:
-        self.replies.pop(secret, None)
-
     def nsqd_args(self) -> list[str]:
         return [f"-auth-http-address={self.address}"]
 

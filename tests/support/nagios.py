@@ -43,9 +43,6 @@ class Range:
         assert start <= end, f"{text!r} goes backwards"
         return cls(start, end)
 
-    def alerts(self, value: float) -> bool:
-        return not self.low <= value <= self.high
-
 
 @dataclass(frozen=True, slots=True)
 class Datum:
@@ -55,14 +52,6 @@ class Datum:
     crit: Range | None
     low: float | None
     high: float | None
-
-    @property
-    def state(self) -> str:
-        if self.value is None:
-            return "UNKNOWN"
-        if self.crit and self.crit.alerts(self.value):
-            return "CRITICAL"
-        return "WARNING" if self.warn and self.warn.alerts(self.value) else "OK"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 OUT_OF_SCOPE = {
     "authd": "the sandbox knows one secret and asks no auth server",
-    "test_https_serves_what_plain_http_refuses_where_tls_is_required_of_both": "no HTTPS",
     "nsqd-tcp-go": "numbers and JSON as Go reads them, names as it quotes them, cut commands",
-    "test_the_cipher_suite_is_named_as_go_names_it": "OpenSSL names it otherwise",
-    "test_the_level_of_deflate_is_clamped_to_the_maximum": "the maximum is fixed",
 }
 """Why fixtures, tests and dialogues want the real nsqd, by their names."""
 

@@ -109,8 +109,8 @@ class Publication:
 
     def resume(self, path: str) -> None:
         """Try again with a published file that is left; raises OSError or NSQError."""
-        for entry in filter(self.journal.has, self.left):
-            if entry.published.path == path:
+        for entry in self.left.copy():  # another topic's thread may remove one
+            if entry.published.path == path and self.journal.has(entry):
                 self._salvage(entry)
                 self.left.remove(entry)
                 return
