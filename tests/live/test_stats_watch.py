@@ -83,6 +83,21 @@ def test_the_view_is_sorted_filtered_and_scrolled_by_keys(window: Tmux, nsqds: l
     back(window)
 
 
+def test_what_changes_is_drawn_over_what_was_with_its_past(window: Tmux, nsqds: list[Nsqd]) -> None:
+    watch(window, nsqds)
+    nsqds[0].publish("topic-05", [b"x"] * 900)
+    window.until("900")
+    assert rows(window)[0] == "topic-05/c"
+    eventually(lambda: "▁█" in window.lines()[2])
+    nsqds[1].pause("topic-05", "c")
+    eventually(lambda: window.lines()[2].endswith("paused"))
+    nsqds[1].kill()
+    window.until("(1 silent)", f"no answer: {nsqds[1].http}: ", "missing=1")
+    nsqds[1].start()
+    eventually(lambda: "silent" not in window.lines()[0])
+    assert window.state("alternate_on", "cursor_flag") == ["1", "0"]
+
+
 def test_another_size_of_the_window_is_filled_at_once(window: Tmux, nsqds: list[Nsqd]) -> None:
     watch(window, nsqds, "--interval", "1h")  # no report comes meanwhile
     for width, height in ((60, 8), (160, 30), (30, 5), (100, 16)):

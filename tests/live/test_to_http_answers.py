@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.webserver import HANG, OK, Answer, WebServer
+from tests.support.webserver import HANG, OK, Answer, WebServer, per_message
 
 if TYPE_CHECKING:
     from tests.support.posting import Posting
@@ -44,6 +44,24 @@ def test_a_request_that_is_not_answered_in_time_costs_an_attempt(posting: Postin
         options = "--http-client-request-timeout", "200ms", *posting.dead_after(1)
         posting.start("--post", web.url(), *options).finish()
     assert [letter["body"] for letter in posting.dead_letters()] == ["1"]
+
+
+def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Posting) -> None:
+    """Who cannot be reached keeps messages from no other, and they are finished when it is back."""
+    posting.publish([b"1", b"2"])
+    batch = ("--batch", "10", "--batch-format", "json-array")
+    failing = per_message(Answer(status=500), Answer(cut="body"))
+    with WebServer() as one, WebServer(failing) as other, WebServer() as dead:
+        dead.refuse()
+        posts = [word for web in (one, other, dead) for word in ("--post", web.url())]
+        poster = posting.start("--mode", "all", *posts, *batch, "-n", "1")
+        eventually(lambda: len(one.deliveries) == len(other.accepted()) == 2)
+        assert not posting.is_drained
+        dead.listen()
+        poster.finish()
+        for web, count in ((one, 1), (other, 3), (dead, 1)):
+            assert list(web.deliveries.values()) == [count] * 2
+        assert list(other.accepted().values()) == [1, 1]
 
 
 def test_messages_that_are_given_up_with_no_place_for_them_are_status_4(posting: Posting) -> None:
