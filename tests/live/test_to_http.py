@@ -14,7 +14,7 @@ from standardwebhooks import Webhook
 
 from tests.support.consuming import run_beside
 from tests.support.posting import DIRECT
-from tests.support.webserver import Answer, WebServer, per_message
+from tests.support.webserver import Answer, WebServer, per_message, redirect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,3 +131,21 @@ def test_a_sample_is_delivered_at_a_limited_rate_and_the_rest_finished(posting: 
         assert 5 < (count := len(web.deliveries)) < 70
         burst = 5  # a tenth of a second, however long the first ones took
         assert web.requests[-1].at - web.requests[0].at > (count - 1 - burst) / 50
+
+
+def test_redirects_are_followed_but_credentials_do_not_go_to_another_server(
+    posting: Posting,
+) -> None:
+    posting.publish([b"1"])
+    with WebServer() as other, WebServer() as web:
+        places = {"/": redirect("/here"), "/here": redirect(other.url("/there"), 308)}
+        web.script = lambda request: places[request.target]
+        options = "--header", "Cookie: a=b", "--header", "X-Own: 1", "--follow-redirects"
+        posting.start("--post", web.url().replace("//", "//me:it@"), *options).finish()
+        requests = [*web.requests, *other.requests]
+    assert [request.target for request in requests] == ["/", "/here", "/there"]
+    for request in requests:
+        assert request.body == b"1"
+        given = {"authorization", "cookie", "x-own"} & request.headers.keys()
+        assert len(given) == (0 if request.target == "/there" else 3)
+    assert requests[2].headers["host"] == f"127.0.0.1:{other.address.port}"
