@@ -25,10 +25,6 @@ def to(*nsqds: Nsqd) -> tuple[str, ...]:
     )
 
 
-def numbered(count: int) -> list[bytes]:
-    return [b'{"n":%d}' % number for number in range(count)]
-
-
 def published(nsqd: Nsqd, topic: str, bodies: Sequence[bytes]) -> None:
     """Messages that wait on relay's channel."""
     nsqd.create(topic, CHANNEL)
@@ -71,10 +67,6 @@ class Relay:
 
     def start(self, *options: str, **streams: Any) -> subprocess.Popen[bytes]:
         return self.cli.start(*self.command(*options, *at(self.source)), **streams)
-
-    def waiting(self) -> dict[str, Any]:
-        """The source's channel in ``/stats``."""
-        return self.source.channel(self.topic, CHANNEL)
 
     def arrived(self, topic: str = "") -> Counter[bytes]:
         return arrived(self.cli, self.goal, topic or self.topic)
