@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 IN_SPARK = "tests/spark/in_session/"
 CONFORMANCE = "tests/conformance/"
 SLOW = (
-    *(IN_SPARK, "tests/live/test_pipeline", "tests/proto/test_fuzz", "tests/cli/test_examples.py"),
-    *("tests/test_readme.py", "tests/live/", "tests/spark/", "tests/sinks/"),
+    *(IN_SPARK, "tests/live/test_pipeline", "tests/proto/test_fuzz", "tests/test_guides.py"),
+    *("tests/test_readme.py", "tests/live/", "tests/spark/", "tests/sinks/", "tests/golden/"),
 )
 """Slow modules, scheduled first, so that workers finish together."""
 

@@ -109,6 +109,7 @@ def test_a_topic_that_no_nsqd_has_is_an_error_and_is_not_created(
     assert topic not in {each["topic_name"] for each in nsqd.stats()["topics"]}
 
 
+@pytest.mark.full("a query with a Spark of its own")
 def test_a_query_of_what_nsqlookupd_knows_is_printed_over_tls_with_a_secret_and_snappy(
     nsqtools_cli: Cli,
     guarded: Nsqd,

@@ -154,6 +154,7 @@ def test_a_task_without_rows_succeeds(nsqd: Nsqd) -> None:
         assert writer.write(iter(rows)) == TaskCommit(0)
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_nsqds_are_found_through_nsqlookupd(
     published: Callable[..., Counter[bytes]],
     make_nsqd: MakeNsqd,

@@ -43,6 +43,7 @@ def test_rows_are_chosen_and_ordered_by_sql(
     assert taken() == [each.body for each in reversed(hours[10:30]) if each is not hours[14]]
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_bare_records_go_back_too(
     spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_staging_that_was_killed_or_told_to_end_is_done_by_the_next_run(
     assert replay(spark, replaying, threading.Event(), nothing).published == 2
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_damaged_file_is_named_and_nothing_published(
     spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
