@@ -192,6 +192,12 @@ class Life:
         server.kill()
         return server.start
 
+    def fault_lookupd_stops(self, fault: Fault) -> Any:
+        return self.hang(self.pick(fault, self.lookupds)) if self.lookupds else None
+
+    def fault_lookupd_restarts(self, fault: Fault) -> Any:
+        return self.restart(self.pick(fault, self.lookupds)) if self.lookupds else None
+
     def fault_cut(self, fault: Fault) -> Any:
         server: Server = self.pick(fault, self.servers)
         link = frozenset((server.name, self.host(fault.which % self.plan.copies)))

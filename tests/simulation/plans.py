@@ -22,12 +22,13 @@ _OF_ALL = (
     "term",
     "clock",
 )
+_LOOKUPD = ("lookupd stops", "lookupd restarts")
 _FAULTS = {
     "tail": (*_OF_ALL, "reader", "power"),
-    "to-http": (*_OF_ALL, "endpoint", "endpoint stops", "power", "kill at", "disk full"),
-    "relay": (*_OF_ALL, "destination stops", "destination restarts"),
+    "to-http": (*_OF_ALL, "endpoint", "endpoint stops", "power", "kill at", "disk full", *_LOOKUPD),
+    "relay": (*_OF_ALL, "destination stops", "destination restarts", *_LOOKUPD),
     "to-file": (*_OF_ALL, "hup", "hup", "kill at", "kill at", "power", "disk full", "disk fails"),
-    "library": (*_OF_ALL[:6], "handler", "max in flight"),
+    "library": (*_OF_ALL[:6], "handler", "max in flight", *_LOOKUPD),
     "until-empty": ("server stops", "server dies", "cut", "reader", "latency"),
     "count": ("reader", "break", "server stops", "latency"),
     "pub": ("server stops", "server restarts", "cut", "latency"),
