@@ -160,17 +160,6 @@ class TestPipe:
         assert settled.finished == [LARGE, b"end"]
         assert settled.requeued == []
 
-    async def test_large_bodies_go_on_where_a_full_pipe_cut_them(
-        self, pipe: Pipe, settled: Settled
-    ) -> None:
-        bodies = [bytes([number]) * 300_000 for number in range(8)]
-        async with opened(pipe.writer) as sink:
-            handling = asyncio.create_task(sink.handle(batch(*bodies, settled=settled)))
-            data = await drain(pipe.reader, 8 * 300_001)
-            await handling
-        assert data == b"".join(body + b"\n" for body in bodies)
-        assert len(settled.finished) == len(bodies)
-
     async def test_batches_of_several_consumers_are_written_whole_one_after_the_other(
         self, pipe: Pipe, settled: Settled
     ) -> None:

@@ -16,7 +16,6 @@ from nsqtools.sinks.files import disk
 from nsqtools.stores.mounted import sync_directory, write_all
 from tests.support.archiving import below
 from tests.support.faults import broken, file_limit, other_disk
-from tests.support.neighbour import holding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,13 +71,6 @@ class TestPublishing:
         assert Path(target).read_bytes() == b"records\n"
         assert os.listdir(os.path.dirname(target)) == ["a.log"]
         assert not os.path.exists(way)
-
-    def test_the_name_and_the_directories_made_for_it_last(
-        self, work: str, target: str, synced: list[str], tmp_path: Path
-    ) -> None:
-        named(work, target)
-        assert synced == [str(tmp_path), str(tmp_path / "out"), str(tmp_path / "out" / "day")]
-        assert os.path.samefile(work, target)
 
     def test_a_copy_is_synced_before_it_has_the_name(
         self, target: str, synced: list[str], tmp_path: Path
@@ -207,17 +199,6 @@ class TestHolding:
         with pytest.raises(FileExistsError):
             disk.create(path)
         assert os.listdir(tmp_path) == []
-
-    def test_a_file_of_a_living_process_is_not_held_and_that_of_a_dead_one_is(
-        self, work: str
-    ) -> None:
-        with holding(work) as process:
-            assert disk.hold(work) is None
-            process.kill()
-            process.wait()
-            fd = disk.hold(work)
-        assert fd is not None
-        os.close(fd)
 
     def test_a_file_that_loses_its_name_as_it_is_locked_is_not_held(
         self, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

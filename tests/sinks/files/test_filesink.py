@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.sinks.threads import Threads
 from tests.support.archiving import batch
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
-from tests.support.sinking import SOON, counted, sinking, slow
+from tests.support.sinking import SOON, sinking, slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-FIRST, SECOND = "events-000000.log", "events-000001.log"
+FIRST = "events-000000.log"
 
 
 @virtual
@@ -98,21 +98,6 @@ class TestGathering:
 
 
 class TestAInLoop:
-    @virtual
-    async def test_batches_gather_while_a_sync_runs(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, compression="gzip") as running:
-            slow(running, 1.0)
-            for body in (b"one", b"two", b"three"):
-                await running.handle(body, starved=True)
-                await elapse(0.1)
-            assert running.finished == []
-            await elapse(0.8)
-            assert running.finished == [b"one"]
-            await elapse(1)
-            assert running.finished == [b"one", b"two", b"three"]
-            (work,) = running.names()
-            assert (tmp_path / "out" / work).read_bytes().count(b"\x1f\x8b\x08") == 2
-
     async def test_one_that_blocks_holds_back_the_finish_but_not_the_loop(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -133,39 +118,6 @@ class TestAInLoop:
             await eventually_async(lambda: running.finished == [b"one"])
             running.sink.reopen()
             await eventually_async(lambda: running.published() == {FIRST: b"one\n"})
-
-    async def test_what_is_synced_is_finished_while_its_file_is_published(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        gate = threading.Event()
-        link = os.link
-
-        def block(*args: Any) -> None:
-            assert gate.wait(60)
-            link(*args)
-
-        async with sinking(tmp_path, threads=Threads(2, "archive"), rotate_size=1) as running:
-            monkeypatch.setattr(os, "link", block)
-            await running.handle(b"one", starved=True)
-            await eventually_async(lambda: running.finished == [b"one"])
-            assert running.published() == {}
-            gate.set()
-            await eventually_async(lambda: running.published() == {FIRST: b"one\n"})
-
-
-@virtual
-class TestReopening:
-    async def test_open_files_are_published_and_the_next_message_begins_another(
-        self, tmp_path: Path
-    ) -> None:
-        async with sinking(tmp_path) as running:
-            await running.handle(b"one")
-            running.sink.reopen()
-            await elapse(SOON)
-            assert running.finished == [b"one"]
-            assert running.names() == [FIRST]
-            await running.handle(b"two")
-        assert running.published() == {FIRST: b"one\n", SECOND: b"two\n"}
 
 
 class TestTopics:
@@ -192,15 +144,3 @@ class TestTopics:
             "b-000000.log": b"two\n",
         }
         assert running.locks() == []
-
-    async def test_many_share_a_few_threads_which_lose_no_count(self, tmp_path: Path) -> None:
-        topics = tuple(f"topic{number}" for number in range(50))
-        async with sinking(
-            tmp_path, threads=Threads(4, ""), topics=topics, rotate_size=20
-        ) as running:
-            for number in range(500):
-                await running.handle(b"%05d" % number, topic=topics[number % 50])
-            await running.close()
-            assert all(counted(running.sink, topic)[1:3] == [10, 60] for topic in topics)
-        bodies = b"".join(running.published().values()).split()
-        assert sorted(bodies) == sorted(running.finished) == [b"%05d" % n for n in range(500)]

@@ -94,24 +94,6 @@ class TestGoingOn:
             assert running.settled.requeued == [(b"x" * 8000, 0, True), (b"two", 0, True)]
         assert running.published() == {FIRST: b"one\n"}
 
-    async def test_one_topic_that_fails_stops_no_other_nor_its_drain(
-        self, tmp_path: Path, out: Path
-    ) -> None:
-        names = "<TOPIC>/<REV>.log"
-        async with sinking(tmp_path, topics=("a", "b"), filename_format=names) as running:
-            with blocked(out / "a"):
-                for topic in ("a", "b"):
-                    await write(running, topic.encode(), topic=topic)
-                assert running.finished == [b"b"]
-                assert running.settled.requeued == [(b"a", 0, True)]
-                for topic in ("a", "b"):
-                    await running.handle(topic.encode(), topic=topic)
-                with pytest.raises(OutputError, match="Not a directory"):
-                    await running.close()
-        assert running.published() == {"b/-000000.log": b"b\nb\n"}
-        assert running.finished == [b"b", b"b"]
-        assert running.locks() == []
-
 
 @virtual
 class TestResting:
@@ -281,17 +263,6 @@ class TestEnding:
             assert len(running.locks()) == 1
         assert running.published() == {FIRST: b"one\n"}
         assert running.locks() == []
-
-    async def test_the_error_of_such_a_drain_is_that_of_the_end(
-        self, tmp_path: Path, out: Path
-    ) -> None:
-        async with sinking(tmp_path) as running:
-            slow(running, 5.0)
-            await running.handle(b"one")
-            with blocked(out):
-                await cancelled_drain(running)
-                with pytest.raises(OutputError):
-                    await running.close()
 
     async def test_a_topic_that_comes_back_waits_for_such_a_drain(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:

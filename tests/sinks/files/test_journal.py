@@ -168,14 +168,6 @@ class TestFilesUnderWay:
 
 
 class TestWhoseEntriesTheyAre:
-    def test_those_of_a_living_process_are_left_alone(self, rules: Rules) -> None:
-        living = journal_of(rules)
-        entry = entry_of(rules, NAME)
-        living.write(entry)
-        assert journal_of(rules).adopt(bool) == []
-        living.close()
-        assert journal_of(rules).adopt(bool) == [entry]
-
     def test_those_of_other_hosts_and_topics_are_left_for_them(
         self, rules: Rules, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -104,21 +104,3 @@ class TestSizes:
             b"6\n7\n",
         ]
         assert archiving.safe == [b"1234", b"1234", b"5", b"abcdefghijkl", b"6", b"7"]
-
-    @pytest.mark.parametrize("form", FORMATS)
-    @pytest.mark.parametrize("compression", ["none", "zstd"])
-    def test_no_record_is_lost_doubled_or_torn_by_many_splits(
-        self, compression: str, form: str, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, format=form, rotate_size=300)
-        numbers = [b"n%04d." % n for n in range(200)]
-        for start in range(0, 200, 40):
-            archiving.write(*numbers[start : start + 40])
-        archiving.close()
-        files = archiving.published().values()
-        assert len(files) > 3
-        text = b"".join(files)
-        places = [text.index(number) for number in numbers]
-        assert places == sorted(places)
-        assert archiving.safe == numbers
-        assert sum(told.records or 0 for told in archiving.notes.recorded) == 200

@@ -14,14 +14,11 @@ from nsqtools.errors import OutputError
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
-    HOUR,
-    START,
     Archiving,
     Notes,
     batch,
-    message,
 )
-from tests.support.faults import broken, file_limit, small_disk
+from tests.support.faults import broken, file_limit
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
@@ -70,32 +67,6 @@ class TestAFullDisk:
         assert (told.records, told.last_id) == (2, told.first_id)
         assert told.sha256 == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
         assert len(data) < 500
-
-    def test_a_disk_that_fills_while_messages_flow_loses_none(self, tmp_path: Path) -> None:
-        """Until it is freed, as the consumer would: what is not safe is written again."""
-        with small_disk(tmp_path / "small") as disk:
-            archiving = Archiving(disk, rotate_size=100_000)
-            sent = [b"%06d" % n + b"x" * 494 for n in range(4000)]
-            waiting = [sent[n : n + 250] for n in range(0, len(sent), 250)]
-            archived: list[bytes] = []
-            failures = 0
-            while waiting:
-                safe = len(archiving.safe)
-                try:
-                    archiving.write(*waiting[0])
-                except OSError:
-                    failures += 1
-                    for name in archiving.published():
-                        archived += (disk / "out" / name).read_bytes().split()
-                        (disk / "out" / name).unlink()
-                    finished = set(archiving.safe[safe:])
-                    waiting[0] = [body for body in waiting[0] if body not in finished]
-                else:
-                    waiting.pop(0)
-            archiving.close()
-            archived += bodies(archiving)
-        assert failures > 0
-        assert archived == sent == archiving.safe
 
     def test_a_file_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(
         self, tmp_path: Path
@@ -153,32 +124,6 @@ class TestWhatIsSafe:
         archiving.write(b"c" * 5000, b"d" * 5000, b"e")
         archiving.close()
         assert b"".join(archiving.safe) == b"".join(bodies(archiving))
-
-    def test_what_is_synced_is_safe_though_the_file_cannot_be_published(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(
-            tmp_path, work_dir=str(tmp_path / "work"), rotate_size=2, filename_format="d/x<REV>"
-        )
-        (tmp_path / "out").mkdir()
-        with blocked(tmp_path / "out" / "d"):
-            for given in ((b"one", b"two"), (b"two",)):
-                with pytest.raises(OSError, match=NO_DIRECTORY):
-                    archiving.step(batch(*given), batch(b"three"))
-                assert archiving.safe == [b"one"]
-        archiving.write(b"two", b"three")
-        archiving.close()
-        assert archiving.safe == bodies(archiving) == [b"one", b"two", b"three"]
-
-    def test_of_partitions_those_are_safe_that_were_synced(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, by_message=True)
-        other = message(b"b" * 8000, timestamp=START + HOUR)
-        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-            archiving.write(b"a", other, b"c")
-        assert archiving.safe == [b"a", b"c"]
-        archiving.write(other)
-        archiving.close()
-        assert bodies(archiving) == [b"a", b"c", b"b" * 8000]
 
 
 class TestOtherProgramsUnderneath:
@@ -240,19 +185,6 @@ class TestOtherProgramsUnderneath:
             archiving.close()
         assert archiving.published() == {NEXT: b"one\n"}
         assert archiving.work() == []
-
-    def test_one_that_cannot_be_made_holds_everything_until_it_can(
-        self, archiving: Archiving, work: Path
-    ) -> None:
-        shutil.rmtree(work.parent)
-        with blocked(work.parent):
-            for _ in range(2):
-                with pytest.raises(OSError, match=NO_DIRECTORY):
-                    archiving.write(b"two")
-        assert archiving.safe == [b"one"]
-        archiving.write(b"two")
-        archiving.close()
-        assert bodies(archiving) == [b"one", b"two"]
 
     def test_a_file_that_was_cut_is_left_and_another_one_begun(
         self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture

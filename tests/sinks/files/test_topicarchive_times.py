@@ -154,17 +154,6 @@ class TestEventTimePartitions:
             name(21): b"2\n",
         }
 
-    def test_a_batch_of_more_partitions_than_allowed_is_safe_all_the_same(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = partitioned(tmp_path, max_open_files=3)
-        bodies = [b"%02d" % number for number in range(20)]
-        archiving.write(*(at(-number, body) for number, body in enumerate(bodies)))
-        assert len(archiving.work()) == 3
-        assert sorted(archiving.safe) == bodies
-        archiving.close()
-        assert sorted(b"".join(archiving.published().values()).split()) == bodies
-
     def test_a_partition_without_a_record_for_a_while_is_published(self, tmp_path: Path) -> None:
         archiving = partitioned(tmp_path, close_idle=60.1)
         archiving.now = 0.2

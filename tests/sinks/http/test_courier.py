@@ -33,13 +33,6 @@ class TestFailover:
             assert running.web.hosts() == ["a"]
             assert running.requeued == [(b"one", None, True)]
 
-    async def test_when_none_is_reached_the_message_goes_back(self) -> None:
-        async with delivering(hosts="abc") as running:
-            running.web.ever = {"a": REFUSES, "b": REFUSES, "c": GONE}
-            await running.deliver(b"one")
-            assert running.web.hosts() == ["a", "b", "c"]
-            assert running.requeued == [(b"one", None, True)]
-
     async def test_a_probe_falls_due_while_the_others_are_tried(self) -> None:
         async with delivering(hosts="abc") as running:
             running.web.ever["a"] = REFUSES

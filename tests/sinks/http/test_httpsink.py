@@ -56,13 +56,6 @@ class TestSettling:
         assert running.finished == []
         assert running.letters.written == []
 
-    async def test_messages_of_a_batch_are_settled_one_by_one(self) -> None:
-        async with delivering() as running:
-            running.web.next["a"] = [Answer(after=2), Answer(500), Answer(after=1)]
-            await running.deliver(b"one", b"two", b"three", wait=3)
-        assert running.finished == [b"three", b"one"]
-        assert running.requeued == [(b"two", None, True)]
-
     @pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), CANCELLED])
     async def test_a_bug_in_a_transport_ends_no_worker(
         self, caplog: pytest.LogCaptureFixture, bug: BaseException
@@ -85,19 +78,6 @@ class TestSettling:
             assert running.web.bodies() == [b"slow", b"sound"]
             assert running.finished == [b"slow", b"sound"]
             assert running.settled.forgotten == [b"lost"]
-            await asyncio.wait_for(running.sink.drain("events"), 1)
-
-    async def test_what_is_lost_while_it_waits_for_an_endpoint_is_not_sent(self) -> None:
-        async with delivering() as running:
-            await open_breaker(running)
-            running.web.ever = {}
-            lost: list[bool] = []
-            await running.handle(b"1", b"2", is_lost=lambda: bool(lost), msg_timeout=0.4)
-            await running.deliver(b"3", wait=0.3)
-            lost.append(True)
-            await elapse(1)
-            assert running.web.bodies() == [b"3"]
-            assert running.requeued == []
             await asyncio.wait_for(running.sink.drain("events"), 1)
 
 

@@ -68,13 +68,6 @@ class TestGathering:
 
 @virtual
 class TestSettling:
-    async def test_all_of_a_request_go_back_together(self) -> None:
-        async with delivering(size=3, workers=1) as running:
-            running.web.next["a"] = [Answer(503, headers={"Retry-After": "3"})]
-            await running.deliver(b"1", b"2", b"3", b"4", b"5", b"6")
-            assert running.requeued == [(b"1", 3.0, True), (b"2", 3.0, True), (b"3", 3.0, True)]
-            assert running.finished == [b"4", b"5", b"6"]
-
     @pytest.mark.parametrize("status", [500, 302, 408, 425, 429])
     async def test_what_blames_no_message_is_not_tried_one_by_one(self, status: int) -> None:
         async with delivering(size=2) as running:

@@ -236,16 +236,6 @@ class TestEnding:
             assert sorted(run.fates.finished) == ([] if cut_off else numbers(10))
             assert (run.fates.requeued, run.fates.touched) == ([], [])
 
-    async def test_closing_hangs_up_whatever_is_under_way(self) -> None:
-        async with relaying() as run:
-            run.destination.answers.clear()
-            await run.handle(b"1")
-            await turns()
-            assert (run.destination.life, run.letters.said) == (["connected"], ["open"])
-        assert run.destination.cancelled == 1
-        assert (run.destination.life[1:], run.letters.said[1:]) == (["closed"], ["close"])
-        assert run.fates.finished == []
-
     @pytest.mark.parametrize("bug", [RuntimeError("a bug"), asyncio.CancelledError("its own")])
     async def test_an_error_that_nobody_expects_stops_the_command_and_loses_nothing(
         self, bug: BaseException
