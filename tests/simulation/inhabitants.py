@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -31,7 +32,8 @@ def live(plan: Plan, folder: Path, *, talk: bool = False) -> World:
     world = World(str(plan.seed), folder, limit=WINDOW + 20 * PATIENCE, talk=talk)
     for line in str(plan).splitlines():
         world.log(line)
-    world.run(_KINDS[plan.kind](world, plan).run())
+    kind = CrowdLife if plan.style == "beside others" else _KINDS[plan.kind]
+    world.run(kind(world, plan).run())
     return world
 
 
@@ -129,6 +131,66 @@ class RelayLife(Life):
 
     def fault_destination_restarts(self, fault: Fault) -> Any:
         return self.restart(self.goal)
+
+
+class CrowdLife(RelayLife, HttpLife, TailLife):
+    """``relay``, ``to-http`` and ``tail`` on one channel, which ``channel trim`` trims meanwhile.
+
+    ``node drain`` watches the first nsqd.
+    """
+
+    async def begin(self) -> None:
+        self.archive = os.path.join(self.world.disk.make("host-0"), "archive")
+        await super().begin()
+        for server in self.servers:
+            self.publish_to(server, self.plan.messages)
+        errands = self.trim(), self.drain(self.servers[0])
+        self.errands = [asyncio.ensure_future(each) for each in errands]
+        await asyncio.sleep(self.random.random() * WINDOW)  # so that something becomes old
+
+    def argv(self, number: int) -> list[str]:
+        return [RelayLife, HttpLife, TailLife][number % 3].argv(self, number)
+
+    def arrived(self) -> Iterable[bytes]:
+        yield from RelayLife.arrived(self)
+        yield from HttpLife.arrived(self)
+        yield from TailLife.arrived(self)
+        for folder, _, names in os.walk(self.archive):
+            for name in names:
+                if name.endswith(".json.gz"):
+                    with gzip.open(os.path.join(folder, name), "rt") as file:
+                        yield from (json.loads(line)["body"].encode() for line in file)
+
+    async def errand(self, number: int, *argv: str) -> Command:
+        """Run another command to its end."""
+        where = [w for each in self.servers for w in ("--nsqd-http-address", each.http)]
+        where = where if argv[0] == "channel" else []
+        command = self.world.command(f"{argv[1]}-{number}", "host-0", [*argv, *where])
+        await command.wait(PATIENCE)
+        if command.process.alive:
+            self.world.violated(f"{command.process}: still there after {PATIENCE:g} s")
+        return command
+
+    async def trim(self) -> None:
+        for number in range(3):
+            await asyncio.sleep(self.random.random() * WINDOW / 3)
+            argv = ["channel", "trim", TOPIC, self.channel, "--yes", "--archive", self.archive]
+            age = f"{1 + int(self.random.random() * 30)}s"
+            await self.errand(number, *argv, "--older-than", age)
+
+    async def drain(self, server: Server) -> None:
+        """Exit 0 means that nothing was left when nothing was published for two seconds."""
+        for number in range(3):
+            await asyncio.sleep(self.random.random() * WINDOW / 3)
+            published = len(self.published)
+            command = await self.errand(number, "node", "drain", server.http, "--timeout", "1m")
+            left = server.left(TOPIC, self.channel)
+            if command.code == 0 and left and published == len(self.published):
+                self.world.violated(f"node drain: exit 0, and {left} messages are left")
+
+    async def connect(self) -> None:
+        await asyncio.gather(*self.errands)
+        await super().connect()
 
 
 class FileLife(Life):

@@ -218,8 +218,9 @@ class Life:
         """An nsqd sends what no nsqd sends."""
         server: Server = self.pick(fault, self.servers)
         data = self.random.choice(GARBAGE)
-        for link in server.nsqd.links if server.process.alive else ():
-            link._transport.write(data)
+        links = [link._transport for link in server.nsqd.links if server.process.alive]
+        for transport in sorted(links, key=lambda each: each.get_extra_info("peername")):
+            transport.write(data)
 
     def fault_latency(self, fault: Fault) -> Any:
         network = self.world.network

@@ -37,6 +37,7 @@ KINDS = tuple(_FAULTS)
 _STYLES = {
     "to-file": ("", "hook", "upload", "hook <REV>"),
     "to-http": ("", "dead letters"),
+    "relay": ("", "beside others"),
 }
 
 
@@ -107,13 +108,19 @@ def plan_of(seed: int, kind: str = "") -> Plan:
         kind=kind,
         servers=rng.choice((1, 2, 2, 3)),
         lookupds=rng.choice((0, 0, 1, 2)) if kind not in ("until-empty", "pub") else 0,
-        copies=1 if kind in ("until-empty", "count", "pub", "library") else rng.choice((1, 1, 2)),
+        copies=_copies(rng, kind, style),
         messages=rng.choice((1, 20, 200, 1000)),
         size=rng.choice((20, 20, 300, 5000)),
         options=_options(rng, kind, style),
         style=style,
         faults=tuple(faults),
     )
+
+
+def _copies(rng: Random, kind: str, style: str) -> int:
+    if style == "beside others":  # relay, tail and to-http
+        return 3
+    return 1 if kind in ("until-empty", "count", "pub", "library") else rng.choice((1, 1, 2))
 
 
 def _fault(rng: Random, kind: str) -> Fault:
@@ -139,6 +146,8 @@ def _options(rng: Random, kind: str, style: str) -> tuple[str, ...]:
         options += ["--sync-interval", rng.choice(("100ms", "1s", "4s"))]
         if style in ("upload", "hook <REV>"):  # whose names are used once
             options += ["--rotate-interval", rng.choice(("3s", "10s", "60s"))]
+    if style == "beside others":
+        options += rng.choice(([], ["--consumer-opt", "snappy"], ["--consumer-opt", "deflate"]))
     if kind == "to-http":
         options += ["--concurrency", rng.choice(("1", "5", "100"))]
     return tuple(options)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import socket
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ class Nsqd:
         path = self.options.auth_secret_file
         self.secret = read_secret(path, f"--auth-secret-file {path}").encode() if path else b""
         """The only secret that AUTH accepts; empty if clients need no AUTH."""
-        self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
+        longest = self.options.max_msg_timeout
+        self.broker = Broker(self.rng, clock_ns=time.time_ns, max_msg_timeout=longest)
         self.broker.created = self._created
         self.broker.deleted = self._deleted
         self.broker.wake = self._wake

@@ -9,7 +9,6 @@ are those of nsqd's topic.go.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from nsqtools.sandbox.nsqd.channel import NEVER, Channel, Queue, QueuedMessage
@@ -95,7 +94,7 @@ class Broker:
         self,
         rng: random.Random,
         *,
-        clock_ns: Callable[[], int] = time.time_ns,
+        clock_ns: Callable[[], int],
         max_msg_timeout: float = 900.0,
     ) -> None:
         self.rng = rng
