@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nsqtools import ConsumerConfig, Subscription
-from nsqtools.engine.lookup import find_producers
+from nsqtools.engine.lookup import TopicFinder, find_producers
 from nsqtools.engine.membership import Silence
 from nsqtools.errors import UnreachableError
+from nsqtools.policy import topics
 from tests.support.scripted_http import NODE, serving, v1
+
+if TYPE_CHECKING:
+    from nsqtools.policy.topics import Change
+    from tests.support.staging import Stage
 
 MOST = 2000
 
@@ -27,3 +35,31 @@ async def test_a_list_of_more_nsqds_than_can_be_consumed_is_refused(listed: int)
             await find_producers(at, ConsumerConfig(), Silence())
     for part in (str(server.address), "2,001 nsqds for topic t", "--nsqd-tcp-address"):
         assert part in str(raised.value)
+
+
+async def test_a_topic_is_not_gone_while_an_nsqlookupd_does_not_answer_which_is_named(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "MIN_GRACE", 0.0)
+    one, two = await stage.lookupd(), await stage.lookupd()
+    one.answers["/topics"], two.answers["/topics"] = {"topics": ["a"]}, {"topics": ["b"]}
+    names = (one.name, two.name)
+    changes: list[Change] = []
+    finder = TopicFinder(
+        names, re.compile(".*"), ConsumerConfig(), refresh=0.0, timeouts=(60.0, 60.0)
+    )
+    assert all(name in said for name, said in zip(names, finder.unknown, strict=True))
+    await finder.look(changes.append)
+    assert list(finder.unknown) == []
+    answer = two.answers.pop("/topics")
+    for _ in range(3):
+        await finder.look(changes.append)
+    (unknown,) = finder.unknown
+    assert two.name in unknown
+    two.answers["/topics"] = answer | {"topics": []}
+    assert sorted(name for each in changes for name in each.appeared) == ["a", "b"]
+    assert not any(each.gone for each in changes)
+    for _ in range(2):
+        await finder.look(changes.append)
+    assert [name for each in changes for name in each.gone] == ["b"]
+    assert list(finder.unknown) == []

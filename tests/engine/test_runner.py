@@ -251,6 +251,13 @@ async def test_what_is_left_when_the_time_is_over_before_the_channel_is_empty(
 
 
 @virtual
+async def test_an_empty_channel_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = holding(monkeypatch, Left())
+    outcome = await start(Gathering(), Network().nsqd(), until_empty=True)
+    assert (outcome.reason, len(asked)) == ("empty", 2)
+
+
+@virtual
 async def test_a_server_that_did_not_answer_once_is_asked_again_until_empty(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

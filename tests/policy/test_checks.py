@@ -152,7 +152,9 @@ def test_what_was_named_and_is_nowhere_is_critical(topic: str, channel: str, mis
     assert found(verdict) == [(CRITICAL, topic, channel)] * missing
     silent = replace(TOPIC, nodes=0, missing=1)
     peers = Peers({"a:1": None, "b:1": "b:1: x"})
-    assert found(judged(silent, peers=peers, topic="t"))[0] == (CRITICAL, "t", "")
+    verdict = judged(silent, peers=peers, topic="t")
+    assert found(verdict)[0] == (CRITICAL, "t", "")
+    assert verdict.summary.endswith("(and 1 more)")
 
 
 def test_of_a_named_channel_the_topic_itself_is_not_judged() -> None:

@@ -125,6 +125,19 @@ async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(networ
     assert [times(nsqd) for nsqd in nsqds] == [[0], [0]]
 
 
+async def test_the_error_of_an_nsqd_comes_before_that_of_an_nsqlookupd(nsqd: ScriptedNsqd) -> None:
+    nsqd.hole = True
+
+    async def find(url: str) -> Iterable[Address]:
+        if url == "silent:4161":
+            raise UnreachableError("silent:4161: connection refused")
+        return [nsqd.address]
+
+    at = Subscription(topic="t", channel="c", lookupds=("silent:4161", "healthy:4161"))
+    with pytest.raises(UnreachableError, match=r"^nsqd:4150: "):
+        await Consumer(at, Recorder(), find=find).run()
+
+
 @pytest.mark.parametrize("discovered", [False, True])
 @pytest.mark.parametrize(
     ("fault", "kind", "seconds"),

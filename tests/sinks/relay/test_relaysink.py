@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -111,11 +112,14 @@ class TestPublishing:
     async def test_the_rate_is_kept_in_bursts_of_a_tenth_of_a_second(self) -> None:
         async with relaying(pace=Pace(100)) as run:
             await run.handle(*numbers(25))
-            await run.handle(*numbers(25, 30))
+            for first in range(25, 49, 4):  # of which some wait, and are published together
+                await run.handle(*numbers(first, first + 4))
             await elapse(10)
-            assert [len(bodies) for bodies in run.destination.bodies] == [10, 10, 5, 5]
-            assert run.destination.times == pytest.approx([0, 0.1, 0.2, 0.25])
-            assert len(run.fates.finished) == 30
+            sizes = [len(bodies) for bodies in run.destination.bodies]
+            assert sizes == [10, 10, 4, 4, 4, 5, 10, 2]
+            starts = [0, *itertools.accumulate(sizes[:-1])]
+            assert run.destination.times == pytest.approx([each / 100 for each in starts])
+            assert len(run.fates.finished) == 49
 
 
 @virtual
