@@ -22,6 +22,7 @@ complete log line.
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ def show(text: str | bytes) -> str:
     line = " ".join(text[:1000].split())
     safe = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return "".join(safe)[:200]
+
+
+def with_fix(number: int | None, text: str) -> str:
+    """Return the text of an OSError of this number, with the fix if too many files are open."""
+    is_full = number in (errno.EMFILE, errno.ENFILE)
+    return f"{text}: raise the limit with ulimit -n" if is_full else text
 
 
 class NSQError(Exception):

@@ -240,6 +240,7 @@ async def consume(
         show_status("waiting")
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
+    _allow_many_files()
     notifier = worker or Notifier()
     runner = Runner(
         source.topic if topics is None else topics,
@@ -249,7 +250,6 @@ async def consume(
         nsqds=fixed_nsqds(source),
         lookupds=source.lookupd_http_address,
         stop=stop,
-        max_files=_allow_many_files(),
         on_reached=notifier.ready,
         on_stopping=notifier.stopping,
         **{"patient": stop.is_endless, **finding},
@@ -335,10 +335,8 @@ def tune_memory() -> None:
     bytes(_KEPT_MEMORY // 2)
 
 
-def _allow_many_files() -> int:
-    """Raise the soft limit of open files to the hard one, as Go's runtime does; returns it."""
+def _allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one, as Go's runtime does."""
     with suppress(OSError, ValueError):  # the hard limit may be above fs.nr_open
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit

@@ -278,8 +278,6 @@ class Handler(ABC):
     """How many messages were given up without being stored anywhere."""
     left_behind = 0
     """How many messages stay in nsqd because no endpoint or consumer can take them."""
-    files = 0
-    """How many file descriptors each topic needs."""
 
     async def open(self) -> None:
         """Prepare; called once, in the event loop. If cancelled, it may finish its clean-up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from nsqtools.config import ConsumerConfig, StopOptions
 from nsqtools.engine.conditions import Conditions, Count
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.handler import Handler, check_handler
 from nsqtools.engine.membership import Silence, Subscription, check_lookupds
 from nsqtools.engine.subscriptions import Subscriptions
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from nsqtools.policy.topics import Change
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = 32
+"""Maximum requests to one server at a time, so that many topics need few descriptors for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +77,14 @@ class Runner:
     ``topics`` are names, or a pattern: then all topics of ``lookupds`` that match it are consumed,
     as they come and go. Give either ``nsqds`` or ``lookupds``, not both. Every ``refresh`` seconds
     topics whose start failed are retried and a pattern is matched again; ``timeouts`` are for the
-    connection and for the whole request of that lookup, in seconds. ``max_files`` is how many files
-    the process may open. With ``patient``, as the commands have it if no condition stops them, the
-    run waits for servers that cannot be reached at the start.
+    connection and for the whole request of that lookup, in seconds. With ``patient``, as the
+    commands have it if no condition stops them, the run waits for servers that cannot be reached at
+    the start.
 
     ``on_reached`` is called whenever a topic is reached, or no topic exists, and ``on_stopping``
     once, when the run begins to stop.
 
-    Raises ConfigError for invalid names, addresses and values, and if ``max_files`` is too low.
+    Raises ConfigError for invalid names, addresses and values.
 
     Consume two topics until their channels are empty, for at most a minute::
 
@@ -105,7 +107,6 @@ class Runner:
         stop: StopOptions | None = None,
         refresh: float = 60.0,
         timeouts: tuple[float, float] = (2.0, 5.0),
-        max_files: int = sys.maxsize,
         patient: bool = False,
         rng: Random | None = None,
         on_reached: Callable[[], object] = lambda: None,
@@ -124,7 +125,6 @@ class Runner:
         check_seconds("refresh", refresh)
         check_type("timeouts", timeouts, tuple)
         check_seconds("timeouts", *timeouts)
-        check_type("max_files", max_files, int)
         _check_http(stop, nsqds)
         self._config = config = _within(stop, config)
         self._channel = channel
@@ -136,7 +136,7 @@ class Runner:
         )
         self._stop_options, self._refresh = stop, refresh
         self._on_reached, self._on_stopping, self._patient = on_reached, on_stopping, patient
-        self._listed: dict[str, dict[str, Iterable[Address]]] = {}
+        self._requests = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, _AT_ONCE))
         self._backlogs: dict[str, Backlog] = {}
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
@@ -147,7 +147,7 @@ class Runner:
             self._named = [self._subscription(name) for name in dict.fromkeys(topics)]
             if not topics:
                 raise ConfigError("topics: expected at least one")
-        self._subscriptions = self._subscribe(max_files)
+        self._subscriptions = self._subscribe()
         self._conditions = Conditions(
             stop,
             self._subscriptions,
@@ -288,7 +288,6 @@ class Runner:
         for topic in change.gone:
             log.info("topic %s: no longer listed by nsqlookupd", topic)
             self._subscriptions.drop(topic)
-            self._listed.pop(topic, None)
             self._backlogs.pop(topic, None)
         for topic in change.appeared:
             log.info("topic %s: listed by nsqlookupd", topic)
@@ -314,7 +313,7 @@ class Runner:
             silence=self._silence,
         )
 
-    def _subscribe(self, max_files: int) -> Subscriptions:
+    def _subscribe(self) -> Subscriptions:
         count: Count | None = None
         if number := self._stop_options.count:
             count = Count(
@@ -322,19 +321,12 @@ class Runner:
                 on_remaining=lambda: self._subscriptions.limit(),
                 on_done=lambda: self._end("count"),
             )
-        self._descriptors = Descriptors(
-            max_files,
-            files=self._handler.files,
-            servers=1 + (len(self._lookupds) or len(self._nsqds)),
-        )
-        self._descriptors.check([len(self._nsqds)] * len(self._named))
         return Subscriptions(
             self._handler,
             self._consumer_for,
             max_in_flight=self._config.max_in_flight,
             retry=self._refresh,
             all_fail=self._finder is None,
-            descriptors=self._descriptors,
             on_reached=self._on_reached,
             on_error=self._fail,
             count=count,
@@ -357,15 +349,11 @@ class Runner:
         )
 
     async def _find(self, topic: str, lookupd: str) -> Iterable[Address]:
-        """The nsqds that an nsqlookupd lists, if there are descriptors for all that are listed."""
+        """The nsqds that an nsqlookupd lists."""
         from nsqtools.engine.lookup import producers_at  # loads net.http
 
-        async with self._descriptors.requests(lookupd):
-            found = await producers_at(lookupd, topic, self._config, self._silence)
-        listed = self._listed.setdefault(topic, {})
-        listed[lookupd] = found
-        self._subscriptions.reserve(topic, len(set().union(*listed.values())))
-        return found
+        async with self._requests[lookupd]:
+            return await producers_at(lookupd, topic, self._config, self._silence)
 
     async def _exists(self, subscription: Subscription) -> bool:
         """Whether an nsqd has the topic; only looked up where it matters, otherwise true."""
@@ -373,13 +361,13 @@ class Runner:
         if self._finder or not (until_empty or is_ephemeral(self._channel)):
             return True
         backlog = self._backlog(subscription)
-        async with self._descriptors.requests("/stats"):
+        async with self._requests["/stats"]:
             exists = await backlog.exists()
         self._warnings[subscription.topic] = backlog.warning
         return exists or not until_empty
 
     async def _left_of(self, subscription: Subscription) -> Left:
-        async with self._descriptors.requests("/stats"):
+        async with self._requests["/stats"]:
             return await self._backlog(subscription).left()
 
     def _backlog(self, subscription: Subscription) -> Backlog:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.conditions import Count
     from nsqtools.engine.consumer import Consumer
-    from nsqtools.engine.descriptors import Descriptors
     from nsqtools.engine.handler import Batch
     from nsqtools.engine.membership import Subscription
 
@@ -42,8 +41,8 @@ class Subscriptions:
     A topic whose start fails is logged and retried every ``retry`` seconds. Once every topic has
     failed, the first error ends the run: with ``all_fail`` always, otherwise only if other
     processes hold the locks of all topics. A topic also fails if ``exists`` says that no nsqd has
-    it, or if too few ``descriptors`` are left. ``on_reached`` is called whenever a topic is
-    reached, ``on_error`` with an error that must end the run.
+    it. ``on_reached`` is called whenever a topic is reached, ``on_error`` with an error that must
+    end the run.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Subscriptions:
         max_in_flight: int,
         retry: float,
         all_fail: bool,
-        descriptors: Descriptors,
         on_reached: Callable[[], object],
         on_error: Callable[[BaseException], object],
         count: Count | None = None,
@@ -71,7 +69,6 @@ class Subscriptions:
         self._max_in_flight = max_in_flight
         self._retry = retry
         self.all_fail = all_fail
-        self._descriptors = descriptors
         self._on_reached = on_reached
         self._on_error = on_error
         self._topics: dict[str, _TopicHandler] = {}
@@ -153,10 +150,6 @@ class Subscriptions:
             if topic.consumer:
                 topic.consumer.set_max_in_flight(self.allowed)
 
-    def reserve(self, name: str, nsqds: int) -> None:
-        """Reserve file descriptors for a topic; raises ConfigError."""
-        self._descriptors.reserve(name, nsqds, topics=len(self._topics))
-
     # Called by topics.
 
     def reached(self) -> None:
@@ -187,15 +180,12 @@ class Subscriptions:
                 break
         name = topic.subscription.topic
         if not topic.wanted:
-            self._descriptors.release(name)
             del self._topics[name]
 
     def _failed(self, topic: _TopicHandler, error: NSQError) -> None:
         """Log why a topic cannot be consumed; raises the first error if that must end the run."""
         name, known = topic.subscription.topic, str(topic.error) == str(error)
         topic.error = error
-        if not topic.joined:
-            self._descriptors.release(name)
         errors = [each.error for each in self._topics.values() if each.error]
         locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
         if (self.all_fail or locked) and len(errors) == len(self._topics):
@@ -234,7 +224,6 @@ class _TopicHandler(Handler):
         """Consume until the end; returns the error if the start fails, and raises other errors."""
         owner = self._owner
         try:
-            owner.reserve(self._name, len(self.subscription.nsqds))
             if not await owner.exists(self.subscription):
                 return self._unknown()
             await self._join()

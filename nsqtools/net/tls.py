@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from nsqtools.config.connection import without_waiting
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, with_fix
 
 if TYPE_CHECKING:
     from nsqtools.config import ClientConfig
@@ -181,7 +181,7 @@ def plain(error: OSError) -> str:
     found = re.search(r"\[Errno (\d+)\]", str(error))
     number = error.errno or (int(found[1]) if found else 0)
     if number > 0:
-        return os.strerror(number).lower()
+        return with_fix(number, os.strerror(number).lower())
     return " ".join((error.strerror or str(error)).split()) or type(error).__name__
 
 

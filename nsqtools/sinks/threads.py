@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import NSQError, OutputError
+from nsqtools.errors import NSQError, OutputError, with_fix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def as_output_error(error: Exception) -> Exception:
     """Convert an OSError into an OutputError with file and reason; return others unchanged."""
     if not isinstance(error, OSError):
         return error
-    reason = error.strerror or str(error)
+    reason = with_fix(error.errno, error.strerror or str(error))
     return OutputError(f"{error.filename}: {reason}" if error.filename else reason)
 
 

@@ -49,7 +49,6 @@ class TrimSink(HoldingHandler):
         await super().open()
         self._ticking = self._loop.create_task(self._tick())
         if self._archive:
-            self.files = self._archive.files
             await self._archive.open()
             if failed := self._archive.failed:
                 failed.add_done_callback(self._archive_failed)

@@ -97,8 +97,6 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("refresh", lambda: runner(refresh="60")),
         ("timeouts", lambda: runner(timeouts=5.0)),
         ("timeouts", lambda: runner(timeouts=("2", "5"))),
-        ("max_files", lambda: runner(max_files="100")),
-        ("open files", lambda: runner(max_files=16)),
         ("topic", lambda: runner(["no topic"])),
         ("channel", lambda: runner(channel="no channel")),
         ("max-in-flight", lambda: runner(config=ConsumerConfig(max_in_flight=0))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING
 from unittest.mock import AsyncMock
 
@@ -11,7 +10,6 @@ import pytest
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.subscriptions import Subscriptions
 from tests.support.clock import elapse, virtual
@@ -26,9 +24,7 @@ HELD = ("in_flight", "connections", "connected")
 
 
 @contextlib.asynccontextmanager
-async def subscribed(
-    sink: Gathering, *, max_files: int = sys.maxsize, files: int = 0, **config: object
-) -> AsyncIterator[Subscriptions]:
+async def subscribed(sink: Gathering, **config: object) -> AsyncIterator[Subscriptions]:
     """Topics that are tried again every minute; no error ends them."""
     errors: list[BaseException] = []
     usual = ConsumerConfig(max_in_flight=10, reconnect_delay=1.0)
@@ -41,7 +37,6 @@ async def subscribed(
             max_in_flight=chosen.max_in_flight,
             retry=60.0,
             all_fail=False,
-            descriptors=Descriptors(max_files, files=files, servers=1),
             on_reached=bool,
             on_error=errors.append,
             exists=AsyncMock(return_value=True),
@@ -81,32 +76,6 @@ async def test_a_topic_that_appears_again_while_it_is_drained_is_consumed_after_
         assert sink.bodies == [b"again"]
         assert len(topics) == 1
         sink.draining = None
-
-
-@virtual
-async def test_a_topic_for_which_too_few_files_may_be_open_waits_for_one_to_go() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    async with subscribed(sink, max_files=32, files=3) as topics:  # 30 less 24 is one topic
-        topics.add(subscription(nsqd))
-        topics.add(subscription(nsqd, topic="more"))
-        await elapse(1)
-        assert sink.joined == ["t"]
-        assert topics.unreached() == ["more"]
-        assert len(nsqd.clients) == 1
-        topics.drop("t")
-        await elapse(60)
-        assert sink.joined == ["t", "more"]
-        assert topics.unreached() == []
-
-
-@virtual
-async def test_a_topic_that_more_nsqds_have_than_files_may_be_open_for_takes_none() -> None:
-    network, sink = Network(), Gathering()
-    async with subscribed(sink, max_files=32, files=3) as topics:
-        topics.add(subscription(*(network.nsqd(name) for name in "abcdefgh")))
-        await elapse(1)
-        assert topics.unreached() == ["t"]
-        assert sink.joined == []
 
 
 @virtual

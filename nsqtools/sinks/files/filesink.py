@@ -75,9 +75,6 @@ class FileSink(HoldingHandler):
     requeued with backoff; with ``--fail-fast`` the error ends ``failed`` instead.
     """
 
-    files = 3
-    """Open files per topic: a lock, the file being written, and sometimes a second file."""
-
     def __init__(self, archives: Archives, *, window: int, threads: Threads | None = None) -> None:
         self.archives = archives
         self.window = window
