@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 from rich.screen import Screen
 
-from nsqtools.cli.commands.stats import watch
 from nsqtools.cli.commands.stats.view import ViewState, short, sparkline
-from nsqtools.cli.commands.stats.watch import Keys
-from tests.support.clock import elapse, virtual
 from tests.support.reports import report, row
 
 if TYPE_CHECKING:
@@ -43,11 +38,6 @@ def press(view: ViewState, *keys: str) -> bool:
     return all(view.press(key) for key in keys)
 
 
-def sorted_by(view: ViewState) -> str:
-    (chosen,) = [part.text for part in drawn(view)[1] if part.style and part.style.reverse]
-    return chosen.strip()
-
-
 def test_what_is_not_known_comes_last_in_both_orders() -> None:
     view = ViewState(2.0)
     view.update(report(row("a", ingress=1.0), row("b", ingress=None), row("c", ingress=4.0)))
@@ -57,38 +47,13 @@ def test_what_is_not_known_comes_last_in_both_orders() -> None:
     assert names(view) == ["a/c", "c/c", "b/c"]
 
 
-def test_keys_are_text_while_a_filter_is_typed() -> None:
-    view = ViewState(2.0)
-    view.update(report())
-    assert press(view, "/", "q", "s", "r", "j")
-    assert (view.filter, sorted_by(view)) == ("qsrj", "depth▼")
-    press(view, "backspace", "backspace")
-    assert view.filter == "qs"
-    press(view, "escape")
-    assert (view.filter, view.editing) == ("", False)
-    assert press(view, "/", "q", "enter", "escape")
-    assert (view.filter, view.editing) == ("", False)
-
-
-def test_rows_that_exceed_the_window_scroll_and_stop_at_both_ends() -> None:
+def test_of_more_rows_than_the_window_has_the_first_are_shown_and_counted() -> None:
     view = ViewState(2.0)
     view.update(report(*(row("t", f"c{n:02}") for n in range(30))))
-    height = 13  # ten rows
-    assert names(view, height=height) == [f"t/c{n:02}" for n in range(10)]
-    steps = {
-        "up": 0,
-        "j": 1,
-        "pagedown": 11,
-        "end": 20,
-        "down": 20,
-        "k": 19,
-        "pageup": 9,
-        "home": 0,
-    }
-    for key, first in steps.items():
-        press(view, key)
-        assert names(view, height=height)[0] == f"t/c{first:02}"
-        assert len(names(view, height=height)) == 10
+    assert names(view, height=13) == [f"t/c{n:02}" for n in range(10)]
+    assert "10 of 30 rows" in shown(view, height=13)[0]
+    press(view, *"ss", "r")
+    assert len(names(view, height=13)) == 10
 
 
 def test_sparklines_hold_what_was_and_forget_what_is_gone() -> None:
@@ -151,67 +116,3 @@ def test_sparklines(values: list[float], width: int, text: str) -> None:
 )
 def test_short_numbers(value: float | None, text: str) -> None:
     assert short(value) == text
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"q", ["q"]),
-        (b"\x1b[A\x1bOB\x1b[5~\x1b[6~", ["up", "down", "pageup", "pagedown"]),
-        (b"\x1b[H\x1b[4~\x1bOF", ["home", "end", "end"]),
-        (b"\r\n\x7f\x08", ["enter", "enter", "backspace", "backspace"]),
-        (b"\x1b[1;5C\x01", ["unknown", "unknown"]),
-        ("ä€".encode(), ["ä", "€"]),
-        (b"a\xffb", ["a", "\ufffd", "b"]),
-        (b"\x1b\x1b[A\x1bq", ["escape", "up", "escape", "q"]),
-    ],
-)
-def test_what_a_terminal_sends_are_keys(data: bytes, expected: list[str]) -> None:
-    assert Keys().feed(data) == expected
-
-
-@pytest.mark.parametrize("sequence", [b"\x1b[5~", b"\x1bOA", b"\x1b[A"])
-def test_a_key_may_come_in_parts(sequence: bytes) -> None:
-    for cut in range(1, len(sequence)):
-        keys = Keys()
-        assert keys.feed(b"q" + sequence[:cut]) == ["q"]
-        assert keys.waiting
-        assert keys.feed(sequence[cut:] + b"s") == ["pageup" if b"5" in sequence else "up", "s"]
-        assert not keys.waiting
-
-
-@pytest.mark.parametrize(
-    ("begun", "key"), [(b"\x1b", "escape"), (b"\x1b[1;", "unknown"), (b"\x1bO", "unknown")]
-)
-def test_a_key_that_goes_on_no_more_is_one_key(begun: bytes, key: str) -> None:
-    keys = Keys()
-    assert keys.feed(begun) == []
-    assert keys.release() == [key]
-    assert keys.release() == []
-    assert keys.feed(b"A") == ["A"]
-
-
-class Pressed:
-    """The keys that a screen hears of."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-
-    def press(self, key: str) -> bool:
-        self.keys.append(key)
-        return True
-
-
-@virtual
-async def test_what_goes_on_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading) as terminal, os.fdopen(writing, "wb", 0) as user:
-        monkeypatch.setattr(sys, "stdin", terminal)
-        pressed: Any = Pressed()
-        screen = watch.Screen(pressed)
-        for sequence, patience in ((b"\x1b", 0.01), (b"[A", 0.01), (b"\x1b", 3600.0)):
-            monkeypatch.setattr(watch, "_SEQUENCE", patience)
-            user.write(sequence)
-            screen._read()
-        await elapse(1)
-        assert pressed.keys == ["up"]

@@ -33,7 +33,7 @@ SPAN = 300
 
 _SAMPLES = (30, 600)  # least and most of them
 
-HELP = "q quit  s sort  r reverse  / filter  arrows scroll"
+HELP = "q quit  s sort  r reverse"
 
 _NUMBER = 7  # width of a column of numbers
 _SPARK = 10  # least width of a sparkline
@@ -89,11 +89,7 @@ class ViewState:
     interval: float
     sort: str = "depth"
     descending: bool = True
-    filter: str = ""
-    editing: bool = False
-    offset: int = 0
     _report: Report | None = None
-    _page: int = 1
     _history: History = field(default_factory=dict)
     _times: array[float] = field(default_factory=lambda: array("d"))
 
@@ -116,93 +112,44 @@ class ViewState:
         self._history = history
 
     def press(self, key: str) -> bool:
-        """Take a key: a character, or a name such as ``up``. Returns False to end the view."""
-        if key in _SCROLLS:
-            self._scroll(key)
-        elif self.editing:
-            self._edit(key)
-        elif key in ("q", "Q"):
-            return False
-        elif key in ("s", "S"):
-            self._sort_by(1 if key == "s" else -1)
+        """Take a key. Returns False to end the view."""
+        if key == "s":
+            orders = list(_ORDERS)
+            self.sort = orders[(orders.index(self.sort) + 1) % len(orders)]
+            self.descending = self.sort not in ("topic", "channel")
         elif key == "r":
             self.descending = not self.descending
-        elif key == "/":
-            self.editing = True
-        elif key == "escape":
-            self.filter = ""
-        elif key in _LETTERS:
-            self._scroll(_LETTERS[key])
-        return True
-
-    def _sort_by(self, step: int) -> None:
-        """Sort by another column: numbers descending, names ascending."""
-        orders = list(_ORDERS)
-        self.sort = orders[(orders.index(self.sort) + step) % len(orders)]
-        self.descending = self.sort not in ("topic", "channel")
-        self.offset = 0
-
-    def _edit(self, key: str) -> None:
-        if key == "enter":
-            self.editing = False
-        elif key == "escape":
-            self.editing, self.filter = False, ""
-        elif key == "backspace":
-            self.filter = self.filter[:-1]
-        elif len(key) == 1 and key.isprintable():
-            self.filter += key
-        self.offset = 0
-
-    def _scroll(self, key: str) -> None:
-        steps = {
-            "up": -1,
-            "down": 1,
-            "pageup": -self._page,
-            "pagedown": self._page,
-            "home": -self.offset,
-            "end": len(self._report.rows) if self._report else 0,
-        }
-        self.offset = max(0, self.offset + steps[key])  # the last row is known after drawing
+        return key not in ("q", "Q")
 
     def draw(self, width: int, height: int) -> Group:
         """The contents of a window of this width and height; the terminal cuts off the excess."""
         if self._report is None:
             return Group()
         report, rows = self._report, self._rows(self._report)
-        below = [*_silent(report), self._footer()]
-        self._page = max(1, height - 2 - len(below))
-        self.offset = max(0, min(self.offset, len(rows) - self._page))
-        shown = rows[self.offset : self.offset + self._page]
+        below = [*_silent(report), _line(HELP, "dim")]
+        room = max(1, height - 2 - len(below))
         return Group(
-            self._title(report, len(rows)),
-            self._table(report, rows, shown, width),
-            *[Text()] * (self._page - len(shown)),
+            self._title(report, room),
+            self._table(report, rows, rows[:room], width),
+            *[Text()] * (room - len(rows)),
             *below,
         )
 
     def _rows(self, report: Report) -> list[Row]:
-        words = self.filter.lower().split()
-        rows = [
-            row
-            for row in report.rows
-            if all(word in f"{row.topic}/{row.channel}".lower() for word in words)
-        ]
         value = _ORDERS[self.sort]
-        known = [row for row in rows if value(row) is not None]
+        known = [row for row in report.rows if value(row) is not None]
         known.sort(key=value, reverse=self.descending)  # type: ignore[arg-type] # one type each
-        return [*known, *(row for row in rows if value(row) is None)]
+        return [*known, *(row for row in report.rows if value(row) is None)]
 
-    def _title(self, report: Report, count: int) -> Text:
-        snapshot = report.snapshot
+    def _title(self, report: Report, room: int) -> Text:
+        snapshot, count = report.snapshot, len(report.rows)
         silent = len(snapshot.failures)
         parts = [
             time.strftime("%H:%M:%S", time.localtime(report.at)),
             f"{counted(len(snapshot.nodes), 'nsqd')}{f' ({silent} silent)' if silent else ''}",
-            f"{count} of {len(report.rows)} rows" if self.filter else counted(count, "row"),
+            f"{room} of {count} rows" if count > room else counted(count, "row"),
             f"every {format_duration(self.interval)}",
         ]
-        if self.filter and not self.editing:
-            parts.append(f"filter: {one_line(self.filter)}")
         return _line("  ".join(parts), "bold")
 
     def _table(
@@ -233,20 +180,11 @@ class ViewState:
             return _line(title, "bold")
         return _line(f"{title}{'▼' if self.descending else '▲'}", "bold reverse")
 
-    def _footer(self) -> Text:
-        if not self.editing:
-            return _line(HELP, "dim")
-        return Text.assemble((f"/{one_line(self.filter)}", "bold"), (" ", "reverse"))
-
-
-_SCROLLS = ("up", "down", "pageup", "pagedown", "home", "end")
-_LETTERS = {"k": "up", "j": "down", "g": "home", "G": "end"}
-
 
 def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
     """An empty table, and the columns between names and notes that fit into a window.
 
-    Widths are computed from all rows, shown or not, so that columns do not move while scrolling.
+    Widths are computed from all rows, shown or not, so that columns do not move when rows do.
     """
     notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
     topics = max([_NAME, *(len(row.topic) for row in rows)])

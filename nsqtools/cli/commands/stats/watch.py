@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import logging
 import os
-import re
 import signal
 import sys
 import termios
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from nsqtools.cli.commands.stats.report import Reporter
     from nsqtools.config import StatsOptions
 
-_SEQUENCE = 0.05  # seconds to wait for the rest of an escape sequence, as in vim
 _MOST_LOGS = 100  # lines that are kept until the screen is left
 
 
@@ -76,10 +73,8 @@ class Screen:
     def __init__(self, view: ViewState) -> None:
         self._view = view
         self._loop = asyncio.get_running_loop()
-        self._keys = Keys()
         self._stack = contextlib.ExitStack()
         self._live: Live | None = None
-        self._waiting: asyncio.TimerHandle | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def __enter__(self) -> Self:
@@ -101,7 +96,6 @@ class Screen:
             self._loop.remove_signal_handler(number)
         if sys.stdin.isatty():
             self._loop.remove_reader(sys.stdin.fileno())
-        self._stop_waiting()
         self._stack.close()
 
     def draw(self) -> None:
@@ -134,20 +128,7 @@ class Screen:
         data = os.read(sys.stdin.fileno(), 1024)
         if not data:
             self._loop.remove_reader(sys.stdin.fileno())
-        self._stop_waiting()
-        self._press(self._keys.feed(data))
-        if self._keys.waiting:
-            self._waiting = self._loop.call_later(
-                _SEQUENCE, self._guarded(lambda: self._press(self._keys.release()))
-            )
-
-    def _stop_waiting(self) -> None:
-        if self._waiting:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _press(self, keys: list[str]) -> None:
-        for key in keys:
+        for key in data.decode(errors="replace"):
             if not self._view.press(key) and not self.ended.done():
                 self.ended.set_result(None)
         self.draw()
@@ -167,53 +148,6 @@ class Screen:
                     self.ended.set_exception(error)
 
         return guarded
-
-
-class Keys:
-    """Parses what a terminal sends into keys: characters, or names such as ``up``."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._begun = ""
-
-    @property
-    def waiting(self) -> bool:
-        """Whether an Escape is pending that may begin another key."""
-        return bool(self._begun)
-
-    def feed(self, data: bytes) -> list[str]:
-        """The keys of these bytes. An incomplete character or sequence waits for more bytes."""
-        text = self._begun + self._decoder.decode(data)
-        begun = _BEGUN.search(text)
-        self._begun = begun[0] if begun else ""
-        return [_key(match[0]) for match in _KEY.finditer(text.removesuffix(self._begun))]
-
-    def release(self) -> list[str]:
-        """The pending key, if any; called when no more bytes of it came."""
-        begun, self._begun = self._begun, ""
-        return [_NAMED.get(begun, "unknown")] if begun else []
-
-
-_BEGUN = re.compile(r"\x1b(?:\[[0-9;]*|O)?\Z")
-_KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O[@-~])?|.", re.DOTALL)
-_NAMED = {
-    "\x1b": "escape",
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "backspace",
-    "\b": "backspace",
-    "\x1b[5~": "pageup",
-    "\x1b[6~": "pagedown",
-    "\x1b[1~": "home",
-    "\x1b[4~": "end",
-}
-for _end, _name in (("A", "up"), ("B", "down"), ("H", "home"), ("F", "end")):
-    _NAMED |= {f"\x1b[{_end}": _name, f"\x1bO{_end}": _name}  # as the keypad's mode is
-
-
-def _key(text: str) -> str:
-    """The name of a key; ``unknown`` for keys without a use."""
-    return _NAMED.get(text, text if text.isprintable() else "unknown")
 
 
 @contextlib.contextmanager
