@@ -1,15 +1,13 @@
 """Detects relays that would send messages back to the nsqd that they come from.
 
-An nsqd is identified by its /info, whatever address is used for it. Without /info it is identified
-by the IP addresses of its host name.
+An nsqd is identified by its /info, whatever address is used for it, and without /info by its
+address.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.engine.lookup import nodes
@@ -29,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT = 1.0
 _REQUEST_TIMEOUT = 3.0
-_THIS_HOST = "localhost"
 
 
 class _Self(NamedTuple):
@@ -43,14 +40,12 @@ class _Self(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _NsqdIdentity:
-    """An nsqd: its given address, the IP addresses of that, and its description of itself.
+    """An nsqd: its TCP address, if known, or its HTTP address, and its description of itself.
 
-    In ``places`` all addresses of this host have one name. ``started`` is the start time from
-    /info; 0 if unknown.
+    ``started`` is the start time from /info; 0 if unknown.
     """
 
     name: str
-    places: frozenset[Address]
     said: _Self | None
     started: int
 
@@ -58,8 +53,7 @@ class _NsqdIdentity:
         """Whether the two may be the same nsqd."""
         if self.started and other.started:
             return (self.said, self.started) == (other.said, other.started)
-        is_said = self.said is not None and self.said == other.said
-        return is_said or not self.places.isdisjoint(other.places)
+        return self.name == other.name or (self.said is not None and self.said == other.said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +128,8 @@ async def _nsqd(
     info = await _ask(http, config)
     if info and tcp and info.tcp_port != tcp.port:  # the HTTP address is another nsqd's
         info = None
-    places = await _resolve(tcp) if tcp else frozenset()
     said = _said(info) if info else listed
-    return _NsqdIdentity(str(tcp or http), places, said, info.start_time if info else 0)
+    return _NsqdIdentity(str(tcp or http), said, info.start_time if info else 0)
 
 
 def _said(by: NsqdInfo | Registration) -> _Self:
@@ -157,23 +150,3 @@ async def _ask(url: str, config: ClientConfig) -> NsqdInfo | None:
         log.debug("relay loop check: no /info from %s: %s", url, error)
         return None
     return info if info.tcp_port and info.start_time else None
-
-
-async def _resolve(address: Address) -> frozenset[Address]:
-    """Resolve a name; all addresses of this host become one name."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(*address)
-    except (OSError, UnicodeError):
-        return frozenset()
-    return frozenset(Address(_plain(str(place[0])), address.port) for *_, place in found)
-
-
-def _plain(host: str) -> str:
-    """Normalise addresses of this host, and IPv4 addresses that are written as IPv6."""
-    try:
-        ip = ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(ip, IPv6Address):
-        ip = ip.ipv4_mapped or ip
-    return _THIS_HOST if ip.is_loopback or ip.is_unspecified else str(ip)
