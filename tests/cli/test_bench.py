@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from nsqtools.cli.commands.bench import load
+from nsqtools.cli.commands.bench import load, traffic
 from nsqtools.cli.commands.bench.load import Sender
 from nsqtools.config import BenchOptions
 from nsqtools.errors import PublishError
@@ -89,3 +89,8 @@ def test_the_first_failure_ends_publishing() -> None:
     producer = Failing()
     sender = sent_by(producer, 10, 100, batch=1)
     assert (len(producer.sent), sender.error and sender.error.refused) == (5, [0])
+
+
+def test_without_messages_there_is_no_latency() -> None:
+    (line,) = traffic.text({"received": traffic.Traffic("delivery")}).splitlines()
+    assert line.startswith("0 messages received")
