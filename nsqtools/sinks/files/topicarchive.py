@@ -379,7 +379,7 @@ class Archive:
         if not file.is_published:  # otherwise the rest of publishing failed the last time
             self._sync_one(file)  # its name may have been removed since
             entry = file.entry
-            if self._rules.options.skip_empty_files and not (facts.records or facts.size):
+            if self._rules.options.skip_empty_files and not facts.size:
                 self._publication.discard(entry, file.path)
                 return
             file.seal()
