@@ -93,8 +93,7 @@ class HttpSink(HoldingHandler):
             chances = [(self._rng.random() < self._share, message) for message in batch]
             messages = [message for chosen, message in chances if chosen]
             topic.held.finish(batch, [message for chosen, message in chances if not chosen])
-        if messages:
-            self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
+        self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
 
     async def gave_up(self, batch: Batch) -> None:
         """Accept a batch; it is settled once it is a dead letter, or its loss was logged."""
