@@ -51,6 +51,11 @@ def test_what_is_no_address_is_refused_with_its_text(text: str) -> None:
     assert repr(text.strip()) in str(caught.value)
 
 
+def test_several_addresses_in_one_are_refused_with_the_way_to_give_them() -> None:
+    with pytest.raises(ConfigError, match="'a:1,b:2': expected one address"):
+        Address.parse("a:1,b:2")
+
+
 hosts = st.from_regex(r"[a-z0-9.-]{1,40}|[0-9a-f:]{2,30}", fullmatch=True)
 
 

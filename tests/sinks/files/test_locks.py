@@ -92,3 +92,15 @@ def test_release_leaves_a_file_that_took_the_name(path: str) -> None:
     lock.release()
     assert os.path.exists(path)
     assert not Lock(path).acquire()
+
+
+def test_a_held_lock_whose_file_was_removed_is_taken_again_if_nobody_else_has(path: str) -> None:
+    lock, other = Lock(path), Lock(path)
+    assert lock.acquire()
+    os.unlink(path)
+    assert lock.acquire()
+    assert not other.acquire()
+    os.unlink(path)
+    assert other.acquire()
+    assert not lock.acquire()
+    assert not lock.held
