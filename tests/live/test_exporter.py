@@ -77,13 +77,3 @@ def test_every_number_is_what_its_nsqd_says(
     assert len([key for key in found if key[0] == "nsq_channel_depth"]) == 4
     assert set(up(exporter)) == {str(each.http) for each in (*nsqds, *lookupds)}
     assert exporter.end() == 0
-
-
-def test_a_topic_and_a_channel_narrow_it_down(
-    export: Export, nsqds: list[Nsqd], topic: str
-) -> None:
-    nsqds[0].create(topic, "d")
-    nsqds[0].create("other", "c")
-    exporter = export(*http(nsqds), "--topic", topic, "--channel", "d")
-    told = [key for key in exporter.all() if key[0] == "nsq_channel_depth"]
-    assert told == [("nsq_channel_depth", "d", str(nsqds[0].http), topic)]

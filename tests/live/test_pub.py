@@ -176,14 +176,6 @@ def test_a_profile_with_nsqlookupds_publishes_to_the_nsqds_that_have_the_topic_i
     assert nsqtools_cli(*pub, "x").code == 3
 
 
-def test_mode_all_copies_to_each_nsqd(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> None:
-    nsqds = [make_nsqd(), make_nsqd()]
-    addresses = [word for nsqd in nsqds for word in at(nsqd)]
-    published = nsqtools_cli("pub", "--topic", topic, "--mode", "all", *addresses, "one", "two")
-    assert published.code == 0
-    assert [count(nsqd, topic) for nsqd in nsqds] == [2, 2]
-
-
 def test_several_nsqds_without_a_mode_get_a_warning_that_to_nsq_copied(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
 ) -> None:
@@ -240,16 +232,6 @@ def test_a_signal_loses_nothing_of_what_was_read_and_waits_for_its_time(
     assert pub.stderr
     assert b"30 published, 0 read and not published" in pub.stderr.read()
     assert count(nsqd, topic) == 30
-
-
-def test_a_signal_does_not_fail_what_ends_all_the_same(
-    start: Start, nsqd: Nsqd, topic: str
-) -> None:
-    pub = start("--rate", "20", *["x"] * 20)
-    eventually(lambda: count(nsqd, topic))
-    pub.send_signal(signal.SIGTERM)
-    assert pub.wait(100) == 0
-    assert count(nsqd, topic) == 20
 
 
 def test_a_second_signal_leaves_although_nsqd_is_gone(start: Start, nsqd: Nsqd, topic: str) -> None:

@@ -137,19 +137,6 @@ def test_a_wrong_record_is_named_before_the_damage_that_follows_it(
     assert line.endswith("; 1 published before it")
 
 
-@pytest.mark.parametrize("name", ["missing.log", ".", "pipe"])
-def test_a_file_that_cannot_be_read_is_found_before_anything_is_published(
-    pub: Callable[..., Result], nsqd: Nsqd, topic: str, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "good.log").write_bytes(b"good\n")
-    os.mkfifo(tmp_path / "pipe")
-    ended = pub(tmp_path / "good.log", tmp_path / name)
-    assert ended.code == 2
-    assert f"--from-archive {tmp_path / name}: " in ended.stderr
-    with pytest.raises(LookupError):
-        nsqd.topic(topic)
-
-
 @pytest.mark.parametrize("option", ["--from-archive", "--file"])
 def test_a_replay_at_its_own_pace_waits_for_the_next_day_and_two_signals_end_it(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, option: str

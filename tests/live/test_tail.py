@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.consuming import Consuming, make_known
+from tests.support.consuming import Consuming
 from tests.support.eventually import eventually
 from tests.support.process import COMMAND, neutral
 from tests.support.servers import at, empty
@@ -66,16 +66,6 @@ def test_a_short_reader_leaves_the_unread_messages_to_others(tail: Tail) -> None
     assert tail.depth() > 17_000
 
 
-def test_a_signal_drains_what_is_in_flight(tail: Tail) -> None:
-    tail.publish([b"hello"] * 10)
-    running = tail.start(stdout=PIPE)
-    running.drain()
-    assert (running.end(signal.SIGINT), running.said) == (130, "")
-    assert running.process.stdout
-    assert running.process.stdout.read() == b"hello\n" * 10
-    eventually(lambda: tail.channel()["client_count"] == 0)
-
-
 def test_a_dead_server_beside_a_living_one_is_a_warning(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
 ) -> None:
@@ -91,41 +81,6 @@ def test_a_dead_server_beside_a_living_one_is_a_warning(
         assert tailed.stderr.count("127.0.0.1:1: ") == tailed.stderr.count("\n") == 1
         alone = nsqtools_cli("tail", "--topic", topic, "-n", "1", *dead)
         assert (alone.code, alone.stderr.count("\n")) == (3, 1)
-
-
-def test_stop_conditions(tail: Tail) -> None:
-    tail.publish([b"x"] * 3)
-    for condition in ["--idle-timeout=100ms"], ["--max-duration=100ms"], empty(tail.nsqd):
-        tailed = tail.cli(*tail.command(*condition, *at(tail.nsqd)))
-        assert (tailed.code, tailed.stderr) == (0, "")
-    assert tail.is_drained
-
-
-def test_until_empty_waits_for_deferred_messages_and_for_all_nsqds(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    lookupd = make_nsqlookupd()
-    nsqds = [make_nsqd(lookupds=[lookupd]) for _ in range(2)]
-    for nsqd in nsqds:
-        make_known(nsqd, topic)
-    eventually(lambda: len(lookupd.lookup(topic)) == 2)
-    nsqtools_cli("pub", "--topic", topic, "--defer", "1500ms", *at(nsqds[1]), "late")
-    nsqds[0].publish(topic, [b"early"])
-    tailed = nsqtools_cli(
-        *("tail", "--topic", topic, "--channel", "c", "--until-empty"),
-        *("--lookupd-http-address", str(lookupd.http)),
-    )
-    assert (tailed.code, tailed.stdout, tailed.stderr) == (0, b"early\nlate\n", "")
-
-
-def test_until_empty_names_the_server_of_which_it_is_unknown(tail: Tail) -> None:
-    tail.publish([b"x"])
-    tailed = tail.cli(
-        *tail.command("-q", "--until-empty", "--max-duration", "2s", *at(tail.nsqd)),
-        *("--nsqd-http-address", "127.0.0.1:1"),
-    )
-    assert (tailed.code, tailed.stdout) == (4, b"x\n")
-    assert "127.0.0.1:1: " in tailed.stderr
 
 
 def test_until_empty_names_the_nsqlookupd_of_which_it_is_unknown(

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support import archives
 from tests.support.archives import Archiver
-from tests.support.eventually import eventually
 from tests.support.faults import fill, small_disk
 
 if TYPE_CHECKING:
@@ -42,27 +41,6 @@ def archiver(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, disk: Path) -> 
 def log(tmp_path: Path) -> Path:
     """What it says goes to another disk."""
     return tmp_path / "log"
-
-
-def test_a_disk_that_fills_up_and_is_freed_loses_and_tears_nothing(
-    archiver: Archiver, log: Path, disk: Path
-) -> None:
-    care = ("--manifest", str(disk / "manifest"), "--rotate-interval", "300ms")
-    running = archiver.start("--compress", "zstd", *care, log=log)
-    archiver.numbers(MESSAGES // 2)
-    eventually(lambda: archiver.files)
-    ballast = fill(disk, leave=ROOM // 16)
-    archiver.numbers(MESSAGES // 2, MESSAGES)
-    running.says(FULL)
-    some = archiver.found
-    assert 0 < len(some) == some.total() < MESSAGES
-    assert not archiver.is_drained
-    assert running.process.poll() is None
-    ballast.unlink()
-    running.finish()
-    assert "Traceback" not in running.said
-    assert archiver.found == Counter(range(MESSAGES))
-    archiver.check(MESSAGES, disk / "manifest")
 
 
 def test_to_fail_fast_on_a_full_disk_leaves_whole_files_and_the_next_run_goes_on(

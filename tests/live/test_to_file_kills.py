@@ -80,12 +80,3 @@ def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
     assert archives.verified(victim.cli, [victim.output / "manifest"]) == found.total()
     archives.checked_by_programs(victim.files)
     assert {each.suffix for each in archives.leftovers(victim.output, victim.work)} <= {".torn"}
-
-
-def test_a_leftover_of_another_compression_is_published(archiver: Archiver) -> None:
-    archiver.numbers(100)
-    running = archiver.start("--compress", "gzip")
-    running.drain()
-    running.kill()
-    assert archiver.run("--compress", "zstd").code == 0
-    assert archiver.found.total() == 100
