@@ -234,6 +234,16 @@ def test_a_signal_loses_nothing_of_what_was_read_and_waits_for_its_time(
     assert count(nsqd, topic) == 30
 
 
+def test_a_signal_does_not_fail_what_ends_all_the_same(
+    start: Start, nsqd: Nsqd, topic: str
+) -> None:
+    pub = start("--rate", "20", *["x"] * 20)
+    eventually(lambda: count(nsqd, topic))
+    pub.send_signal(signal.SIGTERM)
+    assert pub.wait(100) == 0
+    assert count(nsqd, topic) == 20
+
+
 def test_a_second_signal_leaves_although_nsqd_is_gone(start: Start, nsqd: Nsqd, topic: str) -> None:
     pub = start()
     assert pub.stderr
