@@ -1,4 +1,4 @@
-"""Topics that come and go, against real servers, and what systemd hears of it."""
+"""What systemd hears of a command."""
 
 from __future__ import annotations
 
