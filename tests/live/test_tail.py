@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,15 +35,6 @@ def tail(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> Tail:
     made = Tail(nsqtools_cli, nsqd, topic, tmp_path)
     made.create()
     return made
-
-
-def test_tail_leaves_as_soon_as_the_reader_of_its_pipe_has_gone(tail: Tail) -> None:
-    running = tail.start(stdout=PIPE)
-    running.connect()
-    assert running.process.stdout
-    running.process.stdout.close()
-    assert running.process.wait(100) == -signal.SIGPIPE
-    assert running.said == ""
 
 
 def test_a_short_reader_leaves_the_unread_messages_to_others(tail: Tail) -> None:
@@ -111,25 +101,6 @@ def test_a_terminal_shows_what_until_empty_waits_for(tail: Tail) -> None:
         process.terminate()
         assert process.wait(100) == 0
     os.close(leader)
-
-
-def test_a_full_disk_is_one_line_and_status_1_and_nothing_is_finished(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
-) -> None:
-    """One that was given up then is named, and makes status 4."""
-    tail = Tail(nsqtools_cli, make_nsqd("-msg-timeout=1s"), topic, tmp_path)
-    tail.make_known()
-    tail.publish([b"poison"])
-    with open("/dev/full", "wb") as full:
-        running = tail.start(stdout=full)
-        assert running.process.wait(100) == 1
-    assert "No space left" in running.said
-    assert running.said.count("\n") == 1
-    eventually(lambda: tail.depth() == 1)
-    tailed = tail.take(0, "--max-attempts", "1", "--idle-timeout", "1s")
-    assert (tailed.code, tailed.stdout) == (4, b"")
-    assert "gave up 1" in tailed.stderr
-    assert tail.is_drained
 
 
 def test_control_bytes_never_reach_a_terminal(tail: Tail) -> None:
