@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from tests.support.tls import Certificates
 
 
+def test_numbers_of_a_cluster_are_those_of_its_nsqds_added_up(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str
+) -> None:
+    for number, nsqd in enumerate(nsqds, 1):
+        fill(nsqd, topic, count=10 * number)
+    nsqds[1].pause(topic, "c")
+    eventually(lambda: listed(lookupds, nsqds, topic))
+    said = channel_of(ask(nsqtools_cli, *lookup(lookupds), *http(nsqds[:1])), topic)
+    assert (said["depth"], said["messages"], said["paused"]) == (60, 60, True)
+    paused = {each["nsqd"]: each["paused"] for each in said["nsqds"]}
+    assert paused == {str(nsqd.http): nsqd is nsqds[1] for nsqd in nsqds}
+
+
 @pytest.mark.nsqd_only("the sandbox has no HTTPS")
 def test_an_nsqd_that_requires_tls_is_a_warning_and_counts_once_where_it_is_given_as_https(
     nsqtools_cli: Cli,
