@@ -7,7 +7,7 @@ from subprocess import PIPE
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.commands.stats.check import limits_of, nagios
@@ -43,6 +43,7 @@ class TestNagios:
         assert said.partition(" | ")[2] == f"{text}\n"
         assert len(read(said).data) == 1
 
+    @settings(max_examples=30)
     @given(TEXTS, st.lists(TEXTS, max_size=3))
     def test_no_text_of_a_server_becomes_a_number_or_a_line(
         self, health: str, errors: list[str]

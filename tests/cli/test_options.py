@@ -163,29 +163,6 @@ def test_a_value_is_never_taken_for_an_option(values: list[str]) -> None:
     assert run(*go)[1]["where"].topic == tuple(values)
 
 
-@pytest.mark.parametrize(
-    ("args", "culprits"),
-    [
-        (["--keep=maybe"], ("--keep", "'maybe'")),
-        (["-n", "five"], ("--count", "'five'")),
-        (["-n", "-1"], ("--count", "-1")),
-        (["--wait", "10m"], ("--wait", "10m")),
-        (["--address", ""], ("--address",)),
-        (["--topic", "a", "--topic="], ("--topic",)),
-        (["--mode", "slwo"], ("--mode", "'slow'")),
-        (["-k", "--mode=slow"], ("--keep", "--mode")),
-        (["--topik", "a"], ("'--topik'", "'--topic'")),
-        (["-tpoic=x"], ("'-tpoic'", "'--topic'")),
-        (["-vzx"], ("'-vzx'",)),
-    ],
-)
-def test_what_is_wrong_is_a_usage_error_that_names_flag_and_value(
-    args: list[str], culprits: tuple[str, ...]
-) -> None:
-    said = refusal(*args)
-    assert all(culprit in said for culprit in culprits)
-
-
 def test_variables_give_several_values_booleans_and_counts() -> None:
     env = {
         "NSQTOOLS_TOPIC": "a b",

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, SourceOptions, StopOptions
-from nsqtools.errors import ConfigError, OutputError
+from nsqtools.engine import lookup
+from nsqtools.errors import ConfigError, OutputError, UnreachableError
+from nsqtools.names import Address
+from nsqtools.net.http.daemons import Answers
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, errors, exit_code, refusing, time
 from tests.support.scripted import Network, undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from tests.support.scripted import ScriptedNsqd
@@ -182,6 +188,43 @@ async def test_topics_that_were_never_consumed_are_named_and_make_status_1(
     sink.unready = {"worse": OutputError("worse.log: Permission denied")}
     assert await serve(sink, nsqd, topics=["bad", "good", "worse"], max_duration=5.0) == 1
     assert errors(caplog)[-1].endswith(": bad worse")
+
+
+@virtual
+async def test_topics_that_match_come_and_go_as_nsqlookupd_lists_them_and_stay_while_it_is_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.stuck = {"t.gone": OutputError("t.gone.log: no space")}
+    listed: list[str] | None = ["t.gone", "other"]
+
+    async def ask(urls: object, call: Callable[[Any], Awaitable[Any]], **_: object) -> Answers[Any]:
+        if listed is None:
+            raise UnreachableError("no nsqlookupd answers")
+        asked = await call(SimpleNamespace(topics=AsyncMock(return_value=listed)))
+        return Answers([(Address("lookupd", 4161), asked)], [])
+
+    monkeypatch.setattr(lookup, "ask_lookupds", ask)
+    monkeypatch.setattr(lookup, "producers_at", AsyncMock(return_value=[nsqd.address]))
+    source = SourceOptions(topic=("unused",), lookupd_http_address=("lookupd:4161",))
+    config, topics = ConsumerConfig(max_in_flight=100), re.compile(r"t\.")
+    run = asyncio.create_task(
+        exit_code(consume(source, "c", config, StopOptions(), sink, topics=topics, refresh=1.0))
+    )
+    await elapse(5)
+    listed = None
+    await elapse(1000)
+    assert sink.said == ["open"]
+    listed = ["t.new"]
+    await elapse(200)
+    assert (sink.joined, sink.said) == (["t.gone", "t.new"], ["open", "drain t.gone"])
+    kill()
+    assert await run == 1
+    assert errors(caplog) == [
+        "topic t.gone: t.gone.log: no space",
+        "not completely written: t.gone",
+    ]
+    assert caplog.text.count("no nsqlookupd answers") == 1
 
 
 @virtual

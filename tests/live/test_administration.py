@@ -85,17 +85,6 @@ def cluster(
     return found
 
 
-def test_a_pause_is_one_of_every_nsqd_that_has_it_and_again_changes_nothing(
-    cluster: Cluster,
-) -> None:
-    for kind, *names in (("topic", cluster.topic), ("channel", cluster.topic, "c")):
-        for verb in ("pause", "unpause"):
-            assert cluster.results(kind, verb, *names) == cluster.all("done")
-            paused = [(verb == "pause") and kind == each for each in ("topic", "channel")]
-            assert cluster.state() == [[(0, each) for each in paused]] * 2
-            assert cluster.results(kind, verb, *names) == cluster.all("unchanged")
-
-
 def test_what_is_deleted_is_gone_everywhere_and_stays_away(cluster: Cluster) -> None:
     channel = ("channel", "delete", cluster.topic, "c", "--yes")
     assert cluster.results(*channel) == cluster.all("done", lookupds=True)
@@ -105,18 +94,6 @@ def test_what_is_deleted_is_gone_everywhere_and_stays_away(cluster: Cluster) -> 
     assert cluster.topics() == [{"other"}, {"other"}, set(), set(), {"other"}]
     for words in (channel, topic):
         assert cluster.run(*words, code=1).stdout == b""
-
-
-def test_emptying_a_topic_keeps_what_its_channels_have(cluster: Cluster) -> None:
-    for nsqd in cluster.having:
-        fill(nsqd, cluster.topic, count=1)
-        nsqd.pause(cluster.topic)
-        nsqd.publish(cluster.topic, [b"y"])
-    assert cluster.state() == [[(1, True), (1, False)]] * 2
-    assert cluster.results("topic", "empty", cluster.topic, "-y") == cluster.all("done")
-    assert cluster.state() == [[(0, True), (1, False)]] * 2
-    assert cluster.results("channel", "empty", cluster.topic, "c", "-y") == cluster.all("done")
-    assert cluster.state() == [[(0, True), (0, False)]] * 2
 
 
 def test_a_dry_run_tells_the_requests_and_the_loss_and_changes_nothing(cluster: Cluster) -> None:

@@ -36,16 +36,13 @@ def commands(address: str) -> dict[str, tuple[str, ...]]:
     return {
         "tail": ("tail", *at, "--channel", "c", "--max-duration", "3s", "--snappy"),
         "doctor": ("doctor", *at),
-        "pub": ("pub", *at, "--publish-timeout", "3s", "hello"),
     }
 
 
-CUES = {"tail": "RDY", "doctor": "NOP", "pub": "PUB"}
+CUES = {"tail": "RDY", "doctor": "NOP"}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("tail", MESSAGE), ("doctor", RESPONSE), ("pub", MESSAGE)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("tail", MESSAGE), ("doctor", RESPONSE)])
 def test_a_frame_that_claims_two_gigabytes_is_refused_by_its_header(
     nsqtools_cli: Cli, name: str, kind: int
 ) -> None:

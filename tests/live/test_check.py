@@ -73,20 +73,3 @@ def test_depths_and_clients_are_those_of_all_nsqds_together(watched: Watched) ->
         assert watched.check("--depth-warn", "12", "--clients-min", "1").state == "OK"
         critical = watched.check("--depth-crit", "11", "--clients-min", "2")
     assert [line.partition(":")[0] for line in critical.more] == ["CRITICAL", "CRITICAL"]
-
-
-def test_a_killed_nsqd_is_a_warning_and_the_others_decide_the_rest(watched: Watched) -> None:
-    fill(watched.nsqds[1], watched.topic, count=2)
-    watched.nsqds[0].kill()
-    output = watched.check("--depth-crit", "2")
-    assert output.state == "WARNING"
-    assert str(watched.nsqds[0].http) in output.text
-    assert watched.value(output, "/c:depth") == 2
-    assert watched.check("--depth-crit", "1").state == "CRITICAL"
-    registered(watched.topic, watched.lookupds, 2)
-    assert watched.check("--nsqds-min", "2", where=watched.listed).state == "OK"  # it is forgotten
-    assert watched.check("--nsqds-min", "3", where=watched.listed).state == "CRITICAL"
-    for nsqd in watched.nsqds[1:]:
-        nsqd.kill()
-    assert watched.check(where=[*watched.given, *watched.listed]).state == "CRITICAL"
-    assert watched.check().state == "UNKNOWN"

@@ -122,18 +122,6 @@ def test_what_is_well_is_said_to_be_and_nothing_is_changed(
     assert nsqd.stats()["topics"] == before  # looking changes nothing
 
 
-def test_one_port_given_for_another(doctor: Doctor, filled: Nsqd, nsqlookupd: Nsqlookupd) -> None:
-    for address, whose, remedy in (
-        (filled.http, "its HTTP", f"--nsqd-tcp-address {filled.tcp}"),
-        (nsqlookupd.http, "an nsqlookupd", f" {nsqlookupd.http}"),
-        (nsqlookupd.tcp, "an nsqlookupd", "--lookupd-http-address"),
-    ):
-        text, fix = doctor.only("failure", "tcp", "--nsqd-tcp-address", str(address))
-        assert f"{address} is " in text
-        assert whose in text
-        assert remedy in fix
-
-
 def test_an_nsqd_that_hangs(doctor: Doctor, filled: Nsqd) -> None:
     os.kill(filled.pid, signal.SIGSTOP)
     try:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.metrics import Serving
-from tests.support.raw import Raw
 from tests.support.reporting import http, lookup, registered
 
 if TYPE_CHECKING:
@@ -47,43 +46,22 @@ def nsqds(make_nsqd: MakeNsqd, lookupds: list[Nsqlookupd], topic: str) -> list[N
     return made
 
 
-def test_every_number_is_what_its_nsqd_says(
+def test_a_number_is_what_its_nsqd_says_of_the_topic_and_channel_asked_for(
     export: Export, nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str
-) -> None:
-    nsqds[1].create(topic, "second")
-    for nsqd, count in zip(nsqds, (5, 3, 0), strict=True):
-        nsqd.publish(topic, [b"x" * 100] * count)
-    nsqds[2].pause(topic, "c")
-    with Raw(nsqds[0].tcp) as client:
-        client.subscribe(topic, ready=3)
-        held = [client.message() for _ in range(3)]
-        client.send("RDY 0")
-        client.send(f"REQ {held[0].id} 60000")
-        client.settle()
-        eventually(lambda: nsqds[0].channel(topic, "c")["deferred_count"] == 1)
-        eventually(lambda: nsqds[1].channel(topic, "second")["depth"] == 3)
-        exporter = export(*http(nsqds[:1]), *lookup(lookupds))
-        found = exporter.all()
-    for nsqd, numbers, paused in zip(
-        nsqds, ((2, 2, 1, 5), (3, 0, 0, 3), (0, 0, 0, 0)), (0, 0, 1), strict=True
-    ):
-        name = str(nsqd.http)
-        names = ("depth", "in_flight", "deferred", "messages_total", "paused")
-        told = [found[f"nsq_channel_{each}", "c", name, topic] for each in names]
-        assert told == [*numbers, paused]
-        assert found["nsq_topic_message_bytes_total", name, topic] == 100 * numbers[-1]
-        assert found["nsq_nsqd_start_time_seconds", name] == nsqd.stats()["start_time"]
-        assert found["nsq_nsqd_healthy", name] == 1
-    assert len([key for key in found if key[0] == "nsq_channel_depth"]) == 4
-    assert set(up(exporter)) == {str(each.http) for each in (*nsqds, *lookupds)}
-    assert exporter.end() == 0
-
-
-def test_a_topic_and_a_channel_narrow_it_down(
-    export: Export, nsqds: list[Nsqd], topic: str
 ) -> None:
     nsqds[0].create(topic, "d")
     nsqds[0].create("other", "c")
-    exporter = export(*http(nsqds), "--topic", topic, "--channel", "d")
-    told = [key for key in exporter.all() if key[0] == "nsq_channel_depth"]
-    assert told == [("nsq_channel_depth", "d", str(nsqds[0].http), topic)]
+    depths = {
+        ("c", str(nsqd.http), topic): count for nsqd, count in zip(nsqds, (5, 3, 0), strict=True)
+    }
+    for nsqd, count in zip(nsqds, depths.values(), strict=True):
+        nsqd.publish(topic, [b"x"] * count)
+    eventually(lambda: [each.channel(topic, "c")["depth"] for each in nsqds] == [5, 3, 0])
+    narrowed = ("--topic", topic, "--channel", "c")
+    exporter = export(*http(nsqds[:1]), *lookup(lookupds), *narrowed)
+    found = {
+        key[1:]: value for key, value in exporter.all().items() if key[0] == "nsq_channel_depth"
+    }
+    assert found == depths
+    assert set(up(exporter)) == {str(each.http) for each in (*nsqds, *lookupds)}
+    assert exporter.end() == 0

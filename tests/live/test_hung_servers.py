@@ -1,4 +1,4 @@
-"""Real servers that hang (SIGSTOP) or are not there yet: they delay nothing but themselves."""
+"""Real servers that are not there yet: a service waits for them, and a job does not."""
 
 from __future__ import annotations
 

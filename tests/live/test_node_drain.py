@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.reporting import fill, lookup, registered
-from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
     from tests.support.process import Cli
@@ -28,28 +27,6 @@ def held(nsqd: Nsqd) -> dict[tuple[str, str], int]:
             total = each["depth"] + each["in_flight_count"] + each["deferred_count"]
             found[topic["topic_name"], each["channel_name"]] = total
     return found
-
-
-@pytest.mark.nsqd_only("it is about messages that survive a restart")
-def test_it_ends_when_consumers_have_emptied_an_nsqd_that_restarted_meanwhile(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    nsqd = make_nsqd()
-    fill(nsqd, topic, count=1000)
-    drain = nsqtools_cli.start("node", "drain", str(nsqd.http), **PIPES)
-    assert drain.stderr
-    assert b"has no consumer" in drain.stderr.readline()
-    nsqd.stop()
-    assert str(nsqd.http).encode() in drain.stderr.readline()
-    nsqd.start()
-    tail = nsqtools_cli.start("tail", "--topic", topic, "--channel", "c", *at(nsqd), **PIPES)
-    nsqd.publish(topic, [b"late"])
-    out, _ = drain.communicate(timeout=60)
-    assert (drain.returncode, out) == (0, b"")
-    assert drained(nsqd, topic, "c")
-    tail.send_signal(signal.SIGTERM)
-    printed, _ = tail.communicate(timeout=60)
-    assert len(printed.split()) == 1001
 
 
 def test_what_never_drains_is_named_and_kept(

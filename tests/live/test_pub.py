@@ -176,14 +176,6 @@ def test_a_profile_with_nsqlookupds_publishes_to_the_nsqds_that_have_the_topic_i
     assert nsqtools_cli(*pub, "x").code == 3
 
 
-def test_mode_all_copies_to_each_nsqd(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> None:
-    nsqds = [make_nsqd(), make_nsqd()]
-    addresses = [word for nsqd in nsqds for word in at(nsqd)]
-    published = nsqtools_cli("pub", "--topic", topic, "--mode", "all", *addresses, "one", "two")
-    assert published.code == 0
-    assert [count(nsqd, topic) for nsqd in nsqds] == [2, 2]
-
-
 def test_several_nsqds_without_a_mode_get_a_warning_that_to_nsq_copied(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
 ) -> None:

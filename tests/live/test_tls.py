@@ -80,9 +80,7 @@ def trusting(certificates: Certificates) -> dict[str, Any]:
     return {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
 
 
-@pytest.mark.parametrize(
-    ("tls", "compression"), [(False, ""), (False, "snappy"), (True, "deflate"), (True, "")]
-)
+@pytest.mark.parametrize(("tls", "compression"), [(False, "snappy"), (True, "deflate"), (True, "")])
 async def test_bodies_of_1_byte_to_1_mib_pass_unchanged_both_ways(
     tls: bool, compression: str, secure: Nsqd, trusting: dict[str, Any], topic: str
 ) -> None:

@@ -68,15 +68,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): archives.plain(path) for path in found}
 
 
-def test_until_empty_archives_all_and_quietly_says_nothing(archiver: Archiver) -> None:
-    for count in (0, 300):
-        archiver.numbers(count)
-        ended = archiver.run("--lock", "lock", "-q", "--max-duration", "1m")
-        assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
-    assert archiver.found == Counter(range(300))
-    assert archiver.is_drained
-
-
 @pytest.mark.parametrize("how", ["--lock", "by the names of files"])
 def test_a_second_instance_is_status_75(archiver: Archiver, how: str) -> None:
     archiver.numbers(100)

@@ -57,12 +57,11 @@ def victim(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path) -
     return made
 
 
-@pytest.mark.parametrize(("method", "work"), [("none", False), ("zstd", True)])
 def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
-    victim: Victim, rng: random.Random, method: str, work: bool, full: bool
+    victim: Victim, rng: random.Random, full: bool
 ) -> None:
     piece, rounds = (9000, 9) if full else (6000, 2)
-    options = ("--compress", method, *(("--work-dir", str(victim.work)) if work else ()))
+    options = ("--compress", "zstd", "--work-dir", str(victim.work))
     for number in range(rounds):
         victim.numbers(number * piece, (number + 1) * piece)
         running = victim.start(*options)
@@ -80,12 +79,3 @@ def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
     assert archives.verified(victim.cli, [victim.output / "manifest"]) == found.total()
     archives.checked_by_programs(victim.files)
     assert {each.suffix for each in archives.leftovers(victim.output, victim.work)} <= {".torn"}
-
-
-def test_a_leftover_of_another_compression_is_published(archiver: Archiver) -> None:
-    archiver.numbers(100)
-    running = archiver.start("--compress", "gzip")
-    running.drain()
-    running.kill()
-    assert archiver.run("--compress", "zstd").code == 0
-    assert archiver.found.total() == 100

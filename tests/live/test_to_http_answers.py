@@ -5,15 +5,11 @@ It is counted exactly, by the record of the endpoint.
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.support.eventually import eventually
-from tests.support.webserver import HANG, OK, Answer, WebServer, per_message
+from tests.support.webserver import HANG, Answer, WebServer, per_message
 
 if TYPE_CHECKING:
     from tests.support.posting import Posting
@@ -62,54 +58,3 @@ def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Post
         for web, count in ((one, 1), (other, 3), (dead, 1)):
             assert list(web.deliveries.values()) == [count] * 2
         assert list(other.accepted().values()) == [1, 1]
-
-
-def test_messages_that_are_given_up_with_no_place_for_them_are_status_4(posting: Posting) -> None:
-    posting.publish([b"1", b"2"])
-    with WebServer(Answer(status=404)) as web:
-        poster = posting.start("--post", web.url(), "--max-attempts", "1")
-        poster.drain()
-        ids = list(web.deliveries)
-        assert poster.end() == 4
-    assert all(identity in poster.said for identity in ids)
-
-
-def test_a_signal_lets_requests_end_and_gives_back_the_rest(posting: Posting) -> None:
-    """What was sent is delivered once, the rest stays."""
-    posting.numbers(200)
-    with WebServer() as web:
-        web.hold()
-        poster = posting.start("--post", web.url(), "-n", "10", "--max-in-flight", "50")
-        eventually(lambda: posting.channel()["in_flight_count"] == 50 and len(web.requests) == 10)
-        poster.process.send_signal(signal.SIGTERM)
-        eventually(lambda: posting.channel()["requeue_count"] == 40)
-        web.release()
-        assert poster.process.wait(100) == 0
-        assert len(web.deliveries) == web.deliveries.total() == 10
-        assert web.accepted() == web.deliveries
-        channel = posting.channel()
-        assert (channel["depth"], channel["in_flight_count"]) == (190, 0)
-        assert channel["requeue_count"] == 40
-        posting.start("--post", web.url()).finish()
-        assert len(web.deliveries) == web.deliveries.total() == 200
-    assert poster.said == ""
-
-
-@pytest.mark.parametrize("signals", [1, 2])
-def test_a_request_that_does_not_end_is_left_when_the_drain_is_over_or_a_second_signal_comes(
-    posting: Posting, signals: int
-) -> None:
-    posting.numbers(5)
-    drain = ("--drain-timeout", "500ms") if signals == 1 else ("--msg-timeout", "1s")
-    with WebServer(HANG) as web:
-        poster = posting.start("--post", web.url(), *drain)
-        eventually(lambda: len(web.requests) == 5)
-        if signals == 2:
-            poster.process.send_signal(signal.SIGTERM)
-            eventually(lambda: posting.channel()["clients"][0]["state"] == CLOSING)
-            with pytest.raises(subprocess.TimeoutExpired):
-                poster.process.wait(0.5)  # two that come at once are one
-        assert poster.end() == 1
-        web.script = OK
-        posting.start("--post", web.url()).finish()
-        assert list(web.deliveries.values()) == [2] * 5

@@ -6,7 +6,6 @@ Deliveries are counted exactly, by the record of the endpoints.
 from __future__ import annotations
 
 import base64
-import signal
 import socket
 import socketserver
 import threading
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from tests.support.eventually import eventually
 from tests.support.nginx import Nginx
 from tests.support.webserver import WebServer
 
@@ -151,16 +149,3 @@ def test_nginx_refuses_what_is_too_long_and_it_takes_nothing_else_with_it(
     posting.start(*options).finish()
     assert [row[1] for row in nginx.answers()] == ["413", "413"]
     assert len(posting.dead_letters()) == 2
-
-
-def test_nginx_that_is_restarted_under_load_gets_each_message_once(
-    posting: Posting, nginx: Nginx
-) -> None:
-    posting.numbers(2000)
-    poster = posting.start("--post", nginx.url("/in"), "-n", "20")
-    for moment in (500, 1000):
-        eventually(lambda moment=moment: len(nginx.answers()) > moment)  # type: ignore[misc]
-        nginx.stop(signal.SIGQUIT)
-        nginx.start()
-    poster.finish()
-    assert len(nginx.accepted()) == len(nginx.answers()) == 2000

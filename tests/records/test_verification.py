@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.records.compression import METHODS, make_encoder, method_of
+from nsqtools.records.compression import make_encoder, method_of
 from nsqtools.records.layout import Layout
 from nsqtools.records.verification import Verification, check
 from nsqtools.sinks.files.aftercare import Manifest
@@ -83,23 +83,6 @@ def one(path: Path, layout: Layout = RAW, **bound: Any) -> Verification:
     """What is said of an archive."""
     (report,) = check(str(path), layout, **bound)
     return report
-
-
-class TestArchives:
-    @pytest.mark.parametrize("method", METHODS)
-    def test_one_is_good_if_it_is_whole_and_bad_from_its_last_whole_member_or_record_on(
-        self, tmp_path: Path, method: str
-    ) -> None:
-        path = tmp_path / f"events.log{METHODS[method].suffix}"
-        first = packed(path.name, b"one\ntwo\n")
-        data = first + packed(path.name, b"three\n")
-        path.write_bytes(data)
-        assert one(path) == Verification(3, len(data))
-        path.write_bytes(data[:-1])
-        report = one(path)
-        assert report.records == 2
-        assert report.size >= len(first)
-        assert f" at byte {report.size}: " in report.problem
 
 
 class TestManifests:

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from nsqtools.sandbox.nsqd.broker import Broker
 from nsqtools.sandbox.nsqd.channel import (
     MEM_QUEUE_SIZE,
-    TURN_BYTES,
     Channel,
     ChannelConsumer,
     NotInFlightError,
@@ -33,7 +32,6 @@ class Client:
     def __init__(self, msg_timeout: float = 60.0) -> None:
         self.consumer = ChannelConsumer(self, msg_timeout, sample_rate=0)
         self.batches: list[list[QueuedMessage]] = []
-        self.blocks_after = 10**9
 
     @property
     def bodies(self) -> list[bytes]:
@@ -45,7 +43,6 @@ class Client:
 
     def deliver(self, messages: list[QueuedMessage]) -> None:
         self.batches.append(messages)
-        self.consumer.blocked = len(self.batches) >= self.blocks_after
 
     def close(self) -> None: ...
 
@@ -86,21 +83,6 @@ def test_ids_do_not_repeat_in_a_broker_started_later() -> None:
         ids += client.ids
     assert len(set(ids)) == 10000
     assert ids == sorted(ids)
-
-
-def test_a_consumer_whose_peer_does_not_keep_up_is_given_no_more(broker: Broker) -> None:
-    channel = broker.topic("t").channel("c")
-    client = Client()
-    client.blocks_after = 1
-    subscribe(channel, 100, client)
-    broker.publish("t", [b"x" * (TURN_BYTES // 4)] * 100, now=0.0)
-    broker.tick(0.0)
-    assert len(client.bodies) == 4
-    client.blocks_after = 2
-    client.consumer.blocked = False
-    channel.changed()
-    broker.tick(0.0)
-    assert len(client.bodies) == 8
 
 
 def test_a_message_comes_again_after_its_timeout_which_touching_puts_off_to_a_limit() -> None:
