@@ -94,6 +94,14 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(nsqd("a", WELL), nsqd("b", WELL, version="1.2.1")),
         [("warning", "version", "1.2.1, 1.3.0", "")],
     ),
+    "a message in flight for each nsqd": (
+        facts(nsqd("a", WELL), nsqd("b", WELL), max_in_flight=2),
+        [],
+    ),
+    "fewer messages in flight than nsqds": (
+        facts(nsqd("a", WELL), nsqd("b", WELL), max_in_flight=1),
+        [("warning", "max-in-flight", "they take turns", "--max-in-flight 2")],
+    ),
     "a stranger that is dead": (facts(nsqd("a", WELL), nsqd("b", given=False, tcp_error=AWAY)), []),
     "a consumer that is full and slow": (
         facts(nsqd("a", consumed(client(1, 1)), later=consumed(client(1, 1)))),
