@@ -163,6 +163,12 @@ def test_a_value_is_never_taken_for_an_option(values: list[str]) -> None:
     assert run(*go)[1]["where"].topic == tuple(values)
 
 
+def test_what_is_no_boolean_is_a_usage_error_that_names_flag_and_value() -> None:
+    said = refusal("--keep=maybe")
+    assert "--keep" in said
+    assert "'maybe'" in said
+
+
 def test_variables_give_several_values_booleans_and_counts() -> None:
     env = {
         "NSQTOOLS_TOPIC": "a b",
