@@ -72,9 +72,9 @@ def test_the_first_sample_has_sums_and_no_rates() -> None:
 )
 def test_what_is_still_held_has_not_left(held: Counters) -> None:
     rates = Rates()
-    rates.record({"a": sample(Counters(100))}, now=0.0)
-    row = only(rates.record({"a": sample(held)}, now=10.0))
-    assert (row.ingress, row.egress) == (10.0, 6.0)
+    rates.record({"a": sample(Counters(100)), "b": sample(Counters(100))}, now=0.0)
+    row = only(rates.record({"a": sample(held), "b": sample(Counters(200))}, now=10.0))
+    assert (row.ingress, row.egress) == (20.0, 16.0)
 
 
 @pytest.mark.parametrize(
