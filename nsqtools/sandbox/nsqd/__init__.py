@@ -207,9 +207,9 @@ class Nsqd:
                 self.http = self._http_server.address
                 return
             except (OSError, OverflowError):
+                await close(self._server)
                 if tcp_port or http_port is not None or not tries:
                     raise
-                await close(self._server)
 
     def _created(self, topic: str, channel: str) -> None:
         """Inform nsqlookupds. A new topic holds its messages while its channels are looked up."""
