@@ -5,11 +5,11 @@
 from nsqtools.config import ConsumerConfig as ConsumerConfig
 from nsqtools.config import ProducerConfig as ProducerConfig
 from nsqtools.config import StopOptions as StopOptions
+from nsqtools.engine.connector import Subscription as Subscription
 from nsqtools.engine.consumer import Consumer as Consumer
 from nsqtools.engine.consumer import ConsumerStats as ConsumerStats
 from nsqtools.engine.handler import Batch as Batch
 from nsqtools.engine.handler import Handler as Handler
-from nsqtools.engine.membership import Subscription as Subscription
 from nsqtools.engine.producer import Producer as Producer
 from nsqtools.engine.runner import Runner as Runner
 from nsqtools.engine.runner import RunOutcome as RunOutcome

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.changes import Holding, Registry, Step, Survey
 from nsqtools.engine.cluster import Cluster
-from nsqtools.engine.lookup import nobody
+from nsqtools.engine.lookup import no_answer
 from nsqtools.errors import HTTPError
 from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt
@@ -61,7 +61,7 @@ async def survey(servers: Servers, topic: str) -> Survey:
     holdings = [_holding(node, snapshot) for node in snapshot.nodes.values()]
     errors = [*(each.error for each in registries), *(each.error for each in holdings)]
     if errors and all(errors):
-        raise nobody("server", [error for error in errors if error])
+        raise no_answer("server", [error for error in errors if error])
     return Survey(tuple(registries), tuple(holdings))
 
 

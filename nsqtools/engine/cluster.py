@@ -9,8 +9,8 @@ from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
-from nsqtools.engine.lookup import nobody
-from nsqtools.engine.membership import Silence
+from nsqtools.engine.lookup import no_answer
+from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.api import Deadline
@@ -110,7 +110,7 @@ class Cluster:
         self._limits = {"deadline": self._deadline, **limits}
         self._quiet = quiet
         self._lookupds = [Lookupd(url, **self._limits) for url in dict.fromkeys(lookupds)]
-        self._silence = Silence()
+        self._outages = OutageLog()
         self._silent: set[str] = set()
         self._clients: dict[str, NsqdHTTP] = {}
         self._given: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Cluster:
         """Like ``look``, but raises UnreachableError if there are servers and none answers."""
         snapshot, answers = await self._look(topic, channel, include_clients)
         if snapshot.failures and not snapshot.stats:
-            raise nobody("nsqd", list(snapshot.failures.values()))
+            raise no_answer("nsqd", list(snapshot.failures.values()))
         if not snapshot.stats and (error := _unanswered(answers)):
             raise error
         self._tell(snapshot, answers)
@@ -231,9 +231,9 @@ class Cluster:
         if self._quiet:
             return
         if error := _unanswered(answers):
-            self._silence.nobody(error)
+            self._outages.all_lookupds_failed(error)
         else:
-            self._silence.heard(answers)
+            self._outages.lookupds_answered(answers)
         for name in snapshot.stats.keys() & self._silent:
             log.info("nsqd %s: answers again", name)
         fallen = [e for name, e in snapshot.failures.items() if name not in self._silent]
@@ -280,7 +280,7 @@ class Cluster:
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
     """Return the error if nsqlookupds were asked and none answered."""
     errors = [error for _, error in answers.failures]
-    return nobody("nsqlookupd", errors) if errors and not answers.answers else None
+    return no_answer("nsqlookupd", errors) if errors and not answers.answers else None
 
 
 def _given_node(

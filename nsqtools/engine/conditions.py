@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from nsqtools.config import StopOptions
+    from nsqtools.engine.connector import Subscription
     from nsqtools.engine.handler import Batch
-    from nsqtools.engine.membership import Subscription
     from nsqtools.engine.subscriptions import Subscriptions
     from nsqtools.policy.stopping import StopReason
 

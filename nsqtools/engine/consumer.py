@@ -1,7 +1,7 @@
 """The consumer of one topic: it connects, hands batches to the handler, and drains.
 
-Membership decides which nsqds to connect to, and Flow controls RDY. One worker passes on the
-batches one at a time, so that reading, heartbeats and RDY never wait for the handler.
+A Connector keeps it connected to the nsqds, and Flow controls RDY. One worker passes on the batches
+one at a time, so that reading, heartbeats and RDY never wait for the handler.
 """
 
 # size: the queue, the touching and the end of a run share the unsettled batches
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.config.units import counted
+from nsqtools.engine.connector import Connector, Subscription
 from nsqtools.engine.flow import Flow, Link, stop_messages
 from nsqtools.engine.handler import Batch, Handler, check_handler
-from nsqtools.engine.membership import Membership, Silence, Subscription
+from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
 from nsqtools.policy.rdy import is_starved
-from nsqtools.tasks import end, interruptible, is_cancelled, together
+from nsqtools.tasks import Tasks, end, interruptible, is_cancelled, together
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -120,7 +121,7 @@ class Consumer:
         rng: Random | None = None,
         dial: Dial = Connection.open,
         find: Callable[[str], Awaitable[Iterable[Address]]] | None = None,
-        silence: Silence | None = None,
+        outages: OutageLog | None = None,
         patient: bool = False,
         on_reached: Callable[[], object] = lambda: None,
     ) -> None:
@@ -133,7 +134,7 @@ class Consumer:
         self._config = config
         self._dial = dial
         self._on_reached = on_reached
-        self._silence = silence or Silence()
+        self._outages = outages or OutageLog()
         self._stats = ConsumerStats()
         rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
         self._flow = Flow(
@@ -142,19 +143,18 @@ class Consumer:
             rng=rng,
             deliver=self._deliver,
             refused=handler.refused,
-            lost=lambda address: self._membership.lost(address),
             broken=self._break,
         )
-        self._membership = Membership(
+        self._connecting = Tasks(self._break)
+        self._connector = Connector(
             subscription,
             config,
             self._connect,
-            self._flow.links,
             rng=rng,
             find=find or self._find,
-            silence=self._silence,
-            on_nobody=on_reached,
-            broken=self._break,
+            outages=self._outages,
+            on_reached=on_reached,
+            tasks=self._connecting,
             patient=patient,
         )
         self._queue: deque[tuple[float, Batch, bool]] = deque()
@@ -207,7 +207,7 @@ class Consumer:
         worker = self._loop.create_task(self._work())
         worker.add_done_callback(lambda _: self.stop())
         try:
-            await interruptible(self._membership.start(), self._stop)
+            await interruptible(self._connector.start(), self._stop)
             await self._stop.wait()
             await self._drain(worker)
         finally:
@@ -217,7 +217,7 @@ class Consumer:
                 self._toucher.cancel()
             for link in list(self._flow.links.values()):
                 link.connection.abort()
-            await self._membership.close()
+            await self._connecting.close()
             await end([worker], within=_CANCEL_TIMEOUT)
 
     def stop(self) -> None:
@@ -243,33 +243,30 @@ class Consumer:
         """Return a copy of the totals."""
         return self._flow.totals()
 
-    async def _connect(self, address: Address) -> NSQError | None:
-        """Open a connection and add it to flow control; returns an error instead of raising it."""
+    async def _connect(self, address: Address) -> Connection:
+        """Open a connection and add it to flow control."""
         link = Link(self._flow)
-        try:
-            connection = await self._dial(
-                address,
-                self._config,
-                link,
-                subscription=(self._subscription.topic, self._subscription.channel),
-                auth_secret=self._config.auth_secret,
-            )
-        except NSQError as error:
-            return error
+        connection = await self._dial(
+            address,
+            self._config,
+            link,
+            subscription=(self._subscription.topic, self._subscription.channel),
+            auth_secret=self._config.auth_secret,
+        )
         if self._stopping:
             connection.abort()
-            return None
+            return connection
         log.info("connected to %s", address)
         self._stats.connected += 1
         self._flow.add(link, connection)
         self._touch()  # its timeout may be shorter
         self._on_reached()
-        return None
+        return connection
 
     async def _find(self, lookupd: str) -> Iterable[Address]:
         from nsqtools.engine.lookup import producers_at  # loads net.http
 
-        return await producers_at(lookupd, self._subscription.topic, self._config, self._silence)
+        return await producers_at(lookupd, self._subscription.topic, self._config, self._outages)
 
     def _break(self, error: BaseException) -> None:
         """Drain, and let ``run`` raise the error of a bug."""
@@ -430,7 +427,7 @@ class Consumer:
         """
         self._stopping = True
         self._flow.stop()
-        await self._membership.close()
+        await self._connecting.close()
         drain_timeout = self._config.drain_timeout
         deadline = self._loop.time() + drain_timeout
         connections = [link.connection for link in self._flow.links.values()]

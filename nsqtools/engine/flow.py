@@ -174,9 +174,8 @@ class Flow:
     """The connections of a consumer, in ``links`` by address, and their RDY.
 
     ``deliver`` is called with the messages of one read and the size of their bodies in bytes,
-    ``refused`` with the number of FINs that nsqd refused, ``lost`` with the address of a connection
-    that ended on the server's side, and ``broken`` with the error of a bug in planning: without a
-    plan the consumer must stop.
+    ``refused`` with the number of FINs that nsqd refused, and ``broken`` with the error of a bug in
+    planning: without a plan the consumer must stop.
     """
 
     def __init__(
@@ -187,7 +186,6 @@ class Flow:
         rng: Random,
         deliver: Callable[[Link, list[Message], int], object],
         refused: Callable[[int], object],
-        lost: Callable[[Address], object],
         broken: Callable[[Exception], object],
     ) -> None:
         self.links: dict[Address, Link] = {}
@@ -200,7 +198,6 @@ class Flow:
         """The nsqds and ids of messages that timed out before they were touched."""
         self.refused = refused
         self._deliver = deliver
-        self._lost = lost
         self._broken = broken
         self._max_in_flight = self._limit = config.max_in_flight
         self._budget = ByteBudget(config.max_in_flight_bytes)
@@ -310,7 +307,6 @@ class Flow:
             self._oversize.add(address)
         log.log(level, "connection lost: %s", error)
         self.plan()
-        self._lost(address)
 
     def plan(self) -> None:
         """Send the RDY values that the current facts require."""

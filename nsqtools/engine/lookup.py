@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.config.units import counted
-from nsqtools.engine.membership import Silence
+from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.daemons import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from re import Pattern
 
     from nsqtools.config import ClientConfig
-    from nsqtools.engine.membership import Subscription
+    from nsqtools.engine.connector import Subscription
     from nsqtools.net.http.replies import Lookup, Registration, TopicStats
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ async def ask_lookupds(
         for client in clients:
             await client.close()
     if not answers.values:
-        raise nobody("nsqlookupd", [error for _, error in answers.failures])
+        raise no_answer("nsqlookupd", [error for _, error in answers.failures])
     return answers
 
 
@@ -109,7 +109,7 @@ async def find_targets(
     nsqlookupds. Raises like ``ask_lookupds``, and UnreachableError if no nsqd is left.
     """
     answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
-    Silence().heard(answers)
+    OutageLog().lookupds_answered(answers)
     having: list[Address] = []
     others: list[Address] = []
     for tcp, node in union_producers(answers.values).items():
@@ -123,32 +123,32 @@ async def find_targets(
     return found
 
 
-def nobody(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError:
+def no_answer(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError:
     """Return the error for servers of one kind, such as nsqd, that all failed."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
 
 
 async def producers_at(
-    lookupd: str, topic: str, config: ConsumerConfig, silence: Silence
+    lookupd: str, topic: str, config: ConsumerConfig, outages: OutageLog
 ) -> list[Address]:
-    """Return the topic's nsqds as one nsqlookupd lists them; ``silence`` notes that it answered.
+    """Return the topic's nsqds as one nsqlookupd lists them; ``outages`` notes that it answered.
 
     Raises HTTPError if it did not, and ConfigError for too many.
     """
     async with Lookupd(lookupd, **_poll_limits(config)) as client:
         found = await client.lookup(topic)
         _check_number(client.address, topic, len(found.producers))
-        silence.heard(Answers([(client.address, found)], []))
+        outages.lookupds_answered(Answers([(client.address, found)], []))
     return [producer.tcp for producer in found.producers]
 
 
 async def find_producers(
-    subscription: Subscription, config: ConsumerConfig, silence: Silence
+    subscription: Subscription, config: ConsumerConfig, outages: OutageLog
 ) -> tuple[dict[Address, Registration], list[UnreachableError]]:
     """Return the topic's nsqds by broadcast_address:tcp_port, and the errors of nsqlookupds.
 
-    ``silence`` may be shared to log each nsqlookupd once. Raises UnreachableError if no nsqlookupd
+    ``outages`` may be shared to log each nsqlookupd once. Raises UnreachableError if no nsqlookupd
     answered (building_client_libraries, Discovery).
     """
     answers = await ask_lookupds(
@@ -156,7 +156,7 @@ async def find_producers(
         lambda client: _lookup(client, subscription.topic),
         **_limits(config, _STATS_TIMEOUTS),
     )
-    silence.heard(answers)
+    outages.lookupds_answered(answers)
     producers = union_producers(answer.producers for answer in answers.values)
     return producers, [error for _, error in answers.failures]
 
@@ -176,12 +176,12 @@ class TopicFinder:
         *,
         refresh: float,
         timeouts: tuple[float, float],
-        silence: Silence | None = None,
+        outages: OutageLog | None = None,
     ) -> None:
         self._lookupds = lookupds
         self._limits = _limits(config, timeouts)
         self._topics = MatchingTopics(pattern, refresh)
-        self._silence = silence or Silence()
+        self._outages = outages or OutageLog()
         self.answered = False
         """Whether a round has succeeded."""
         self.unknown: tuple[str, ...] = tuple(f"nsqlookupd {each}: not asked" for each in lookupds)
@@ -205,14 +205,14 @@ class TopicFinder:
         except UnreachableError as error:
             if not (self.answered or patient):
                 raise
-            self._silence.nobody(error)
+            self._outages.all_lookupds_failed(error)
             self.unknown = (str(error),)
             # An nsqlookupd that was restarted may not know the topics yet.
             follow(self._topics.looked((), complete=False, now=loop.time()))
             return
         self.answered = True
         self.unknown = tuple(f"nsqlookupd {error}" for _, error in answers.failures)
-        self._silence.heard(answers)
+        self._outages.lookupds_answered(answers)
         topics = (topic for value in answers.values for topic in value)
         complete = not answers.failures
         follow(self._topics.looked(topics, complete=complete, now=loop.time()))
@@ -248,11 +248,11 @@ class Backlog:
         subscription: Subscription,
         config: ConsumerConfig,
         urls: Sequence[str] = (),
-        silence: Silence | None = None,
+        outages: OutageLog | None = None,
     ) -> None:
         self._subscription = subscription
         self._config = config
-        self._silence = silence or Silence()
+        self._outages = outages or OutageLog()
         self._limits = _limits(config, _STATS_TIMEOUTS)
         self._tls = http_context(config)
         self._urls = tuple(dict.fromkeys(urls))
@@ -312,7 +312,7 @@ class Backlog:
             except UnreachableError as error:
                 unknown.append(str(error))
             else:
-                self._silence.heard(found)
+                self._outages.lookupds_answered(found)
                 unknown += [f"nsqlookupd {error}" for _, error in found.failures]
                 listed = union_producers(answer.producers for answer in found.values)
                 self._nsqds |= {tcp: str(producer.http) for tcp, producer in listed.items()}

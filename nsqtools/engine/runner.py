@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig, StopOptions
 from nsqtools.engine.conditions import Conditions, Count
+from nsqtools.engine.connector import Subscription, check_lookupds
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import Handler, check_handler
-from nsqtools.engine.membership import Silence, Subscription, check_lookupds
+from nsqtools.engine.outages import OutageLog
 from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import Address, check_list, check_name, check_seconds, check_type, is_ephemeral
@@ -130,9 +131,9 @@ class Runner:
         self._channel = channel
         self._nsqds, self._lookupds = tuple(nsqds), tuple(lookupds)
         self._handler = handler
-        self._silence = Silence()
+        self._outages = OutageLog()
         self._make_consumer = partial(
-            Consumer, config=config, rng=rng, dial=dial, silence=self._silence, patient=patient
+            Consumer, config=config, rng=rng, dial=dial, outages=self._outages, patient=patient
         )
         self._stop_options, self._refresh = stop, refresh
         self._on_reached, self._on_stopping, self._patient = on_reached, on_stopping, patient
@@ -310,7 +311,7 @@ class Runner:
             self._config,
             refresh=self._refresh,
             timeouts=timeouts,
-            silence=self._silence,
+            outages=self._outages,
         )
 
     def _subscribe(self) -> Subscriptions:
@@ -353,7 +354,7 @@ class Runner:
         from nsqtools.engine.lookup import producers_at  # loads net.http
 
         async with self._requests[lookupd]:
-            return await producers_at(lookupd, topic, self._config, self._silence)
+            return await producers_at(lookupd, topic, self._config, self._outages)
 
     async def _exists(self, subscription: Subscription) -> bool:
         """Whether an nsqd has the topic; only looked up where it matters, otherwise true."""
@@ -375,7 +376,7 @@ class Runner:
 
         if not (known := self._backlogs.get(subscription.topic)):
             urls = self._stop_options.nsqd_http_address
-            known = Backlog(subscription, self._config, urls, self._silence)
+            known = Backlog(subscription, self._config, urls, self._outages)
             self._backlogs[subscription.topic] = known
         return known
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from nsqtools.engine.conditions import Count
+    from nsqtools.engine.connector import Subscription
     from nsqtools.engine.consumer import Consumer
     from nsqtools.engine.handler import Batch
-    from nsqtools.engine.membership import Subscription
 
 log = logging.getLogger(__name__)
 

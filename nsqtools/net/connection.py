@@ -262,6 +262,10 @@ class Connection(asyncio.BufferedProtocol):
         """Wait for the response to CLS, or for the end of the connection."""
         await self._close_wait.wait()
 
+    async def wait_lost(self) -> None:
+        """Wait for the end of the connection."""
+        await asyncio.shield(self._lost)
+
     @property
     def answered_cls(self) -> bool:
         """Whether nsqd has answered CLS."""

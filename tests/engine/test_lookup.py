@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools import ConsumerConfig, Subscription
 from nsqtools.engine.lookup import TopicFinder, find_producers
-from nsqtools.engine.membership import Silence
+from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import UnreachableError
 from nsqtools.policy import topics
 from tests.support.scripted_http import NODE, serving, v1
@@ -28,11 +28,11 @@ async def test_a_list_of_more_nsqds_than_can_be_consumed_is_refused(listed: int)
     async with serving(v1({"channels": [], "producers": producers})) as server:
         at = Subscription(topic="t", channel="c", lookupds=(str(server.address),))
         if listed <= MOST:
-            found, failed = await find_producers(at, ConsumerConfig(), Silence())
+            found, failed = await find_producers(at, ConsumerConfig(), OutageLog())
             assert (len(found), failed) == (listed, [])
             return
         with pytest.raises(UnreachableError) as raised:
-            await find_producers(at, ConsumerConfig(), Silence())
+            await find_producers(at, ConsumerConfig(), OutageLog())
     for part in (str(server.address), "2,001 nsqds for topic t", "--nsqd-tcp-address"):
         assert part in str(raised.value)
 

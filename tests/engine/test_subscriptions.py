@@ -9,8 +9,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from nsqtools.config import ConsumerConfig
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.membership import Subscription
 from nsqtools.engine.subscriptions import Subscriptions
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, refusing

@@ -16,8 +16,8 @@ import pytest
 
 from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine import consumer as consumer_module
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer, ConsumerStats
-from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConnectionLostError, PeerError, ServerError, UnreachableError
 from nsqtools.names import Address

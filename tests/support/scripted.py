@@ -20,9 +20,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqtools.config import ConsumerConfig
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import Handler
-from nsqtools.engine.membership import Subscription
 from nsqtools.names import Address
 from tests.support import wire
 from tests.support.clock import VirtualLoop, elapse

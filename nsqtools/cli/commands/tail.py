@@ -76,8 +76,8 @@ async def _require_channel(
 ) -> None:
     """Raise NSQError if no nsqd has the channel: consuming it would create it."""
     from nsqtools.cli.remotes import fixed_nsqds
+    from nsqtools.engine.connector import Subscription
     from nsqtools.engine.lookup import Backlog
-    from nsqtools.engine.membership import Subscription
     from nsqtools.errors import NSQError
 
     topic, lookupds = source.topic[0], source.lookupd_http_address

@@ -6,8 +6,9 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.lookup import STATS_LIMITS, find_producers
-from nsqtools.engine.membership import Silence, Subscription
+from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.net.http.daemons import NsqdHTTP
 from nsqtools.net.tls import http_context
@@ -39,7 +40,7 @@ class Depths:
         """The servers that did not answer at the last look, each with the reason."""
         self._creates = creates
         self._settings = settings
-        self._silence = Silence()
+        self._outages = OutageLog()
         self._silent: set[str] = set()
         self._heard = settings.wait_for_servers
         self._subscriptions = [
@@ -97,12 +98,12 @@ class Depths:
         try:
             answers = await call_each(
                 self._subscriptions,
-                lambda each: find_producers(each, self._lookup_config, self._silence),
+                lambda each: find_producers(each, self._lookup_config, self._outages),
             )
         except UnreachableError as error:
             if not self._heard:
                 raise
-            self._silence.nobody(error)
+            self._outages.all_lookupds_failed(error)
             self.unknown.append(str(error))
             return places
         for topic, (producers, errors) in zip(settings.topics, answers, strict=False):

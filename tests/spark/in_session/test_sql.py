@@ -197,7 +197,7 @@ def test_topics_are_joined_by_the_time_of_events_without_those_that_are_late(
 def test_a_topic_is_read_once_and_each_topic_is_used(asking: Asking) -> None:
     target = Destination("parquet", str(asking.folder))
     with pytest.raises(ConfigError, match=r"^--query: .*once"):
-        asking.ask(f"SELECT a.body FROM nsq a JOIN {asking.topic} b USING (body)", target)
+        asking.ask(f"SELECT a.body FROM nsq a JOIN `{asking.topic}` b USING (body)", target)
     settings = asking.settings("SELECT body FROM nsq_other", target)
     settings = replace(settings, source={**settings.source, "subscribe": "nsq_other,more"})
     with pytest.raises(ConfigError, match=r"^--topic more: "):

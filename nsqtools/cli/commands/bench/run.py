@@ -17,8 +17,8 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import print_json
 from nsqtools.cli.service import Signals, progress, tune_memory
 from nsqtools.config.units import counted
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
 from nsqtools.tasks import end, together
 

@@ -1,0 +1,61 @@
+"""Logs servers that do not answer, each once."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from nsqtools.errors import NSQError, UnreachableError
+    from nsqtools.names import Address
+    from nsqtools.net.http.daemons import Answers
+
+log = logging.getLogger(__name__)
+
+
+class OutageLog:
+    """Logs each server that fails once, until it answers again; consumers of one run share it."""
+
+    def __init__(self) -> None:
+        self._failed_lookupds: set[Address | None] = set()
+        self._all_lookupds_failed = False
+        self._waiting = False
+        self._nsqd_errors: dict[Address, set[str]] = {}
+
+    def lookupds_answered(self, answers: Answers[Any]) -> None:
+        """Note the nsqlookupds that answered, and warn of those that failed."""
+        self._all_lookupds_failed = False
+        self._failed_lookupds.difference_update(address for address, _ in answers.answers)
+        for _, error in answers.failures:
+            self.lookupd_failed(error)
+
+    def lookupd_failed(self, error: UnreachableError) -> None:
+        """Warn that an nsqlookupd did not answer."""
+        known = error.address in self._failed_lookupds
+        log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
+        self._failed_lookupds.add(error.address)
+
+    def all_lookupds_failed(self, error: UnreachableError) -> None:
+        """Warn that no nsqlookupd answered."""
+        known = self._all_lookupds_failed
+        log.log(logging.DEBUG if known else logging.WARNING, "%s", error)
+        self._all_lookupds_failed = True
+
+    def nsqd_failed(self, address: Address, error: NSQError) -> None:
+        """Warn that an nsqd cannot be connected to."""
+        errors = self._nsqd_errors.setdefault(address, set())
+        known = str(error) in errors
+        log.log(logging.INFO if known else logging.WARNING, "cannot connect: %s", error)
+        errors.add(str(error))
+
+    def nsqd_connected(self, address: Address) -> None:
+        """Note that an nsqd was connected to."""
+        self._nsqd_errors.pop(address, None)
+
+    def waiting(self) -> None:
+        """Warn that no server can be reached, and that the consumers wait for one."""
+        if not self._waiting:
+            log.warning("waiting until a server can be reached")
+        self._waiting = True
