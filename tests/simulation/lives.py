@@ -117,6 +117,7 @@ class Life:
         argv += [*self.where, *self.plan.options]
         name = f"{self.plan.kind}-{number}"
         command = self.world.command(name, self.host(number), argv)
+        self.world.max_in_flight[command.process] = self.in_flight
         self.commands[number] = command
         return command
 
@@ -221,6 +222,12 @@ class Life:
         links = [link._transport for link in server.nsqd.links if server.process.alive]
         for transport in sorted(links, key=lambda each: each.get_extra_info("peername")):
             transport.write(data)
+
+    def fault_lie(self, fault: Fault) -> None:
+        """An nsqd says once that nothing is left in a channel, or that much is."""
+        server: Server = self.pick(fault, self.servers)
+        names = "depth", "in_flight_count", "deferred_count"
+        server.lies.append(dict.fromkeys(names, 0 if fault.how < 0.7 else 1000))
 
     def fault_latency(self, fault: Fault) -> Any:
         network = self.world.network

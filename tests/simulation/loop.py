@@ -52,6 +52,15 @@ class SimulatedLoop(VirtualLoop):
             return super().call_at(when, process.run, callback, *args, context=context)
         return super().call_at(when, callback, *args, context=context)
 
+    def timers_of(self, process: Process) -> list[asyncio.TimerHandle]:
+        """The timers of a process that are still to fire."""
+        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        return [
+            each
+            for each in timers
+            if not each.cancelled() and each._context.get(CURRENT) is process  # type: ignore[attr-defined]
+        ]
+
     def outside(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
         """Call later what belongs to no process."""
         empty = copy_context()

@@ -138,6 +138,10 @@ class Network:
             if not end.over and end.local[0] == one and (not other or end.remote[0] == other)
         ]
 
+    def ends_of(self, process: Process) -> list[End]:
+        """The connections that a process has not closed."""
+        return [e for e in self._ends if e.process is process and e._protocol and not e._closing]
+
     def forget(self, end: End) -> None:
         """An end is over."""
         if end in self._ends:

@@ -26,12 +26,20 @@ _LOOKUPD = ("lookupd stops", "lookupd restarts")
 _FAULTS = {
     "tail": (*_OF_ALL, "reader", "power"),
     "to-http": (*_OF_ALL, "endpoint", "endpoint stops", "power", "kill at", "disk full", *_LOOKUPD),
-    "relay": (*_OF_ALL, "destination stops", "destination restarts", *_LOOKUPD),
+    "relay": (*_OF_ALL, "destination stops", "destination restarts", "lie", *_LOOKUPD),
     "to-file": (*_OF_ALL, "hup", "hup", "kill at", "kill at", "power", "disk full", "disk fails"),
     "library": (*_OF_ALL[:6], "handler", "max in flight", *_LOOKUPD),
-    "until-empty": ("server stops", "server dies", "cut", "reader", "latency"),
+    "until-empty": (
+        "server stops",
+        "server dies",
+        "cut",
+        "reader",
+        "latency",
+        "lie",
+        "lookupd stops",
+    ),
     "count": ("reader", "break", "server stops", "latency"),
-    "pub": ("server stops", "server restarts", "cut", "latency"),
+    "pub": ("server stops", "server restarts", "cut", "latency", *_LOOKUPD),
 }
 KINDS = tuple(_FAULTS)
 _STYLES = {
@@ -107,7 +115,7 @@ def plan_of(seed: int, kind: str = "") -> Plan:
         seed=seed,
         kind=kind,
         servers=rng.choice((1, 2, 2, 3)),
-        lookupds=rng.choice((0, 0, 1, 2)) if kind not in ("until-empty", "pub") else 0,
+        lookupds=rng.choice((0, 0, 1, 2)),
         copies=_copies(rng, kind, style),
         messages=rng.choice((1, 20, 200, 1000)),
         size=rng.choice((20, 20, 300, 5000)),
@@ -144,7 +152,8 @@ def _options(rng: Random, kind: str, style: str) -> tuple[str, ...]:
         options += ["--requeue-delay", rng.choice(("0s", "1s", "20s"))]
     if kind == "to-file":
         options += ["--sync-interval", rng.choice(("100ms", "1s", "4s"))]
-        if style in ("upload", "hook <REV>"):  # whose names are used once
+        options += ["--compress", rng.choice(("none", "none", "gzip", "zstd"))]
+        if style in ("upload", "hook <REV>") or "none" not in options:  # names are used once
             options += ["--rotate-interval", rng.choice(("3s", "10s", "60s"))]
     if style == "beside others":
         options += rng.choice(([], ["--consumer-opt", "snappy"], ["--consumer-opt", "deflate"]))

@@ -16,8 +16,9 @@ import pytest
 
 from nsqtools.cli import cli, exits, logs
 from nsqtools.config import NsqdOptions
+from nsqtools.net.connection import Connection
 from nsqtools.sandbox.lookupd import Nsqlookupd
-from nsqtools.sandbox.nsqd import Nsqd
+from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
 from nsqtools.sandbox.nsqd import channel as channels
 from tests.simulation.disk import Disk
 from tests.simulation.loop import SimulatedLoop
@@ -55,6 +56,8 @@ class World:
         self.wall_offset = 0.0
         """Seconds that the clocks on the wall were moved."""
         self.tasks: dict[Process | None, list[asyncio.Task[Any]]] = {}
+        self.max_in_flight: dict[Process | None, int] = {}
+        """What the consumers of a process may have in flight together."""
         self._talk = talk
         self._urandom = self.random("ids")
         self.loop.set_task_factory(self._make_task)
@@ -208,6 +211,30 @@ class World:
 
         patch.setattr(channels.Channel, "finish", finished)
         patch.setattr(channels.Channel, "_deliver", delivered)
+        self._watch_ready(patch)
+        honest = nsqd_stats._channel_stats
+
+        def stats(nsqd: Any, channel: Any, *args: Any, **options: Any) -> dict[str, Any]:
+            told = honest(nsqd, channel, *args, **options)
+            return told | self.server_of(channel).lie()
+
+        patch.setattr(nsqd_stats, "_channel_stats", stats)
+
+    def _watch_ready(self, patch: pytest.MonkeyPatch) -> None:
+        """The RDY of all connections of a process together is at most its max_in_flight."""
+        set_ready = Connection.set_ready
+        known: dict[Process | None, list[Connection]] = {}
+
+        def watched(connection: Connection, count: int) -> None:
+            set_ready(connection, count)
+            process = CURRENT.get()
+            mine = [each for each in known.get(process, ()) if not each.is_lost]
+            known[process] = [*mine, connection] if connection not in mine else mine
+            total = sum(each.ready for each in known[process])
+            if total > (most := self.max_in_flight.get(process, total)):
+                self.violated(f"{process}: RDY {total} of at most {most}")
+
+        patch.setattr(Connection, "set_ready", watched)
 
     def server_of(self, channel: Any) -> Server:
         """The nsqd that has this channel."""
@@ -230,10 +257,15 @@ class World:
         try:
             self.loop.baton.wait(lambda: bool(ended))
         except Killed:
-            main.close()
+            with suppress(BaseException):  # what it has begun has no loop any more
+                main.close()
             raise
         if left := self.tasks_of(process):
             self.violated(f"{process}: left tasks: {left}")
+        if timers := self.loop.timers_of(process):
+            self.violated(f"{process}: left timers: {timers}")
+        if ends := self.network.ends_of(process):
+            self.violated(f"{process}: left connections: {ends}")
         return ended[0].result()
 
     def _exit(self, code: int) -> None:
@@ -276,6 +308,8 @@ class Server:
         self.was_down = 0.0
         """Seconds before its last start."""
         self._ended = world.now
+        self.lies: list[dict[str, int]] = []
+        """Wrong numbers that its next answers about a channel have."""
         self.finishes: dict[tuple[str, str], list[bytes]] = {}
         """Bodies that were finished, by topic and channel."""
         self.deliveries: dict[tuple[str, str], list[bytes]] = {}
@@ -353,6 +387,10 @@ class Server:
                 count += queue.depth + queue.deferred_count + len(queue.in_flight)
         return count
 
+    def lie(self) -> dict[str, int]:
+        """What it says of a channel instead of the truth."""
+        return self.lies.pop(0) if self.lies else {}
+
     def finished(self, channel: Any, body: bytes, consumer: Any) -> None:
         self.finishes.setdefault((channel.topic.name, channel.name), []).append(body)
 
@@ -378,6 +416,11 @@ class Lookupd:
         self.world.log(f"{self.name}: starts")
         self.process, self.lookupd = Process(self.name, self.name), Nsqlookupd()
         await self.world.within(self.process, self.lookupd.start(self.name, 4160, 4161))
+
+    def listed(self, topic: str) -> list[str]:
+        """The nsqds that it lists for a topic."""
+        known = self.lookupd.registry.topics.get(topic)
+        return [peer.broadcast_address for peer in known.producers] if known else []
 
     def kill(self) -> None:
         self.world.kill(self.process)

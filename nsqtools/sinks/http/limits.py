@@ -37,6 +37,11 @@ class TimeLimit:
             if not task.uncancel() and kind is asyncio.CancelledError:
                 raise TimeoutError from error
 
+    def close(self) -> None:
+        """Stop the timer; tasks have no time limit any more."""
+        if self._timer:
+            self._timer.cancel()
+
     def _look(self) -> None:
         self._timer = None
         now = self._loop.time()

@@ -167,6 +167,7 @@ class Post:
         if self._status_every:
             self.tell()
         await self._transport.aclose()
+        self._limit.close()
 
     async def _exchange(self, endpoint: Endpoint, parcel: Parcel) -> Outcome:
         batch = parcel[0][0]
