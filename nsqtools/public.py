@@ -7,12 +7,12 @@ from nsqtools.config import ProducerConfig as ProducerConfig
 from nsqtools.config import StopOptions as StopOptions
 from nsqtools.engine.connector import Subscription as Subscription
 from nsqtools.engine.consumer import Consumer as Consumer
-from nsqtools.engine.consumer import ConsumerStats as ConsumerStats
 from nsqtools.engine.handler import Batch as Batch
 from nsqtools.engine.handler import Handler as Handler
 from nsqtools.engine.producer import Producer as Producer
 from nsqtools.engine.runner import Runner as Runner
 from nsqtools.engine.runner import RunOutcome as RunOutcome
+from nsqtools.engine.totals import ConsumerStats as ConsumerStats
 from nsqtools.errors import AuthError as AuthError
 from nsqtools.errors import ConfigError as ConfigError
 from nsqtools.errors import ConnectionLostError as ConnectionLostError

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Sequence,
+    )
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -118,6 +125,38 @@ async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event)
     if error := _failure(working):
         raise error
     return not working.cancelled()
+
+
+@asynccontextmanager
+async def beside(
+    work: Coroutine[Any, Any, object], stop: Callable[[], object]
+) -> AsyncIterator[None]:
+    """Run ``work`` beside the block, and at its end call ``stop`` and wait for the work.
+
+    If the work fails, the block is cancelled and the error raised; a block that is cancelled
+    cancels the work.
+    """
+    owner, is_over, has_failed = asyncio.current_task(), False, False
+    assert owner
+
+    def ended(task: asyncio.Task[object]) -> None:
+        nonlocal has_failed
+        if not is_over and _failure(task):
+            has_failed = owner.cancel()
+
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(ended)
+    try:
+        yield
+    finally:
+        is_over = True
+        if owner.cancelling() > has_failed:
+            await end([task])
+        else:
+            stop()
+        if has_failed:
+            owner.uncancel()
+        await task
 
 
 def is_cancelled() -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _RECIPES = sections("nsqtools-cookbook.7", "guides")
 _LIBRARY = sections("nsqtools-library.7", "guides")
-_PROGRAMS = ("CONSUMER", "A SINK OF YOUR OWN", "PRODUCER")
+_PROGRAMS = ("CONSUMER", "CONSUMER BESIDE OTHER WORK", "A SINK OF YOUR OWN", "PRODUCER")
 
 
 def lines_of_nsqtools() -> Iterator[str]:

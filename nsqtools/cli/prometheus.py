@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric as Family
 
-    from nsqtools.engine.consumer import ConsumerStats
+    from nsqtools.engine.totals import ConsumerStats
     from nsqtools.names import Address
     from nsqtools.net.http.server import Request, Response
 

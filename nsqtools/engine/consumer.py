@@ -1,36 +1,40 @@
 """The consumer of one topic: it connects, hands batches to the handler, and drains.
 
-A Connector keeps it connected to the nsqds, and Flow controls RDY. One worker passes on the batches
-one at a time, so that reading, heartbeats and RDY never wait for the handler.
+A Connector keeps it connected to the nsqds, and an RdyController sends RDY. The consumer has the
+batches that wait, the one that is handled and those that are held, and touches them. One worker
+passes batches on, one at a time, so that reading, heartbeats and RDY never wait for the handler.
 """
 
-# size: the queue, the touching and the end of a run share the unsettled batches
+# size: all that happens to a batch, from its arrival until its last message is settled
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from dataclasses import dataclass, fields
-from functools import partial
+from contextlib import suppress
+from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.config import ConsumerConfig
-from nsqtools.config.units import counted
 from nsqtools.engine.connector import Connector, Subscription
-from nsqtools.engine.flow import Flow, Link, stop_messages
 from nsqtools.engine.handler import Batch, Handler, check_handler
-from nsqtools.engine.outages import OutageLog
-from nsqtools.errors import ConfigError, NSQError
+from nsqtools.engine.outages import FailureLog, OutageLog
+from nsqtools.engine.rdycontroller import RdyConnection, RdyController
+from nsqtools.engine.totals import ConsumerStats
+from nsqtools.engine.unsettled import UnsettledBatches, forget_expired
+from nsqtools.errors import ConfigError, MessageSizeError, NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
+from nsqtools.policy.backoff import requeue_delay
 from nsqtools.policy.rdy import is_starved
-from nsqtools.tasks import Tasks, end, interruptible, is_cancelled, together
+from nsqtools.tasks import Tasks, beside, end, interruptible, is_cancelled, together
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from nsqtools.engine.limit import MessageLimit
+    from nsqtools.errors import PeerError, ServerError
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
     from nsqtools.proto.messages import Message
@@ -39,55 +43,89 @@ log = logging.getLogger(__name__)
 
 # How long a handler may take to react to cancellation, or to close, after drain_timeout.
 _CANCEL_TIMEOUT = 1.0
-# How often a repeated failure of the handler is logged.
-_LOG_INTERVAL = 60.0
-# Part of msg_timeout that is left when messages are touched, and how often that is checked.
-_TOUCH_BEFORE, _TOUCH_CHECK = 0.5, 0.1
+_USUAL_MSG_TIMEOUT = 60.0
+# Parts of msg_timeout: the interval of checks that touch messages in time, and the age at which the
+# batch that is handled shows that the handler is slow.
+_CHECK_INTERVAL, _SLOW = 0.1, 0.25
+# nsqd answers CLS at once, or not at all: after the first answer the others have less time.
+_CLS_TIMEOUT, _CLS_GRACE = 2.0, 0.5
 # nsqd 1.3.0 may send a message after CLOSE_WAIT (seen in one of 40 stops): time to requeue it.
 _LINGER = 0.02
 
 
-@dataclass(slots=True)
-class ConsumerStats:
-    """Totals of messages since the start, and the present state of the connections.
+class ConsumerConnection(RdyConnection):
+    """One connection of a consumer: it passes messages on, and its batches settle through it."""
 
-    For example::
+    __slots__ = ("_consumer", "has_finished")
 
-        stats = consumer.stats()
-        print(f"{stats.finished} of {stats.received} messages finished")
-        print(f"{stats.in_flight} in flight on {stats.connections} connections")
-    """
+    def __init__(self, consumer: Consumer) -> None:
+        super().__init__()
+        self.has_finished = False
+        self._consumer = consumer
 
-    received: int = 0
-    received_bytes: int = 0
-    finished: int = 0
-    requeued: int = 0
-    touched: int = 0
-    given_up: int = 0
-    too_late: int = 0
-    """Messages that timed out: nsqd refused their FIN or REQ, or they were dropped before that."""
-    abandoned: int = 0
-    """Handlers that had not closed within drain_timeout."""
-    unconfirmed: int = 0
-    """Connections that did not answer CLS: nsqd may redeliver what was finished there."""
-    connections: int = 0
-    connected: int = 0
-    """Connections made since the start."""
-    in_flight: int = 0
-    backoff_level: int = 0
-    """The backoff level: failures minus successes, at least 0."""
-    last_message: float = 0.0
-    """Event loop time of the last message, or of the start."""
+    # Called by the connection, as its Listener.
 
-    def add(self, other: ConsumerStats) -> None:
-        """Add another consumer's counters, and keep the later last_message."""
-        for name in _COUNTERS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        if other.received:  # otherwise its last_message is its start
-            self.last_message = max(self.last_message, other.last_message)
+    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
+        """Queue the messages of one read, and plan RDY if that may have to change."""
+        was_fresh, self.is_fresh = self.is_fresh, False
+        self.last_message, is_limit_new = self._consumer._received(self, messages)
+        if (
+            is_limit_new
+            or was_fresh
+            or connection.in_flight > connection.ready
+            or (self.counts_down and 4 * connection.received >= 3 * connection.ready)
+        ):
+            self._consumer._plan()
 
+    def command_failed(self, connection: Connection, error: ServerError) -> None:
+        """Count it, without backoff: the handler has not failed (go-nsq#116)."""
+        log.debug("%s", error)
+        self._consumer._refused(connection.address, error)
 
-_COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) is int]
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
+        """Share the connection's RDY among the others."""
+        self._consumer._disconnected(self, error)
+
+    # Called by batches, as their Settle.
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        """Send FIN."""
+        self.has_finished = True
+        self._consumer._settled(finished=len(messages))
+        self.connection.settle(finish=[message.id for message in messages])
+        self._share_anew()
+
+    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
+        """Send REQ with ``delay`` seconds, or with the configured delay."""
+        if self.connection.is_lost:
+            return
+        count = len(messages)
+        self._consumer._settled(failed=count * backoff, requeued=count * (not backoff))
+        delay_of = self._consumer._requeue_delay
+        delays = [
+            (message.id, round(1000 * (delay_of(message.attempts) if delay is None else delay)))
+            for message in messages
+        ]
+        self.connection.settle(requeue=delays)
+        self._share_anew()
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        """Send TOUCH, unless the connection is lost."""
+        if not self.connection.is_lost:
+            self._consumer._stats.touched += len(messages)
+            self.connection.settle(touch=[message.id for message in messages])
+
+    def forget(self, messages: Sequence[Message]) -> None:
+        """Send nothing, but count the messages as timed out and no longer in flight."""
+        if not self.connection.is_lost:
+            self._consumer._stats.too_late += len(messages)
+            self.connection.forget(len(messages))
+            self._share_anew()
+
+    def _share_anew(self) -> None:
+        """A connection at RDY 0 may get RDY again once few messages are in flight."""
+        if not self.connection.ready:
+            self._consumer._plan()
 
 
 class Consumer:
@@ -104,12 +142,18 @@ class Consumer:
         consumer = Consumer(Subscription(topic="events", channel="print", nsqds=nsqds), Once())
         asyncio.run(consumer.run())
 
-    It opens the handler, calls its ``handle`` and ``gave_up``, then ``drain`` and, however the run
-    ends, ``close``; a Runner calls the other methods, too. It runs once. ``find`` returns the
-    addresses of all nsqds that have the topic according to an nsqlookupd, given as in the
-    subscription, and raises UnreachableError if it does not answer; by default it asks the
-    nsqlookupd. With ``patient`` the consumer waits for servers that cannot be reached at the start.
-    ``on_reached`` is called for every new connection, and when there is no nsqd to connect to yet.
+    Or consume beside other work; an error of the consumer ends the block::
+
+        async with Consumer(subscription, handler) as consumer:
+            await serve_requests()
+
+    It opens the handler, joins the topic, and calls ``handle`` and ``gave_up``, then ``drain`` and,
+    however the run ends, ``close``. It runs once. ``find`` returns the addresses of all nsqds that
+    have the topic according to an nsqlookupd, given as in the subscription, and raises
+    UnreachableError if it does not answer; by default it asks the nsqlookupd. With ``patient`` the
+    consumer waits for servers that cannot be reached at the start. ``on_reached`` is called for
+    every new connection, and when there is no nsqd to connect to yet. Consumers that share a
+    ``limit`` finish so many messages.
     """
 
     def __init__(
@@ -124,27 +168,25 @@ class Consumer:
         outages: OutageLog | None = None,
         patient: bool = False,
         on_reached: Callable[[], object] = lambda: None,
+        limit: MessageLimit | None = None,
     ) -> None:
         config = ConsumerConfig() if config is None else config
         check_type("subscription", subscription, Subscription)
         check_type("config", config, ConsumerConfig)
         check_handler(handler)
+        rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
+        self.undrained: Exception | None = None
+        """Why the handler could not settle all messages at the end; nsqd redelivers them."""
         self._subscription = subscription
         self._handler = handler
         self._config = config
         self._dial = dial
         self._on_reached = on_reached
+        self._limit = limit
         self._outages = outages or OutageLog()
         self._stats = ConsumerStats()
-        rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
-        self._flow = Flow(
-            config,
-            self._stats,
-            rng=rng,
-            deliver=self._deliver,
-            refused=handler.refused,
-            broken=self._break,
-        )
+        self._rdy = RdyController(config, rng)
+        self._connections: dict[Address, ConsumerConnection] = {}
         self._connecting = Tasks(self._break)
         self._connector = Connector(
             subscription,
@@ -157,22 +199,19 @@ class Consumer:
             tasks=self._connecting,
             patient=patient,
         )
-        self._queue: deque[tuple[float, Batch, bool]] = deque()
-        self._handled: Batch | None = None
-        self._held: dict[Batch, None] = {}
-        self._toucher: asyncio.TimerHandle | None = None
-        self._has_run = self._is_closed = self._stopping = False
-        self._all_delivered = False
-        self._given_up_waiting = False
-        self._failure = ""
-        self._unlogged = 0
-        self._log_due = 0.0
+        self._unsettled = UnsettledBatches()
+        self._failures = FailureLog(subscription.topic)
+        self._oversize: set[Address] = set()
+        """The nsqds that have sent a message over max_msg_size."""
+        self._has_run = self._closes_handler = self._is_closed = self._stopping = False
+        self._all_delivered = self._given_up_waiting = False
         self._bug: BaseException | None = None
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
+        self._check_soon = asyncio.Event()
 
     async def run(self) -> ConsumerStats:
-        """Consume until ``stop``, drain, and return the totals.
+        """Open the handler, consume until ``stop``, drain, and return the totals.
 
         Raises the handler's errors, and UnreachableError if no nsqd can be reached at the start,
         unless ``patient``, or if all refuse the client; later on it reconnects. Cancelling it drops
@@ -181,10 +220,10 @@ class Consumer:
         """
         if self._has_run:
             raise RuntimeError("a Consumer runs once: make another one")
-        self._has_run = True
+        self._has_run = self._closes_handler = True
         try:
             if await interruptible(self._handler.open(), self._stop):
-                await self._consume()
+                await self.consume()
         except BaseException as error:
             if not self._is_closed:
                 at_once = isinstance(error, asyncio.CancelledError)
@@ -195,30 +234,55 @@ class Consumer:
             raise
         if not self._is_closed:
             await self._handler.close()
-        if self._bug:
-            raise self._bug
+        if self.undrained:
+            raise self.undrained
         return self.stats()
 
-    async def _consume(self) -> None:
+    async def __aenter__(self) -> Self:
+        """Begin to ``run``. If that fails, the block is cancelled, and the error raised."""
+        self._block = beside(self.run(), self.stop)
+        await self._block.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        """Stop, and wait for the end of the run; a block that is cancelled cancels it."""
+        return await self._block.__aexit__(*error)
+
+    async def consume(self) -> None:
+        """Consume until ``stop`` with a handler that is open, and stays so: part of a run.
+
+        Raises the errors of ``join``, and what ``run`` raises if the start fails.
+        """
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
-        self._flow.start()
-        self._touch()
+        topic = self._subscription.topic
+        if not await interruptible(self._handler.join(topic), self._stop):
+            return
+        background = Tasks(self._break)
+        background.begin(self._control())
         worker = self._loop.create_task(self._work())
         worker.add_done_callback(lambda _: self.stop())
+        if self._limit:
+            self._limit.add(self)
         try:
             await interruptible(self._connector.start(), self._stop)
             await self._stop.wait()
             await self._drain(worker)
+        except NSQError:  # of the start
+            await self._end_handler(self._handler.drain(topic), self._loop.time())
+            raise
         finally:
             self._stopping = True
-            self._flow.stop()
-            if self._toucher:
-                self._toucher.cancel()
-            for link in list(self._flow.links.values()):
+            self._rdy.stop()
+            if self._limit:
+                self._limit.remove(self)
+            for link in list(self._connections.values()):
                 link.connection.abort()
             await self._connecting.close()
+            await background.close()
             await end([worker], within=_CANCEL_TIMEOUT)
+        if self._bug:
+            raise self._bug
 
     def stop(self) -> None:
         """Drain and let ``run`` return; a second call changes nothing."""
@@ -233,19 +297,36 @@ class Consumer:
             self._config.declared()["max_in_flight"].check(n)
         except ConfigError as error:
             raise ConfigError(f"max_in_flight: {error}") from None
-        self._flow.set_max_in_flight(n)
+        self.share_out(n)
+
+    def share_out(self, n: int) -> None:
+        """Like ``set_max_in_flight``, for a number that is known to be valid."""
+        self._rdy.budget.set_max_in_flight(n)
+        self._plan()
 
     def is_starved(self) -> bool:
         """Whether an nsqd is about to send nothing more until messages are settled."""
-        return is_starved(self._flow.peers())
+        return any(_is_starved(link.connection) for link in self._connections.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Messages received and not settled."""
+        return sum(link.connection.in_flight for link in self._connections.values())
 
     def stats(self) -> ConsumerStats:
-        """Return a copy of the totals."""
-        return self._flow.totals()
+        """Return a copy of the totals, with the present state."""
+        return replace(
+            self._stats,
+            connections=len(self._connections),
+            in_flight=self.in_flight,
+            backoff_level=self._rdy.backoff_level,
+        )
+
+    # Connections.
 
     async def _connect(self, address: Address) -> Connection:
-        """Open a connection and add it to flow control."""
-        link = Link(self._flow)
+        """Open a connection and share RDY with it."""
+        link = ConsumerConnection(self)
         connection = await self._dial(
             address,
             self._config,
@@ -258,8 +339,10 @@ class Consumer:
             return connection
         log.info("connected to %s", address)
         self._stats.connected += 1
-        self._flow.add(link, connection)
-        self._touch()  # its timeout may be shorter
+        link.begin(connection, self._loop.time())
+        self._connections[address] = link
+        self._plan()
+        self._check_soon.set()  # its msg_timeout may be shorter
         self._on_reached()
         return connection
 
@@ -268,22 +351,71 @@ class Consumer:
 
         return await producers_at(lookupd, self._subscription.topic, self._config, self._outages)
 
+    def _disconnected(self, link: ConsumerConnection, error: PeerError | None) -> None:
+        """Share the RDY of a lost connection; there is no error if we closed it."""
+        address = link.connection.address
+        if self._connections.get(address) is not link:
+            return
+        del self._connections[address]
+        if self._stopping or error is None:
+            return
+        level = logging.WARNING
+        if isinstance(error, MessageSizeError):
+            level = logging.INFO if address in self._oversize else logging.ERROR
+            self._oversize.add(address)
+        log.log(level, "connection lost: %s", error)
+        self._plan()
+
     def _break(self, error: BaseException) -> None:
         """Drain, and let ``run`` raise the error of a bug."""
         self._bug = self._bug or error
         self.stop()
 
-    # Handling.
+    def _plan(self) -> None:
+        self._rdy.plan(self._connections, self._loop.time())
 
-    def _deliver(self, link: Link, messages: list[Message], size: int) -> None:
-        """Queue the messages of one read as one batch, plus one for those over ``max_attempts``."""
+    async def _control(self) -> None:
+        """Touch messages, see whether the handler is slow, end backoff waits, and plan RDY.
+
+        This is repeated: at intervals, when a wait ends, and soon after ``_check_soon`` was set.
+        """
+        while True:
+            now = self._loop.time()
+            links = self._connections.values()
+            timeouts = [link.connection.features.msg_timeout for link in links]
+            msg_timeout = min(timeouts, default=_USUAL_MSG_TIMEOUT)
+            self._unsettled.touch(now)
+            batch = self._unsettled.handled
+            if batch and now > batch.arrived + _SLOW * msg_timeout:
+                self._rdy.fall_behind()
+            self._rdy.check(now)
+            self._plan()
+            due = now + min(self._config.rdy_redistribute_interval, _CHECK_INTERVAL * msg_timeout)
+            self._check_soon.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(due, self._rdy.backoff_until or due)):
+                    await self._check_soon.wait()
+
+    # Batches.
+
+    def _received(self, link: ConsumerConnection, messages: list[Message]) -> tuple[float, bool]:
+        """Queue the messages of one read as one batch, plus one for those over ``max_attempts``.
+
+        Returns the time, and whether the limit of messages in flight has changed.
+        """
         now, count, limit = self._loop.time(), len(messages), self._config.max_attempts
+        size = sum([len(message.body) for message in messages])
+        stats = self._stats
+        stats.received += count
+        stats.received_bytes += size
+        stats.last_message = now
+        is_limit_new = self._rdy.budget.note(count, size)
         given_up = [message for message in messages if message.attempts > limit] if limit else []
         if given_up:
             messages = [message for message in messages if message.attempts <= limit]
-        features = link.connection.features
+        connection, features = link.connection, link.connection.features
         deadline = now + features.max_msg_timeout
-        for part, is_given_up in ((messages, False), (given_up, True)):
+        for part in (messages, given_up):
             if not part:
                 continue
             batch = Batch(
@@ -291,131 +423,102 @@ class Consumer:
                 link,
                 topic=self._subscription.topic,
                 channel=self._subscription.channel,
-                source=link.connection.address,
-                starved=is_starved((link.peer(),)),
+                source=connection.address,
+                starved=_is_starved(connection),
                 msg_timeout=features.msg_timeout,
-                is_lost=lambda: link.connection.is_lost or self._loop.time() > deadline,
+                is_lost=lambda: connection.is_lost or self._loop.time() > deadline,
                 size=size if len(part) == count else None,
             )
-            batch.expires, batch.deadline = now + features.msg_timeout, deadline
+            batch.arrived, batch.expires, batch.deadline = now, now + batch.msg_timeout, deadline
             if self._all_delivered:  # nsqd may send a message after answering CLS
                 batch.requeue(delay=0, backoff=False)
             else:
-                self._queue.append((now, batch, is_given_up))
+                self._unsettled.waiting.append(batch)
         self._wake.set()
+        return now, is_limit_new
 
     async def _work(self) -> None:
         """Pass batches to the handler until the connections are drained and the queue is empty."""
+        waiting = self._unsettled.waiting
         while True:
-            while self._queue and not self._given_up_waiting:
-                await self._handle_next()
-            self._flow.caught_up()
+            while waiting and not self._given_up_waiting:
+                await self._handle(waiting.popleft())
+            if self._rdy.is_behind:
+                self._rdy.is_behind = False
+                self._plan()
             if self._all_delivered or self._given_up_waiting:
                 return
             self._wake.clear()
             await self._wake.wait()
 
-    async def _handle_next(self) -> None:
-        self._flow.handling_since, batch, is_given_up = self._queue.popleft()
-        self._handled = batch
-        self._drop_refused()
-        self._drop_expired(batch)
-        if not batch.is_settled:
+    async def _handle(self, batch: Batch) -> None:
+        """Pass on a batch, without the messages that nsqd delivers again in any case."""
+        unsettled = self._unsettled
+        unsettled.handled = batch
+        if unsettled.untouchable:
+            unsettled.forget_untouchable()
+        if (now := self._loop.time()) > batch.expires:
+            forget_expired(batch, now)
+        if batch.unsettled():
             batch.leave_out_settled()
-            await self._handle(batch, is_given_up)
-        self._handled = None
+            await self._pass_on(batch)
+            if batch.has_parts or not batch.is_settled:
+                unsettled.hold(batch)
+        unsettled.handled = None
 
-    async def _handle(self, batch: Batch, is_given_up: bool) -> None:
+    async def _pass_on(self, batch: Batch) -> None:
+        limit, most = self._limit, self._config.max_attempts
         try:
-            if is_given_up:
+            if most and batch[0].attempts > most:
                 await self._handler.gave_up(batch)
                 self._stats.given_up += len(batch)
-            else:
+            elif limit is None:
                 await self._handler.handle(batch)
+            elif limit.take(batch):
+                await self._handler.handle(batch)
+                if limit.is_exhausted:  # messages that are held may block the rest
+                    self._handler.flush()
         except (Exception, asyncio.CancelledError) as error:
             if is_cancelled():
                 batch.requeue(delay=0, backoff=False)
                 raise asyncio.CancelledError from error
-            self._log_failure(error, len(batch.unsettled()))
+            self._failures.failed(error, len(batch.unsettled()), self._loop.time())
             batch.requeue()
         else:
-            if not batch.held:
+            if not (batch.held or batch.is_settled):
                 batch.finish()
-        for part in batch.parts:
-            if not part.is_settled:
-                self._held[part] = None
-                part.keeper = self._held.pop
 
-    def _touch(self) -> None:
-        """Touch messages that wait, are handled or are held, before they time out.
+    def _settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
+        """Count results before FIN and REQ are sent, so that a change of RDY goes out first."""
+        self._stats.finished += finished
+        self._stats.requeued += failed + requeued
+        if failed or not self._rdy.is_running:
+            counts = {"finished": finished, "failed": failed, "requeued": requeued}
+            if self._rdy.record(**counts, now=self._loop.time()):
+                self._plan()
+                self._check_soon.set()
 
-        Messages that nsqd delivers again all the same are dropped.
-        """
-        self._drop_refused()
-        now = self._loop.time()
-        for batch in self._unsettled():
-            self._drop_expired(batch)
-            if batch.expires - now < _TOUCH_BEFORE * batch.msg_timeout:
-                batch.expires, batch.touched = now + batch.msg_timeout, True
-                batch.touch()
-        if self._toucher:
-            self._toucher.cancel()
-        interval = _TOUCH_CHECK * self._flow.msg_timeout
-        self._toucher = self._loop.call_later(interval, self._touch_again)
+    def _requeue_delay(self, attempts: int) -> float:
+        """The configured delay of a REQ in seconds; 0 if the next delivery only gives up."""
+        config = self._config
+        if attempts == config.max_attempts:
+            return 0.0
+        default, most = config.default_requeue_delay, config.max_requeue_delay
+        return requeue_delay(attempts, default_delay=default, max_delay=most)
 
-    def _touch_again(self) -> None:
-        try:
-            self._touch()
-        except Exception as error:
-            self._break(error)
-
-    def _drop_refused(self) -> None:
-        """Forget messages whose TOUCH was refused, but not those that have come again since."""
-        if refused := self._flow.touch_refused:
-            for batch in self._unsettled():
-                if batch.touched:
-                    late = [m for m in batch.unsettled() if (batch.source, m.id) in refused]
-                    batch.forget(late)
-            refused.clear()
-
-    def _unsettled(self) -> Iterator[Batch]:
-        """The batches that wait, are handled or are held; some may be settled by now."""
-        for _, batch, _ in self._queue:
-            yield batch
-        if self._handled:
-            yield from self._handled.parts
-        yield from list(self._held)
-
-    def _drop_expired(self, batch: Batch) -> None:
-        """Forget what nsqd delivers again in any case, as it was not touched in time or too long.
-
-        Messages of a lost connection are handled all the same: nsqd may have crashed, and this may
-        be the only copy.
-        """
-        now = self._loop.time()
-        if now > batch.deadline or (now > batch.expires and not batch.is_lost()):
-            batch.forget()
-
-    def _log_failure(self, error: BaseException, count: int) -> None:
-        """Log a failure of the handler, with a traceback unless it is an NSQError.
-
-        A repeated failure is logged once a minute, with the number of messages since.
-        """
-        now, failure = self._loop.time(), repr(error)
-        if failure == self._failure:
-            count += self._unlogged
-            if now < self._log_due:
-                self._unlogged = count
-                return
-        self._failure, self._unlogged, self._log_due = failure, 0, now + _LOG_INTERVAL
-        ours = isinstance(error, NSQError)
-        log.error(
-            "topic %s: handler failed, %s requeued%s",
-            self._subscription.topic,
-            counted(count, "message"),
-            f": {error}" if ours else "",
-            exc_info=None if ours else error,
-        )
+    def _refused(self, address: Address, error: ServerError) -> None:
+        """Note that a FIN, REQ or TOUCH came too late."""
+        if error.code == "E_TOUCH_FAILED":  # nsqd names the message (protocol_v2.go, TOUCH)
+            late = error.text.split()[2:3]
+            self._unsettled.untouchable.update((address, word.encode()) for word in late)
+            return
+        self._stats.too_late += 1
+        if error.code == "E_FIN_FAILED":
+            self._stats.finished -= 1
+            if self._limit:
+                self._limit.refused(1)
+        elif error.code == "E_REQ_FAILED":
+            self._stats.requeued -= 1
 
     # The end.
 
@@ -426,56 +529,72 @@ class Consumer:
         others only for a moment, and is not waited for again at the end.
         """
         self._stopping = True
-        self._flow.stop()
+        self._rdy.stop()
         await self._connecting.close()
-        drain_timeout = self._config.drain_timeout
+        topic, drain_timeout = self._subscription.topic, self._config.drain_timeout
         deadline = self._loop.time() + drain_timeout
-        connections = [link.connection for link in self._flow.links.values()]
-        await stop_messages(connections, within=drain_timeout)
+        connections = [link.connection for link in self._connections.values()]
+        await _stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
         if not worker.done():
             log.warning(
                 "topic %s: messages were not handled within the drain timeout: they are requeued",
-                self._subscription.topic,
+                topic,
             )
             self._given_up_waiting = True
             await end([worker], within=_CANCEL_TIMEOUT)
-        error = await self._end_handler(
-            partial(self._handler.drain, self._subscription.topic), deadline
-        )
-        self._is_closed = True
-        error = await self._end_handler(self._handler.close, deadline) or error
-        for batch in list(self._unsettled()):
-            batch.requeue(delay=0, backoff=False)
-        self._queue.clear()
+        await self._end_handler(self._handler.drain(topic), deadline)
+        if self._closes_handler:
+            self._is_closed = True
+            await self._end_handler(self._handler.close(), deadline)
+        self._unsettled.give_back()
         if connections:
             await asyncio.sleep(_LINGER)
-        for link in self._flow.links.values():
+        links = list(self._connections.values())
+        for link in links:
             self._stats.unconfirmed += link.has_finished and not link.connection.answered_cls
-        ending = [link.connection for link in self._flow.links.values()]
+        ending = [link.connection for link in links]
         await together(*(c.close() if c.answered_cls else c.close(drain=0.0) for c in ending))
-        if error:
-            raise error
         if worker.done() and not worker.cancelled():
             worker.result()
 
-    async def _end_handler(
-        self, step: Callable[[], Awaitable[None]], deadline: float
-    ) -> Exception | None:
-        """Let the handler drain or close; returns its error instead of raising it."""
+    async def _end_handler(self, step: Awaitable[None], deadline: float) -> None:
+        """Let the handler drain or close; its error is noted, and raised at the end."""
         limit = max(_CANCEL_TIMEOUT, deadline - self._loop.time())
         try:
             async with asyncio.timeout(limit) as timeout:
-                await step()
+                await step
         except Exception as error:
             if not (isinstance(error, TimeoutError) and timeout.expired()):
-                return error
+                self.undrained = error
+                return
             self._stats.abandoned += 1
             log.error(
                 "topic %s: the handler did not close within the drain timeout: "
                 "the messages it holds are requeued",
                 self._subscription.topic,
             )
-        return None
+
+
+def _is_starved(connection: Connection) -> bool:
+    return not connection.closing and is_starved(connection.in_flight, connection.ready)
+
+
+async def _stop_messages(connections: Sequence[Connection], *, within: float) -> None:
+    """Send CLS, and wait for the answers for a moment."""
+    for connection in connections:
+        connection.stop_messages()
+    waiting = [asyncio.ensure_future(each.wait_closing()) for each in connections]
+    left = set(waiting)
+    try:
+        for most, until in (
+            (_CLS_TIMEOUT, asyncio.FIRST_COMPLETED),
+            (_CLS_GRACE, asyncio.ALL_COMPLETED),
+        ):
+            if left:
+                timeout = min(most, within)
+                _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
+    finally:
+        await end(waiting)

@@ -65,6 +65,7 @@ class Batch(Sequence[Message]):
         "_size",
         "_unsettled",
         "_watcher",
+        "arrived",
         "channel",
         "deadline",
         "expires",
@@ -98,6 +99,8 @@ class Batch(Sequence[Message]):
         self.msg_timeout = msg_timeout
         self.is_lost = is_lost
         self.held = False
+        self.arrived = 0.0
+        """Event loop time of the arrival."""
         self.expires = math.inf
         """Event loop time at which nsqd times out messages that are not touched before."""
         self.deadline = math.inf
@@ -196,6 +199,11 @@ class Batch(Sequence[Message]):
         return part
 
     @property
+    def has_parts(self) -> bool:
+        """Whether ``part`` was called."""
+        return bool(self._parts)
+
+    @property
     def parts(self) -> Iterator[Batch]:
         """This batch, and those that ``part`` has returned."""
         yield self
@@ -257,8 +265,8 @@ class Batch(Sequence[Message]):
 class Handler(ABC):
     """The destination of messages. Subclasses must implement ``handle``; the rest is optional.
 
-    A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``drain`` and ``close`` at
-    the end. A Runner calls all methods, and ``handle`` of several topics at the same time.
+    A Consumer calls ``open`` and ``join``, then ``handle`` and ``gave_up``, one batch at a time,
+    then ``drain`` and ``close``. A Runner calls ``handle`` of several topics at the same time.
 
     Count messages::
 
@@ -305,9 +313,6 @@ class Handler(ABC):
         self.lost += len(batch)
         log.error("%s", loss_of(batch))
 
-    def refused(self, count: int) -> None:
-        """Note that nsqd refused the FIN of so many messages: they timed out, and come again."""
-
     def flush(self) -> None:
         """Settle soon the messages that are held only to be written together with later ones."""
 
@@ -321,7 +326,7 @@ class Handler(ABC):
     async def close(self, *, at_once: bool = False) -> None:
         """Release everything. ``at_once`` drops held messages instead of settling them.
 
-        Called once at the very end; a Runner calls it even if ``open`` failed.
+        Called once at the very end, even if ``open`` failed.
         """
 
 

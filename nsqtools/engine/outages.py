@@ -1,18 +1,24 @@
-"""Logs servers that do not answer, each once."""
+"""Logs what fails again and again: servers that do not answer, and handlers."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
+from nsqtools.config.units import counted
+from nsqtools.errors import NSQError
+
 if TYPE_CHECKING:
     from typing import Any
 
-    from nsqtools.errors import NSQError, UnreachableError
+    from nsqtools.errors import UnreachableError
     from nsqtools.names import Address
     from nsqtools.net.http.daemons import Answers
 
 log = logging.getLogger(__name__)
+
+# How often a repeated failure of a handler is logged, in seconds.
+_INTERVAL = 60.0
 
 
 class OutageLog:
@@ -59,3 +65,31 @@ class OutageLog:
         if not self._waiting:
             log.warning("waiting until a server can be reached")
         self._waiting = True
+
+
+class FailureLog:
+    """Logs failures of a topic's handler; the same one once a minute, with the messages since."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._failure = ""
+        self._unlogged = 0
+        self._due = 0.0
+
+    def failed(self, error: BaseException, count: int, now: float) -> None:
+        """Log that ``count`` messages were requeued; with a traceback unless it is an NSQError."""
+        failure = repr(error)
+        if failure == self._failure:
+            count += self._unlogged
+            if now < self._due:
+                self._unlogged = count
+                return
+        self._failure, self._unlogged, self._due = failure, 0, now + _INTERVAL
+        is_ours = isinstance(error, NSQError)
+        log.error(
+            "topic %s: handler failed, %s requeued%s",
+            self._topic,
+            counted(count, "message"),
+            f": {error}" if is_ours else "",
+            exc_info=None if is_ours else error,
+        )

@@ -6,18 +6,28 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig, StopOptions
-from nsqtools.engine.conditions import Conditions, Count
+from nsqtools.config.units import format_duration
 from nsqtools.engine.connector import Subscription, check_lookupds
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.handler import Handler, check_handler
+from nsqtools.engine.handler import check_handler
+from nsqtools.engine.limit import MessageLimit
 from nsqtools.engine.outages import OutageLog
-from nsqtools.engine.subscriptions import Subscriptions
-from nsqtools.errors import ConfigError, NSQError, UnreachableError
+from nsqtools.engine.stopwatcher import AT_ONCE, Backlogs, StopWatcher
+from nsqtools.engine.subscriptions import ConsumedTopics
+from nsqtools.errors import (
+    ConfigError,
+    LockedError,
+    NSQError,
+    OutputError,
+    PeerError,
+    UnreachableError,
+)
 from nsqtools.names import Address, check_list, check_name, check_seconds, check_type, is_ephemeral
 from nsqtools.net.connection import Connection
 from nsqtools.policy.stopping import Left
@@ -27,16 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from random import Random
 
-    from nsqtools.engine.consumer import ConsumerStats
-    from nsqtools.engine.lookup import Backlog, TopicFinder
+    from nsqtools.engine.handler import Handler
+    from nsqtools.engine.lookup import TopicFinder
+    from nsqtools.engine.subscriptions import ConsumedTopic
+    from nsqtools.engine.totals import ConsumerStats
     from nsqtools.net.connection import Dial
     from nsqtools.policy.stopping import StopReason
     from nsqtools.policy.topics import Change
 
 log = logging.getLogger(__name__)
-
-_AT_ONCE = 32
-"""Maximum requests to one server at a time, so that many topics need few descriptors for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +146,7 @@ class Runner:
         )
         self._stop_options, self._refresh = stop, refresh
         self._on_reached, self._on_stopping, self._patient = on_reached, on_stopping, patient
-        self._requests = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, _AT_ONCE))
-        self._backlogs: dict[str, Backlog] = {}
+        self._lookups = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, AT_ONCE))
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
         if isinstance(topics, re.Pattern):
@@ -148,21 +156,17 @@ class Runner:
             self._named = [self._subscription(name) for name in dict.fromkeys(topics)]
             if not topics:
                 raise ConfigError("topics: expected at least one")
-        self._subscriptions = self._subscribe()
-        self._conditions = Conditions(
-            stop,
-            self._subscriptions,
-            left_of=self._left_of,
-            unlisted=lambda: self._finder.unknown if self._finder else (),
-        )
-        self._tasks = Tasks(self._fail)
+        self._topics = ConsumedTopics()
+        self._limit = MessageLimit(stop.count, config.max_in_flight) if stop.count else None
+        self._backlogs = Backlogs(config, stop.nsqd_http_address, self._outages)
+        self._watcher = StopWatcher(stop, self._topics, handler, self._backlogs, self._finder)
+        self._watching = Tasks(self._fail)
+        self._consuming = Tasks(self._fail)
         self._errors: list[BaseException] = []
         self._ending = asyncio.Event()
         self._reason: StopReason = "stopped"
-        self._stop_asked = self._at_once = self._is_open = False
+        self._stop_asked = self._at_once = self._is_open = self._any_reached = False
         self._left: Left | None = Left()
-        self._warnings: dict[str, str] = {}
-        """Warnings of what happens once a topic is reached, by topic."""
 
     async def run(self) -> RunOutcome:
         """Open the handler, consume until the end, close the handler.
@@ -188,14 +192,14 @@ class Runner:
         left = self._left
         return RunOutcome(
             reason=self._reason,
-            totals=self._subscriptions.stats(),
-            by_topic=self._subscriptions.by_topic(),
+            totals=self._topics.stats(),
+            by_topic=self._topics.by_topic(),
             lost=self._handler.lost,
             left_behind=self._handler.left_behind,
             left=left.messages if left and not left.unknown else None,
             unknown=left.unknown if left else (),
-            unreached=self._subscriptions.unreached(),
-            undrained=sorted(self._subscriptions.undrained),
+            unreached=self._topics.unreached,
+            undrained=sorted(self._topics.undrained),
         )
 
     def stop(self) -> None:
@@ -207,7 +211,7 @@ class Runner:
         """Let ``run`` return at once; nsqd redelivers the messages in flight."""
         self._at_once = True
         self.stop()
-        self._subscriptions.leave()
+        self._consuming.cancel()
 
     @property
     def is_open(self) -> bool:
@@ -217,43 +221,46 @@ class Runner:
     @property
     def topic_count(self) -> int:
         """The current number of topics."""
-        return len(self._subscriptions)
+        return len(self._topics.current)
 
     def stats(self) -> ConsumerStats:
         """Return the totals of all topics."""
-        return self._subscriptions.stats()
+        return self._topics.stats()
 
     def by_topic(self) -> dict[str, ConsumerStats]:
         """Return the totals by topic, dropped topics included."""
-        return self._subscriptions.by_topic()
+        return self._topics.by_topic()
 
     async def backlog(self) -> int:
         """Return the depth + in flight + deferred of the channel over all nsqds.
 
         Raises UnreachableError if an nsqd does not answer over HTTP, or does not have the channel.
         """
-        left = await self._conditions.left()
+        left = await self._watcher.left()
         if left.unknown:
             raise UnreachableError("; ".join(left.unknown))
         return left.messages
 
     async def _consume(self) -> None:
-        subscriptions, failed = self._subscriptions, self._handler.failed
+        failed = self._handler.failed
         if failed:
             failed.add_done_callback(lambda _: self._end("stopped"))
         try:
             for subscription in self._named:
-                subscriptions.add(subscription)
-            self._tasks.begin(self._watch())
+                self._add(subscription)
+            self._watching.begin(self._watch())
+            if self._limit:
+                self._watching.begin(self._count(self._limit))
             if self._finder:
-                self._tasks.begin(self._discover(self._finder))
+                self._watching.begin(self._discover(self._finder))
             await self._ending.wait()
-            await self._tasks.close()
-            await subscriptions.stop(out_of_time=self._reason not in ("stopped", "count"))
+            await self._watching.close()
+            for topic in self._topics.current.values():
+                topic.interrupt()
+            await self._consuming.wait()
         finally:
-            await self._tasks.close()
-            subscriptions.leave()
-            await subscriptions.stop()
+            await self._watching.close()
+            await self._consuming.close()
         if failed and failed.done():
             failed.result()
         if self._errors:
@@ -261,23 +268,27 @@ class Runner:
                 is_ours = isinstance(error, NSQError)
                 log.error("%s", error, exc_info=None if is_ours else error)
             raise self._errors[0]
-        if self._reason == "count" and self._subscriptions.count:
-            self._left = Left(self._subscriptions.count.unfinished)
+        if self._reason == "count" and self._limit:
+            self._left = Left(self._limit.unfinished)
         is_early = self._reason in ("max-duration", "unknown") and not self._stop_asked
         if self._stop_options.until_empty and is_early:
-            self._left = await self._conditions.left_at_end()
+            self._left = await self._watcher.left_at_end()
 
     async def _watch(self) -> None:
-        if reason := await self._conditions.met():
+        if reason := await self._watcher.met():
             log.info("stopping: %s", reason)
             self._end(reason)
+
+    async def _count(self, limit: MessageLimit) -> None:
+        await limit.done.wait()
+        self._end("count")
 
     async def _discover(self, finder: TopicFinder) -> None:
         """Add and drop topics as nsqlookupds list them."""
         told, pause = False, 0.5
         while True:
             await finder.look(self._follow, patient=self._patient)
-            if not self._subscriptions:
+            if not self._topics.current:
                 if finder.answered and not told:
                     log.warning("--topic-pattern: no topic matches")
                     told = True
@@ -288,11 +299,11 @@ class Runner:
     def _follow(self, change: Change) -> None:
         for topic in change.gone:
             log.info("topic %s: no longer listed by nsqlookupd", topic)
-            self._subscriptions.drop(topic)
-            self._backlogs.pop(topic, None)
+            self._drop(topic)
+            self._backlogs.forget(topic)
         for topic in change.appeared:
             log.info("topic %s: listed by nsqlookupd", topic)
-            self._subscriptions.add(self._subscription(topic))
+            self._add(self._subscription(topic))
 
     def _subscription(self, topic: str) -> Subscription:
         return Subscription(
@@ -314,71 +325,112 @@ class Runner:
             outages=self._outages,
         )
 
-    def _subscribe(self) -> Subscriptions:
-        count: Count | None = None
-        if number := self._stop_options.count:
-            count = Count(
-                number,
-                on_remaining=lambda: self._subscriptions.limit(),
-                on_done=lambda: self._end("count"),
-            )
-        return Subscriptions(
+    # Topics: each starts, fails and ends independently.
+
+    def _add(self, subscription: Subscription) -> None:
+        """Consume another topic; if it is being dropped, it starts again afterwards."""
+        if self._ending.is_set():
+            return
+        if known := self._topics.current.get(subscription.topic):
+            known.is_wanted = True
+        else:
+            self._consuming.begin(self._keep(self._topics.add(subscription)))
+
+    def _drop(self, name: str) -> None:
+        """Drain a topic and forget it."""
+        if topic := self._topics.current.get(name):
+            topic.is_wanted = False
+            topic.interrupt()
+
+    async def _keep(self, topic: ConsumedTopic) -> None:
+        """Consume a topic while it is wanted; a start that fails is tried again."""
+        while topic.is_wanted and not self._ending.is_set():
+            topic.interrupted.clear()
+            if error := await self._consume_topic(topic):
+                self._failed(topic, error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._refresh):
+                        await topic.interrupted.wait()
+        if not topic.is_wanted:
+            del self._topics.current[topic.name]
+
+    async def _consume_topic(self, topic: ConsumedTopic) -> NSQError | None:
+        """Consume until the end; returns the error if the start fails, and raises other errors."""
+        name = topic.name
+        if not await self._exists(topic):
+            return _unknown(name)
+        if topic.interrupted.is_set():
+            return None
+        consumer = topic.consumer = self._make_consumer(
+            topic.subscription,
             self._handler,
-            self._consumer_for,
-            max_in_flight=self._config.max_in_flight,
-            retry=self._refresh,
-            all_fail=self._finder is None,
-            on_reached=self._on_reached,
-            on_error=self._fail,
-            count=count,
-            exists=self._exists,
+            find=partial(self._find, name),
+            on_reached=partial(self._reached, topic),
+            limit=self._limit,
         )
+        try:
+            await consumer.consume()
+        except (LockedError, OutputError, ConfigError, PeerError) as error:
+            return error
+        finally:
+            totals = self._topics.ended(topic)
+        if consumer.undrained:
+            self._not_drained(name, consumer.undrained)
+        if self._is_out_of_time and not topic.was_reached:
+            return UnreachableError("no nsqd accepted the subscription before the run ended")
+        if self._is_out_of_time and not self._finder and not totals.connected:
+            return _unknown(name)
+        return None
 
-    def _consumer_for(
-        self, subscription: Subscription, handler: Handler, on_reached: Callable[[], object]
-    ) -> Consumer:
-        def reached() -> None:
-            if warning := self._warnings.pop(subscription.topic, ""):
-                log.warning("%s", warning)
-            on_reached()
+    def _failed(self, topic: ConsumedTopic, error: NSQError) -> None:
+        """Log why a topic cannot be consumed; raises the first error if that must end the run."""
+        known, topic.error = str(topic.error) == str(error), error
+        topics = self._topics.current.values()
+        errors = [each.error for each in topics if each.error]
+        is_locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
+        if (is_locked or not self._finder) and len(errors) == len(topics):
+            raise errors[0]
+        text = str(error) if f"topic {topic.name}" in str(error) else f"topic {topic.name}: {error}"
+        log.log(logging.INFO if known else logging.ERROR, "%s", text)
+        log.info("topic %s: next retry in %s", topic.name, format_duration(self._refresh))
 
-        return self._make_consumer(
-            subscription,
-            handler,
-            find=partial(self._find, subscription.topic),
-            on_reached=reached,
-        )
+    def _reached(self, topic: ConsumedTopic) -> None:
+        """Note that a topic was reached."""
+        if topic.warning:
+            log.warning("%s", topic.warning)
+        if topic.error:
+            log.info("topic %s: connected", topic.name)
+        topic.was_reached, topic.error, topic.warning = True, None, ""
+        self._any_reached = True
+        self._on_reached()
+
+    def _not_drained(self, name: str, error: Exception) -> None:
+        """Note that the handler could not settle messages of a topic; nsqd redelivers them."""
+        if self._ending.is_set() or not isinstance(error, NSQError):
+            self._fail(error)
+        else:
+            log.error("topic %s: %s", name, error)
+            self._topics.undrained.add(name)
+
+    @property
+    def _is_out_of_time(self) -> bool:
+        """Whether the run is over, so that a topic never reached has failed."""
+        return self._ending.is_set() and self._reason not in ("stopped", "count")
 
     async def _find(self, topic: str, lookupd: str) -> Iterable[Address]:
         """The nsqds that an nsqlookupd lists."""
         from nsqtools.engine.lookup import producers_at  # loads net.http
 
-        async with self._requests[lookupd]:
+        async with self._lookups[lookupd]:
             return await producers_at(lookupd, topic, self._config, self._outages)
 
-    async def _exists(self, subscription: Subscription) -> bool:
+    async def _exists(self, topic: ConsumedTopic) -> bool:
         """Whether an nsqd has the topic; only looked up where it matters, otherwise true."""
         until_empty = self._stop_options.until_empty
         if self._finder or not (until_empty or is_ephemeral(self._channel)):
             return True
-        backlog = self._backlog(subscription)
-        async with self._requests["/stats"]:
-            exists = await backlog.exists()
-        self._warnings[subscription.topic] = backlog.warning
+        exists, topic.warning = await self._backlogs.find(topic.subscription)
         return exists or not until_empty
-
-    async def _left_of(self, subscription: Subscription) -> Left:
-        async with self._requests["/stats"]:
-            return await self._backlog(subscription).left()
-
-    def _backlog(self, subscription: Subscription) -> Backlog:
-        from nsqtools.engine.lookup import Backlog  # loads net.http
-
-        if not (known := self._backlogs.get(subscription.topic)):
-            urls = self._stop_options.nsqd_http_address
-            known = Backlog(subscription, self._config, urls, self._outages)
-            self._backlogs[subscription.topic] = known
-        return known
 
     def _end(self, reason: StopReason) -> None:
         """Begin to stop; the first reason is reported."""
@@ -408,3 +460,7 @@ def _within(stop: StopOptions, config: ConsumerConfig) -> ConsumerConfig:
     if not stop.count:
         return config
     return config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
+
+
+def _unknown(topic: str) -> NSQError:
+    return NSQError(f"no nsqd has topic {topic}: check the name")

@@ -197,34 +197,42 @@ def bytes_limit(max_in_flight: int, budget: int, mean_body: float) -> int:
 
 
 class ByteBudget:
-    """Limits the bytes in flight, by the mean size of recent bodies."""
+    """Limits the bytes in flight, by the mean size of recent bodies.
 
-    def __init__(self, budget: int) -> None:
+    ``limit`` is ``max_in_flight`` within the budget.
+    """
+
+    def __init__(self, budget: int, max_in_flight: int) -> None:
+        self.limit = max_in_flight
         self._budget = budget
+        self._max_in_flight = max_in_flight
         self._mean = 0.0
-        self._limit: int | None = None
 
-    def note(self, count: int, size: int) -> None:
-        """Note ``count`` messages with a total size of ``size`` bytes."""
+    def note(self, count: int, size: int) -> bool:
+        """Note ``count`` messages of ``size`` bytes in all; returns whether the limit changes."""
         weight = count / (count + 256) if self._mean else 1.0
         self._mean += (size / count - self._mean) * weight
+        before = self.limit
+        self._set_limit()
+        return self.limit != before
 
-    def limit(self, max_in_flight: int) -> int:
-        """Return ``max_in_flight`` within the budget; to be steady, it moves by a fifth or more."""
-        exact = bytes_limit(max_in_flight, self._budget, self._mean)
-        last = self._limit
-        near = last is not None and 0.8 * last < exact < 1.25 * last
-        if last is None or exact == max_in_flight or last > max_in_flight or not near:
-            self._limit = last = exact
-        return last
+    def set_max_in_flight(self, max_in_flight: int) -> None:
+        """Change ``max_in_flight``."""
+        self._max_in_flight = max_in_flight
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        """Move the limit; to be steady, by a fifth or more."""
+        most, last = self._max_in_flight, self.limit
+        exact = bytes_limit(most, self._budget, self._mean)
+        near = 0.8 * last < exact < 1.25 * last
+        if exact == most or last > most or not near:
+            self.limit = exact
 
 
-def is_starved(peers: Iterable[Peer]) -> bool:
-    """Whether an nsqd is about to send nothing more until messages are settled.
+def is_starved(in_flight: int, rdy: int) -> bool:
+    """Whether nsqd is about to send nothing more until messages are settled.
 
     The factor 0.85 anticipates that (building_client_libraries, Message Flow Starvation).
     """
-    return any(
-        peer.in_flight > 0 and peer.in_flight >= peer.rdy * 0.85 and not peer.closing
-        for peer in peers
-    )
+    return in_flight > 0 and in_flight >= rdy * 0.85

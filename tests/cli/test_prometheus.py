@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.config import MetricsOptions
-from nsqtools.engine.consumer import ConsumerStats
+from nsqtools.engine.totals import ConsumerStats
 from nsqtools.errors import ConfigError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address, listening_address

@@ -136,6 +136,24 @@ def test_a_consumer_that_looks_nsqds_up() -> None:
     assert cancel_everywhere(work) > 8
 
 
+def test_a_block_with_a_consumer() -> None:
+    handler = Slow()
+
+    async def work(network: Network) -> None:
+        nonlocal handler
+        handler = Slow()
+        nsqds = troubled(network)
+        nsqds[0].publish(b"x", b"y", b"z")
+        async with consume(handler, *nsqds, reconnect_delay=1.0, drain_timeout=1.0):
+            await elapse(2)
+
+    def check(network: Network) -> None:
+        assert handler.closed <= 1
+        check_settled(handler, network)
+
+    assert cancel_everywhere(work, check) > 10
+
+
 @pytest.mark.parametrize("holds", [False, True])
 def test_a_runner(holds: bool) -> None:
     handler = Slow()

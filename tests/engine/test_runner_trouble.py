@@ -51,7 +51,7 @@ async def test_a_topic_that_was_refused_to_the_end_was_unreached(
     assert outcome.unreached == ["bad"]
     assert 200 <= time() < 202
     assert len(errors(caplog)) == 1
-    assert sink.said == ["open", "drain good", "close"]
+    assert sink.said == ["open", *["drain bad"] * 4, "drain good", "close"]
 
 
 @virtual
@@ -61,7 +61,7 @@ async def test_if_all_topics_are_refused_the_first_error_ends_the_run() -> None:
     with pytest.raises(PeerError, match=REFUSED):
         await start(sink, nsqd, topics=["a", "b"])
     assert time() < 1
-    assert sink.said == ["open", "close"]
+    assert sink.said == ["open", "drain a", "drain b", "close"]
 
 
 @virtual

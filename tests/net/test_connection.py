@@ -17,8 +17,9 @@ import pytest
 from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine import consumer as consumer_module
 from nsqtools.engine.connector import Subscription
-from nsqtools.engine.consumer import Consumer, ConsumerStats
+from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.producer import Producer
+from nsqtools.engine.totals import ConsumerStats
 from nsqtools.errors import ConnectionLostError, PeerError, ServerError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net import connection as connection_module

@@ -227,7 +227,7 @@ class Life:
         """An nsqd says once that nothing is left in a channel, or that much is."""
         server: Server = self.pick(fault, self.servers)
         names = "depth", "in_flight_count", "deferred_count"
-        server.lies.append(dict.fromkeys(names, 0 if fault.how < 0.7 else 1000))
+        server.lie = dict.fromkeys(names, 0 if fault.how < 0.7 else 1000)
 
     def fault_latency(self, fault: Fault) -> Any:
         network = self.world.network

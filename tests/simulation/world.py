@@ -216,7 +216,7 @@ class World:
 
         def stats(nsqd: Any, channel: Any, *args: Any, **options: Any) -> dict[str, Any]:
             told = honest(nsqd, channel, *args, **options)
-            return told | self.server_of(channel).lie()
+            return told | self.server_of(channel).next_lie()
 
         patch.setattr(nsqd_stats, "_channel_stats", stats)
 
@@ -308,8 +308,9 @@ class Server:
         self.was_down = 0.0
         """Seconds before its last start."""
         self._ended = world.now
-        self.lies: list[dict[str, int]] = []
-        """Wrong numbers that its next answers about a channel have."""
+        self.lie: dict[str, int] = {}
+        """Wrong numbers that its next answer about a channel has, unless the last one was wrong."""
+        self._has_lied = False
         self.finishes: dict[tuple[str, str], list[bytes]] = {}
         """Bodies that were finished, by topic and channel."""
         self.deliveries: dict[tuple[str, str], list[bytes]] = {}
@@ -387,9 +388,11 @@ class Server:
                 count += queue.depth + queue.deferred_count + len(queue.in_flight)
         return count
 
-    def lie(self) -> dict[str, int]:
-        """What it says of a channel instead of the truth."""
-        return self.lies.pop(0) if self.lies else {}
+    def next_lie(self) -> dict[str, int]:
+        """What it says of a channel instead of the truth; never twice in a row."""
+        self._has_lied = bool(self.lie) and not self._has_lied
+        lie, self.lie = self.lie if self._has_lied else {}, {}
+        return lie
 
     def finished(self, channel: Any, body: bytes, consumer: Any) -> None:
         self.finishes.setdefault((channel.topic.name, channel.name), []).append(body)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.limit import MessageLimit
 
 R = TypeVar("R", covariant=True)
 
@@ -370,6 +371,7 @@ def consume(
     *nsqds: ScriptedNsqd | Address,
     find: Callable[[str], Awaitable[Iterable[Address]]] | None = None,
     topic: str = "t",
+    limit: MessageLimit | None = None,
     **options: Any,
 ) -> Consumer:
     """A consumer of channel c; ``options`` are ConsumerConfig's."""
@@ -380,7 +382,8 @@ def consume(
         nsqds=() if find else tuple(addresses),
         lookupds=("lookupd:4161",) if find else (),
     )
-    return Consumer(subscription, handler, ConsumerConfig(**options), rng=Random(1), find=find)
+    config = ConsumerConfig(**options)
+    return Consumer(subscription, handler, config, rng=Random(1), find=find, limit=limit)
 
 
 class Runs(Protocol[R]):

@@ -1,13 +1,12 @@
 """A count lets a number of messages be finished and no more, over scripted nsqds."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nsqtools.engine.conditions import Count
-from nsqtools.engine.handler import Batch, Handler
+from nsqtools.engine.handler import Batch
+from nsqtools.engine.limit import MessageLimit
 from nsqtools.engine.runner import Runner
 from tests.support import wire
 from tests.support.clock import elapse
@@ -36,24 +35,6 @@ async def test_one_nsqd_delivers_exactly_the_number(
     assert not any(text.startswith("REQ") for text in nsqd.commands)
 
 
-class Counted(Handler):
-    """Passes on what a count lets through, for consumers that share it."""
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        count: int,
-        on_remaining: Callable[[], object],
-        on_done: Callable[[], object],
-    ) -> None:
-        self._recorder = recorder
-        self.count = Count(count, on_remaining, on_done)
-
-    async def handle(self, batch: Batch) -> None:
-        if self.count.take(batch):
-            await self._recorder.handle(batch)
-
-
 async def test_what_is_delivered_beyond_goes_back_at_once(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     async with running(limited(3, recorder, nsqd)) as task:
@@ -68,7 +49,7 @@ async def test_it_does_not_end_while_another_batch_may_still_fail(network: Netwo
     slow, quick = network.nsqd("slow"), network.nsqd("quick")
     slow.publish(b"x")
     may_fail = asyncio.Event()
-    ends: list[int] = []
+    limit = MessageLimit(2, max_in_flight=1)
 
     async def fail(batch: Batch) -> None:
         if len(recorder.batches) == 1:
@@ -76,16 +57,15 @@ async def test_it_does_not_end_while_another_batch_may_still_fail(network: Netwo
             raise ValueError
 
     recorder = Recorder(fail)
-    limit = Counted(recorder, 2, lambda: None, lambda: ends.append(len(recorder.seen)))
-    options: dict[str, Any] = {"max_in_flight": 1, "default_requeue_delay": 1}
-    consumers = [consume(limit, nsqd, **options) for nsqd in (slow, quick)]
+    options: dict[str, Any] = {"max_in_flight": 1, "default_requeue_delay": 1, "limit": limit}
+    consumers = [consume(recorder, nsqd, **options) for nsqd in (slow, quick)]
     async with running(consumers[0]), running(consumers[1]):
         quick.publish(b"y")
         await elapse(1)
-        assert (len(recorder.seen), ends) == (2, [])
+        assert (len(recorder.seen), limit.done.is_set()) == (2, False)
         may_fail.set()
-        await elapse(10)
-    assert ends == [3]
+        await limit.done.wait()
+    assert len(recorder.seen) == 3
 
 
 @pytest.mark.parametrize("last", [False, True])

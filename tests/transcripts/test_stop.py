@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nsqtools.engine.handler import Batch
+from nsqtools.errors import UnreachableError
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.rdy import RdyPlanner
 from tests.support import wire
@@ -190,3 +191,36 @@ async def test_planning_that_breaks_ends_the_consumer_with_the_error_after_drain
         run.result()
     assert nsqd.clients == []
     assert "REQ 1 0" in nsqd.commands
+
+
+class TestABlock:
+    async def test_it_ends_with_a_drain_also_if_it_fails(self, nsqd: ScriptedNsqd) -> None:
+        recorder = Recorder(partial(sleep, 1))
+        nsqd.publish(b"1")
+
+        async def fail() -> None:
+            async with consume(recorder, nsqd):
+                await elapse(0.5)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert [text for text in nsqd.commands if text[:3] in ("CLS", "FIN", "REQ")] == [
+            "CLS",
+            "FIN 1",
+        ]
+        assert recorder.closed == 1
+
+    async def test_a_consumer_that_fails_ends_it(self, nsqd: ScriptedNsqd) -> None:
+        nsqd.down = True
+        with pytest.raises(UnreachableError):
+            async with consume(Recorder(), nsqd):
+                await elapse(10**6)
+        assert loop_time() < 1
+
+    async def test_one_that_ends_by_itself_does_not(self, nsqd: ScriptedNsqd) -> None:
+        async with consume(Recorder(), nsqd) as consumer:
+            await elapse(1)
+            consumer.stop()
+            await elapse(1)
+        assert loop_time() >= 2

@@ -1,4 +1,4 @@
-"""The stop conditions of a run: number of messages, duration, idle time, empty channels."""
+"""The stop conditions of a run that depend on time and on what nsqds hold."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from nsqtools.policy.stopping import Left, StopRule
 from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Sequence
 
-    from nsqtools.config import StopOptions
+    from nsqtools.config import ConsumerConfig, StopOptions
     from nsqtools.engine.connector import Subscription
-    from nsqtools.engine.handler import Batch
-    from nsqtools.engine.subscriptions import Subscriptions
+    from nsqtools.engine.handler import Handler
+    from nsqtools.engine.lookup import Backlog, TopicFinder
+    from nsqtools.engine.outages import OutageLog
+    from nsqtools.engine.subscriptions import ConsumedTopics
     from nsqtools.policy.stopping import StopReason
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.waiting")
 """What --until-empty waits for."""
 
+AT_ONCE = 32
+"""Maximum requests to one server at a time, so that many topics need few descriptors for them."""
 # How often nsqds are asked for the depth, and the handler to flush, in seconds.
 _INTERVAL = 0.5
 # Minimum interval between two checks of the stop conditions.
@@ -34,72 +38,56 @@ _STATUS_INTERVAL = 30.0
 _LEFT_LOOKS = 3
 
 
-class Count:
-    """Lets ``count`` messages be finished, and requeues those beyond it at once.
+class Backlogs:
+    """Asks nsqds what they hold for the topics of a run, a few at a time."""
 
-    Only finished messages count, however late they are finished. Messages that are requeued, or
-    whose connection is lost, make room for others.
+    def __init__(self, config: ConsumerConfig, urls: Sequence[str], outages: OutageLog) -> None:
+        self._config, self._urls, self._outages = config, urls, outages
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._known: dict[str, Backlog] = {}
 
-    ``on_remaining`` is called when ``remaining`` has changed, before the taken messages are
-    finished. A consumer that sets its max_in_flight to it gets no message too many from a single
-    nsqd, because RDY is sent before FIN. ``on_done`` is called once all are finished.
-    """
+    async def left(self, subscription: Subscription) -> Left:
+        """Return what nsqds hold for a subscription."""
+        async with self._at_once:
+            return await self._of(subscription).left()
 
-    def __init__(
-        self, count: int, on_remaining: Callable[[], object], on_done: Callable[[], object]
-    ) -> None:
-        self.remaining = count
-        self._unfinished = count
-        self._on_remaining = on_remaining
-        self._on_done = on_done
+    async def find(self, subscription: Subscription) -> tuple[bool, str]:
+        """Return whether an nsqd has the topic, and a warning of what a consumer would do to it."""
+        backlog = self._of(subscription)
+        async with self._at_once:
+            return await backlog.exists(), backlog.warning
 
-    def take(self, batch: Batch) -> bool:
-        """Cut the batch down to the remaining count; returns whether any message is left in it."""
-        if len(batch) > self.remaining:
-            batch.keep(self.remaining)
-        if taken := len(batch):
-            self.remaining -= taken
-            self._on_remaining()
-            batch.watch(self._settled)
-        return bool(taken)
+    def forget(self, topic: str) -> None:
+        """Forget the nsqds of a topic."""
+        self._known.pop(topic, None)
 
-    def refused(self, count: int) -> None:
-        """Note that messages counted as finished are not: nsqd refused their FIN."""
-        self._unfinished += count
-        self._settled(0, count)
+    def _of(self, subscription: Subscription) -> Backlog:
+        from nsqtools.engine.lookup import Backlog  # loads net.http
 
-    @property
-    def unfinished(self) -> int:
-        """How many messages are still to be finished."""
-        return self._unfinished
-
-    def _settled(self, finished: int, returned: int) -> None:
-        if returned:
-            self.remaining += returned
-            self._on_remaining()
-        self._unfinished -= finished
-        if finished and not self._unfinished:
-            self._on_done()
+        if not (known := self._known.get(subscription.topic)):
+            known = Backlog(subscription, self._config, self._urls, self._outages)
+            self._known[subscription.topic] = known
+        return known
 
 
-class Conditions:
+class StopWatcher:
     """Decides when duration, idle time or empty channels end a run, and counts remaining messages.
 
-    ``left_of`` asks nsqds how many messages they hold for a subscription. ``unlisted()`` names the
-    servers whose topics are not known.
+    A ``finder``, if topics match a pattern, names the servers whose topics are not known.
     """
 
     def __init__(
         self,
         options: StopOptions,
-        subscriptions: Subscriptions,
-        *,
-        left_of: Callable[[Subscription], Awaitable[Left]],
-        unlisted: Callable[[], tuple[str, ...]],
+        topics: ConsumedTopics,
+        handler: Handler,
+        backlogs: Backlogs,
+        finder: TopicFinder | None,
     ) -> None:
-        self._subscriptions = subscriptions
-        self._left_of = left_of
-        self._unlisted = unlisted
+        self._topics = topics
+        self._handler = handler
+        self._backlogs = backlogs
+        self._finder = finder
         self._rule = StopRule(
             max_duration=options.max_duration or None,
             idle_timeout=options.idle_timeout or None,
@@ -118,7 +106,7 @@ class Conditions:
         loop = asyncio.get_running_loop()
         started = loop.time()
         while True:
-            now, rule, totals = loop.time(), self._rule, self._subscriptions.stats()
+            now, rule, totals = loop.time(), self._rule, self._topics.stats()
             # While messages are in flight the handler is slow, and the topic is not idle.
             busy = bool(totals.in_flight)
             last = max(started, totals.last_message)
@@ -135,7 +123,7 @@ class Conditions:
             due = rule.next_check(started=started, last_message=alive if quiet else last)
             if busy and (quiet or rule.until_empty):
                 # Messages that the handler only collects keep the channel from being empty.
-                self._subscriptions.handler.flush()
+                self._handler.flush()
             if rule.until_empty or (busy and quiet):
                 due = min(now + _INTERVAL, due or float("inf"))
             if due is None:
@@ -149,12 +137,12 @@ class Conditions:
 
     async def left(self) -> Left:
         """Return what the nsqds hold for all topics now."""
-        found = await call_each(self._subscriptions.current(), self._left_of)
-        return sum(found, Left(unknown=self._unlisted()))
+        found = await call_each(self._topics.subscriptions, self._backlogs.left)
+        return sum(found, Left(unknown=self._finder.unknown if self._finder else ()))
 
     async def left_at_end(self) -> Left | None:
         """Return what is left after all topics were drained; None if it cannot be known."""
-        if any(is_ephemeral(each.channel) for each in self._subscriptions.current()):
+        if any(is_ephemeral(each.channel) for each in self._topics.subscriptions):
             return None  # nsqd has deleted the channel with our connection
         left = await self.left()
         for _ in range(_LEFT_LOOKS - 1):
@@ -168,9 +156,9 @@ class Conditions:
         """Note how many consecutive checks find every channel empty, or servers silent."""
         # While messages are in flight here, there is no need to ask.
         left = None
-        if not self._subscriptions.in_flight:
+        if not self._topics.in_flight:
             left = await self.left()
-        if left is None or self._subscriptions.in_flight:
+        if left is None or self._topics.in_flight:
             self._empties, self._silent_since = 0, None
             return
         self._warn(left.unknown)
@@ -195,7 +183,7 @@ class Conditions:
 
     def _say(self, left: Left) -> None:
         """Say what is waited for, if no message came since the check before."""
-        last, now = self._subscriptions.stats().last_message, asyncio.get_running_loop().time()
+        last, now = self._topics.stats().last_message, asyncio.get_running_loop().time()
         if last == self._last_message and str(left) != self._said and now >= self._say_at:
             status.info("--until-empty: waiting for messages: %s", left)
             self._said, self._say_at = str(left), now + _STATUS_INTERVAL

@@ -1,0 +1,73 @@
+"""The number of messages that a run may finish."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsqtools.engine.consumer import Consumer
+    from nsqtools.engine.handler import Batch
+
+
+class MessageLimit:
+    """Lets consumers together finish ``count`` messages, and requeues those beyond it at once.
+
+    Only finished messages count, however late they are finished. Messages that are requeued, or
+    whose connection is lost, make room for others. ``done`` is set once all are finished.
+
+    Each consumer has at most ``remaining`` messages in flight, and ``max_in_flight``. As RDY is
+    sent before FIN, a single nsqd sends no message too many.
+    """
+
+    def __init__(self, count: int, max_in_flight: int) -> None:
+        self.remaining = count
+        """How many messages may still be given to handlers."""
+        self.unfinished = count
+        self.done = asyncio.Event()
+        self._max_in_flight = max_in_flight
+        self._consumers: set[Consumer] = set()
+
+    def add(self, consumer: Consumer) -> None:
+        """Limit a consumer, until it is removed."""
+        self._consumers.add(consumer)
+        consumer.share_out(self._allowed)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Forget a consumer."""
+        self._consumers.discard(consumer)
+
+    def take(self, batch: Batch) -> bool:
+        """Cut the batch down to the remaining count; returns whether any message is left in it."""
+        if len(batch) > self.remaining:
+            batch.keep(self.remaining)
+        if taken := len(batch):
+            self._change(-taken)
+            batch.watch(self._settled)
+        return bool(taken)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether nothing more comes until messages that handlers hold are settled."""
+        return sum(consumer.in_flight for consumer in self._consumers) >= self._allowed
+
+    def refused(self, count: int) -> None:
+        """Note that messages counted as finished are not: nsqd refused their FIN."""
+        self.unfinished += count
+        self._change(count)
+
+    @property
+    def _allowed(self) -> int:
+        return min(self._max_in_flight, self.remaining)
+
+    def _settled(self, finished: int, returned: int) -> None:
+        if returned:
+            self._change(returned)
+        self.unfinished -= finished
+        if finished and not self.unfinished:
+            self.done.set()
+
+    def _change(self, by: int) -> None:
+        self.remaining += by
+        for consumer in self._consumers:
+            consumer.share_out(self._allowed)

@@ -1,0 +1,135 @@
+"""Controls the RDY of a consumer's connections, with backoff and for a handler that is slow."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from nsqtools.net.connection import Listener
+from nsqtools.policy.backoff import Backoff
+from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from random import Random
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.names import Address
+    from nsqtools.net.connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class RdyConnection(Listener):
+    """A connection whose RDY is controlled, with the facts for that."""
+
+    __slots__ = ("_rdy_since", "_served", "connection", "counts_down", "is_fresh", "last_message")
+
+    connection: Connection
+
+    def __init__(self) -> None:
+        self.is_fresh = True
+        """Whether no message has come yet."""
+        self._served = float("-inf")
+
+    def begin(self, connection: Connection, now: float) -> None:
+        """Set the connection, which was made at ``now``."""
+        self.connection = connection
+        self.counts_down = connection.features.counts_rdy_down
+        self.last_message = self._rdy_since = now
+
+    def peer(self) -> Peer:
+        """Return the current facts."""
+        connection = self.connection
+        return Peer(
+            address=connection.address,
+            rdy=connection.ready,
+            max_rdy=connection.features.max_rdy_count,
+            in_flight=connection.in_flight,
+            received=connection.received,
+            counts_down=self.counts_down,
+            fresh=self.is_fresh,
+            last_message=self.last_message,
+            rdy_since=self._rdy_since,
+            served=self._served,
+            closing=connection.closing,
+        )
+
+    def set_ready(self, count: int, now: float) -> None:
+        """Send RDY and note the time if it changes."""
+        connection = self.connection
+        if count or connection.ready:
+            self._served = now
+        if count != connection.ready:
+            self._rdy_since = now
+        connection.set_ready(count)
+
+
+class RdyController:
+    """Decides by the policies which RDY to send, and sends it. Times are the event loop's.
+
+    It is called when something has changed, and by ``check`` from time to time: it has no timer.
+    After ``stop`` it sends nothing, since nsqd ignores RDY after CLS.
+    """
+
+    def __init__(self, config: ConsumerConfig, rng: Random) -> None:
+        self.budget = ByteBudget(config.max_in_flight_bytes, config.max_in_flight)
+        self.is_running = True
+        """Whether there is no backoff, so that only failures change it."""
+        self.is_behind = False
+        """Whether the handler is slow, so that no more messages are to come."""
+        self._rng = rng
+        self._planner = RdyPlanner(config.low_rdy_idle_timeout, config.low_rdy_timeout)
+        self._backoff = Backoff(
+            config.backoff_strategy, config.backoff_multiplier, config.max_backoff_duration
+        )
+        self._stopped = False
+
+    @property
+    def backoff_level(self) -> int:
+        """Failures minus successes, at least 0."""
+        return self._backoff.counter
+
+    @property
+    def backoff_until(self) -> float | None:
+        """When ``check`` has to end a backoff wait."""
+        return self._backoff.until
+
+    def stop(self) -> None:
+        """Send no more RDY."""
+        self._stopped = True
+
+    def plan(self, connections: Mapping[Address, RdyConnection], now: float) -> None:
+        """Send the RDY values that the current facts require."""
+        if self._stopped or not connections:
+            return
+        plan = self._planner.plan(
+            [each.peer() for each in connections.values()],
+            max_in_flight=self.budget.limit,
+            mode=Mode.STOPPED if self.is_behind else self._backoff.mode,
+            now=now,
+            rng=self._rng,
+        )
+        for address, count in plan.items():
+            connections[address].set_ready(count, now)
+
+    def record(self, *, finished: int = 0, failed: int = 0, requeued: int = 0, now: float) -> bool:
+        """Count results for backoff; returns whether RDY has to be planned anew."""
+        change = self._backoff.record(
+            succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
+        )
+        if change:
+            log.info("backoff: %s", change)
+            self.is_running = self._backoff.mode is Mode.RUNNING
+        return bool(change)
+
+    def check(self, now: float) -> None:
+        """End a backoff wait that is over."""
+        if change := self._backoff.due(now):
+            log.info("backoff: %s", change)
+
+    def fall_behind(self) -> None:
+        """Stop new messages, so that other consumers can have what would only wait here."""
+        if not self.is_behind:
+            log.warning("the handler is slow: no new messages until it has handled the queued ones")
+        self.is_behind = True

@@ -1,0 +1,48 @@
+"""What a consumer counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class ConsumerStats:
+    """Totals of messages since the start, and the present state of the connections.
+
+    For example::
+
+        stats = consumer.stats()
+        print(f"{stats.finished} of {stats.received} messages finished")
+        print(f"{stats.in_flight} in flight on {stats.connections} connections")
+    """
+
+    received: int = 0
+    received_bytes: int = 0
+    finished: int = 0
+    requeued: int = 0
+    touched: int = 0
+    given_up: int = 0
+    too_late: int = 0
+    """Messages that timed out: nsqd refused their FIN or REQ, or they were dropped before that."""
+    abandoned: int = 0
+    """Handlers that had not closed within drain_timeout."""
+    unconfirmed: int = 0
+    """Connections that did not answer CLS: nsqd may redeliver what was finished there."""
+    connections: int = 0
+    connected: int = 0
+    """Connections made since the start."""
+    in_flight: int = 0
+    backoff_level: int = 0
+    """The backoff level: failures minus successes, at least 0."""
+    last_message: float = 0.0
+    """Event loop time of the last message, or of the start."""
+
+    def add(self, other: ConsumerStats) -> None:
+        """Add another consumer's counters, and keep the later last_message."""
+        for name in _COUNTERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.received:  # otherwise its last_message is its start
+            self.last_message = max(self.last_message, other.last_message)
+
+
+_COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) is int]

@@ -1,0 +1,79 @@
+"""The batches of a consumer that are not settled: those that wait, are handled, or are held."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqtools.engine.handler import Batch
+    from nsqtools.names import Address
+
+# Part of msg_timeout that is left when messages are touched.
+_TOUCH_BEFORE = 0.5
+
+
+class UnsettledBatches:
+    """Knows every message that a consumer has, and touches it until it is settled.
+
+    Messages that nsqd delivers again all the same are forgotten: those that were not touched in
+    time, or whose max_msg_timeout is over. Times are the event loop's.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Batch] = deque()
+        self.handled: Batch | None = None
+        """The batch that the handler has."""
+        self.untouchable: set[tuple[Address, bytes]] = set()
+        """The nsqds and ids of messages whose TOUCH was refused."""
+        self._held: dict[Batch, None] = {}
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches; some may be settled by now."""
+        yield from self.waiting
+        if self.handled:
+            yield from self.handled.parts
+        yield from list(self._held)
+
+    def hold(self, batch: Batch) -> None:
+        """Keep what is left of a batch, and of its parts, until the last message is settled."""
+        for part in batch.parts:
+            if not part.is_settled:
+                self._held[part] = None
+                part.keeper = self._held.pop
+
+    def touch(self, now: float) -> None:
+        """Touch messages before they time out; call it several times in the shortest timeout."""
+        self.forget_untouchable()
+        for batch in self:
+            forget_expired(batch, now)
+            if batch.expires - now < _TOUCH_BEFORE * batch.msg_timeout:
+                batch.expires, batch.touched = now + batch.msg_timeout, True
+                batch.touch()
+
+    def forget_untouchable(self) -> None:
+        """Forget messages whose TOUCH was refused, but not those that have come again since."""
+        if refused := self.untouchable:
+            for batch in self:
+                if batch.touched:
+                    late = [m for m in batch.unsettled() if (batch.source, m.id) in refused]
+                    batch.forget(late)
+            refused.clear()
+
+    def give_back(self) -> None:
+        """Requeue everything at once."""
+        for batch in list(self):
+            batch.requeue(delay=0, backoff=False)
+        self.waiting.clear()
+
+
+def forget_expired(batch: Batch, now: float) -> None:
+    """Forget messages that have timed out for good.
+
+    Messages of a lost connection are handled all the same: nsqd may have crashed, and this may be
+    the only copy.
+    """
+    if now > batch.deadline or (now > batch.expires and not batch.is_lost()):
+        batch.forget()
