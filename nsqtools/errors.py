@@ -76,7 +76,13 @@ class ConfigError(NSQError):
             ConsumerConfig(max_attempts=-1)
         except ConfigError as error:
             print(error)
+
+    ``options`` has the names of the options that are at odds, such as ``max_attempts``, if known.
     """
+
+    def __init__(self, text: str = "", *, options: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.options = tuple(options)
 
 
 class ConfigFileError(ConfigError):

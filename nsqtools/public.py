@@ -2,9 +2,9 @@
 
 # size: the list of the public classes, loaded on demand
 
-from nsqtools.config import ConsumerConfig as ConsumerConfig
-from nsqtools.config import ProducerConfig as ProducerConfig
-from nsqtools.config import StopOptions as StopOptions
+from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
+from nsqtools.config.connection import ProducerConfig as ProducerConfig
+from nsqtools.config.consuming import StopOptions as StopOptions
 from nsqtools.engine.connector import Subscription as Subscription
 from nsqtools.engine.consumer import Consumer as Consumer
 from nsqtools.engine.handler import Batch as Batch

@@ -17,7 +17,7 @@ import pytest
 from nsqtools.cli import cli
 from nsqtools.cli.docs import guide_summaries
 from nsqtools.cli.options import ConfigOption
-from nsqtools.cli.settings import variables
+from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import walk
 from tests.support.command_lines import commands, parse
 

@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.configfile import shared_options
-from nsqtools.cli.settings import command_names, variables
-from nsqtools.cli.tree import command_options, contexts, groups_of
-from nsqtools.config import FileOptions
+from nsqtools.cli.resolver import variables
+from nsqtools.cli.tree import command_names, command_options, contexts, groups_of
+from nsqtools.config.program import FileOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ def _known(all_of: Iterable[click.Context]) -> set[str]:
         variable
         for ctx in all_of
         if (groups := groups_of(ctx.command))
-        for each in command_options({**groups, "": (FileOptions, {})})
+        for each in command_options({**groups, "": FileOptions})
         for variable in variables(ctx, each.name, shared=each.shared)
     }
 

@@ -13,7 +13,7 @@ from nsqtools.cli.exits import PROGRAM, debugging, describe, one_line, report_th
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nsqtools.config import LogOptions
+    from nsqtools.config.program import LogOptions
 
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
 _GO_LEVELS = {
@@ -26,11 +26,12 @@ _GO_LEVELS = {
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def configure(options: LogOptions, warnings: Iterable[str] = ()) -> None:
+def configure(options: LogOptions, warnings: Iterable[str] = (), notes: Iterable[str] = ()) -> None:
     """Set up logging for a run: errors with -q, else warnings; information with -v, all with -vv.
 
-    ``warnings`` are logged first. Warnings of other packages (asyncio, httpx) use the same handler,
-    so that no traceback bypasses it. If stderr is closed or full, only the log lines are lost.
+    ``warnings`` and ``notes`` are logged first. Warnings of other packages (asyncio, httpx) use the
+    same handler, so that no traceback bypasses it. If stderr is closed or full, only the log lines
+    are lost.
     """
     verbosity = -1 if options.quiet else options.verbose
     level = _LEVELS.get(verbosity, logging.DEBUG)
@@ -48,6 +49,8 @@ def configure(options: LogOptions, warnings: Iterable[str] = ()) -> None:
     report_through(logger.error if as_json else None)
     for text in warnings:
         logger.warning(text)
+    for text in notes:
+        logger.info(text)
 
 
 def adjust(level: str, prefix: str) -> None:

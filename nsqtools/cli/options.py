@@ -1,10 +1,10 @@
 """Command-line options out of the option classes of ``nsqtools.config``.
 
     @click.command("tail", cls=Command, examples=[("Print one", "nsqtools tail -n 1 --topic x")])
-    @options(config=CONSUMING)
-    def tail(*, source: SourceOptions, config: ConsumerConfig) -> int: ...
+    @options()
+    def tail(*, source: SourceOptions, config: BatchConsumerConfig) -> int: ...
 
-``nsqtools.cli.settings`` says where the values come from; click knows of flags and variables alone.
+click parses flags and knows nothing else; ``nsqtools.cli.resolver`` says where values come from.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from click.types import BoolParamType
 
 from nsqtools import __version__
 from nsqtools.cli.frame import Group, brief_help, write_examples
-from nsqtools.cli.settings import Chosen, Settings, named, tell_ignored, variables
+from nsqtools.cli.resolver import Resolver, SelectedFile, named, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options
-from nsqtools.config import ClientConfig, ConsumerConfig, FileOptions, LogOptions, ProducerConfig
+from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.option import Options, flag_name
+from nsqtools.config.program import FileOptions, LogOptions
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from nsqtools.config.option import Option
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-CONSUMING: dict[str, Any] = {"max_in_flight": 2500}
-"""The defaults of ConsumerConfig for commands: they take large batches."""
 
 R = TypeVar("R")
 
@@ -67,10 +65,6 @@ class ValueType(click.ParamType[Any]):
             return self.declared.parse(value) if isinstance(value, str) else value
         except ConfigError as error:
             self.fail(str(error), param, ctx)
-
-    def split_envvar_value(self, rv: str) -> Sequence[str]:
-        """The words of a variable, or its lines."""
-        return rv.splitlines() if self.declared.lines else super().split_envvar_value(rv)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -107,13 +101,6 @@ class ConfigOption(click.Option):
         super().__init__(
             param_decls, multiple=declared.multiple, help=declared.help, default=None, **attrs
         )
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Where the value stands that is wrong: flag or variable."""
-        source = ctx.get_parameter_source(self.name) if ctx else None
-        if source is ParameterSource.ENVIRONMENT:
-            return next((name for name in self.envvar or () if os.environ.get(name)), self.name)
-        return super().get_error_hint(ctx)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """``-n, --count N`` and ``Help.  [default: ...; range: ...]``."""
@@ -183,10 +170,7 @@ class Command(click.Command):
         return {title: text for title, text in found.items() if title != EXAMPLES}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse after the variables got their names and Go's spellings were made GNU's."""
-        for param in self.params:
-            if isinstance(param, ConfigOption):
-                param.envvar = variables(ctx, param.name, shared=param.known.shared)
+        """Parse after Go's spellings were made GNU's."""
         takes_none = not any(isinstance(param, click.Argument) for param in self.params)
         ctx.allow_extra_args |= takes_none  # they are refused below, with a hint
         with augment_usage_errors(ctx):
@@ -317,22 +301,22 @@ def argument(name: str, declared: Option, **attrs: Any) -> Decorator:
 
 
 def options(
-    **groups: type[Options] | dict[str, Any],
+    **groups: type[Options],
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command one instance, made of its settings, of each class that annotates a parameter.
+    """Give a command an instance of each option class that annotates a parameter.
 
-    ``keyword={"field": value}`` replaces defaults for this command. ``keyword=Class`` is for a
-    parameter that has not this annotation. Where two classes declare an option of the same name it
-    is one flag that serves both. A contradiction between options is a usage error. Every command
-    also gets the flags of LogOptions and FileOptions, which are dealt with here; one that has
+    ``keyword=Class`` is for a parameter that has not this annotation. A command that has a default
+    of its own has a class of its own. Where two classes declare an option of the same name it is
+    one flag that serves both. A contradiction between options is a usage error. Every command also
+    gets the flags of LogOptions and FileOptions, which are dealt with here; one that has
     FileOptions among its classes deals with the file itself.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         bound = _bound(function, groups)
-        reads_file = FileOptions not in (cls for cls, _ in bound.values())
+        reads_file = FileOptions not in bound.values()
         flags: dict[str, CommandOption] = {}
-        for each in command_options({**bound, "": (FileOptions, {})}):
+        for each in command_options({**bound, "": FileOptions}):
             if each.declared.flag:
                 flags.setdefault(each.name, each)
 
@@ -340,8 +324,9 @@ def options(
         def command(**params: Any) -> R:
             ctx = click.get_current_context()
             try:
-                chosen = Chosen.of(ctx) if reads_file else None
-                made = Settings(ctx, bound, chosen.tables(ctx) if chosen else ()).made()
+                selected = SelectedFile.of(ctx) if reads_file else None
+                resolver = Resolver(ctx, bound, selected.tables(ctx) if selected else ())
+                made = resolver.instances()
             except ConfigFileError:
                 raise
             except ConfigError as error:
@@ -351,8 +336,8 @@ def options(
 
             log = made.pop(_LOG)
             assert isinstance(log, LogOptions)
-            configure(log, [*(chosen.warnings if chosen else ()), *_unknown_variables(ctx)])
-            tell_ignored(bound, params)
+            warnings = [*(selected.warnings if selected else ()), *_unknown_variables(ctx)]
+            configure(log, warnings, resolver.ignored)
             made = {keyword: named(each, ctx) for keyword, each in made.items()}
             own = {name: value for name, value in params.items() if name not in flags}
             with augment_usage_errors(ctx):
@@ -367,16 +352,11 @@ def options(
     return decorate
 
 
-def _bound(
-    function: Callable[..., Any], groups: Mapping[str, type[Options] | dict[str, Any]]
-) -> Groups:
-    """The classes of a command's parameters, with its defaults; logging comes last."""
-    kinds = inspect.get_annotations(function, eval_str=True)
-    kinds |= {keyword: group for keyword, group in groups.items() if isinstance(group, type)}
-    if unknown := groups.keys() - kinds.keys():
-        raise TypeError(f"{function.__name__} has no parameter {', '.join(unknown)}")
+def _bound(function: Callable[..., Any], groups: Mapping[str, type[Options]]) -> Groups:
+    """The classes of a command's parameters; logging comes last."""
+    kinds: dict[str, Any] = {**inspect.get_annotations(function, eval_str=True), **groups}
     return {
-        keyword: (cls, preset if isinstance(preset := groups.get(keyword), dict) else {})
+        keyword: cls
         for keyword, cls in {**kinds, _LOG: LogOptions}.items()
         if isinstance(cls, type) and issubclass(cls, Options)
     }

@@ -14,7 +14,8 @@ from nsqtools.cli.exits import one_line
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqtools.config import RecordOptions, TailOptions
+    from nsqtools.config.consuming import TailOptions
+    from nsqtools.config.records import RecordOptions
     from nsqtools.records.layout import Layout
     from nsqtools.records.writers import Writer
 

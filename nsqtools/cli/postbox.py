@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.remotes import addresses
-from nsqtools.config import ClientConfig, ProducerConfig
+from nsqtools.config.connection import ClientConfig, ProducerConfig
 from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, UnreachableError
@@ -14,7 +14,8 @@ from nsqtools.errors import ConfigError, UnreachableError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import ConsumerConfig, DeadLetterOptions, SourceOptions
+    from nsqtools.config.connection import ConsumerConfig
+    from nsqtools.config.consuming import DeadLetterOptions, SourceOptions
     from nsqtools.names import Address
 
 

@@ -11,15 +11,10 @@ from nsqtools.names import NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import (
-        ApiOptions,
-        ClientConfig,
-        ClusterOptions,
-        DrainOptions,
-        LookupOptions,
-        ServerOptions,
-        TargetOptions,
-    )
+    from nsqtools.config.admin import ApiOptions, ClusterOptions, DrainOptions, LookupOptions
+    from nsqtools.config.connection import ClientConfig
+    from nsqtools.config.consuming import ServerOptions
+    from nsqtools.config.publishing import TargetOptions
     from nsqtools.engine.cluster import Cluster
 
 C = TypeVar("C", bound="ClientConfig")
@@ -54,7 +49,7 @@ def with_secret(config: C) -> C:
 
     Raises ConfigError if the file cannot be read; warns if others may read it.
     """
-    from nsqtools.config import read_secret
+    from nsqtools.config.connection import read_secret
 
     path = config.auth_secret_file
     if not path:
@@ -96,7 +91,7 @@ def client_limits(where: ApiOptions | DrainOptions | LookupOptions) -> dict[str,
 
     Raises ConfigError if the file of CAs cannot be read.
     """
-    from nsqtools.config import ClientConfig
+    from nsqtools.config.connection import ClientConfig
     from nsqtools.net.http.api import limits_within
     from nsqtools.net.tls import client_context
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from nsqtools.cli.prometheus import Collect
     from nsqtools.cli.workers import Worker
-    from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions
+    from nsqtools.config.connection import ConsumerConfig
+    from nsqtools.config.consuming import MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.runner import Runner, RunOutcome
     from nsqtools.metrics import Metric

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from nsqtools.config.option import Option, Options
 
-    Groups = Mapping[str, tuple[type[Options], Mapping[str, Any]]]
-    """Of a command: option classes by keyword, each with the command's own defaults."""
+    Groups = Mapping[str, type[Options]]
+    """The option classes of a command, by keyword."""
 
 
 def contexts(ctx: click.Context, only: Iterable[str] = ()) -> Iterator[click.Context]:
@@ -47,12 +47,16 @@ def groups_of(command: click.Command) -> Groups:
     return getattr(command.callback, "option_groups", {})
 
 
+def command_names(ctx: click.Context) -> list[str]:
+    """The sub-commands of a context's command, none if it is no group."""
+    return ctx.command.list_commands(ctx) if isinstance(ctx.command, click.Group) else []
+
+
 class CommandOption(NamedTuple):
-    """An option as one command has it; ``default`` is the command's own where it has one."""
+    """An option as one command has it."""
 
     name: str
     declared: Option
-    default: Any
     section: str
     """Its heading in help."""
     shared: bool
@@ -70,9 +74,10 @@ class CommandOption(NamedTuple):
             return ""
         if self.declared.default_note:
             return self.declared.default_note
-        if self.declared.kind == "count" or self.default is False or self.default in ("", ()):
+        default = self.declared.default
+        if self.declared.kind == "count" or default is False or default in ("", ()):
             return ""
-        values = self.default if self.declared.multiple else (self.default,)
+        values = default if self.declared.multiple else (default,)
         return ", ".join(map(self.declared.show, values))
 
     @property
@@ -87,14 +92,13 @@ def command_options(groups: Groups) -> Iterator[CommandOption]:
 
     What several classes declare comes several times; the first one counts for a flag or a key.
     """
-    for cls, defaults in groups.values():
+    for cls in groups.values():
         for name, declared in cls.declared().items():
-            default = defaults.get(name, declared.default)
             declaring: type[Options] = next(each for each in cls.__mro__ if name in vars(each))
             section = declaring.title or cls.title
-            yield CommandOption(name, declared, default, section, cls.shares(declared))
+            yield CommandOption(name, declared, section, cls.shares(declared))
         if cls.opt_flag:
-            yield CommandOption(pairs_key(cls), PAIRS, (), cls.title, cls.shared)
+            yield CommandOption(pairs_key(cls), PAIRS, cls.title, cls.shared)
 
 
 def file_options(groups: Groups) -> dict[str, CommandOption]:
@@ -116,7 +120,7 @@ def common_options(nodes: Iterable[CommandNode]) -> dict[str, CommandOption]:
     return {
         name: first
         for name, (first, *others) in found.items()
-        if all((o.declared, o.default) == (first.declared, first.default) for o in others)
+        if all(other.declared == first.declared for other in others)
     }
 
 
@@ -184,7 +188,7 @@ class CommandNode:
 
     @property
     def groups(self) -> Groups:
-        """The option classes of the command, with the defaults that it replaces."""
+        """The option classes of the command."""
         return groups_of(self.command)
 
 

@@ -8,15 +8,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.configfile import Source, load
-from nsqtools.cli.settings import Chosen, Setting, Settings, set_variable
+from nsqtools.cli.resolver import ResolvedValue, Resolver, SelectedFile, set_variable
 from nsqtools.cli.tree import groups_of
-from nsqtools.config import FileOptions, LookupOptions
+from nsqtools.config.admin import LookupOptions
+from nsqtools.config.program import FileOptions
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address, is_valid_name
 from nsqtools.net.http.suggestions import SuggestionQuery, ask
 
 if TYPE_CHECKING:
     import click
 
+    from nsqtools.cli.tree import Groups
     from nsqtools.config.option import Values
 
 _LOOKUPD = "lookupd_http_address"
@@ -50,7 +52,7 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
 
 def _profiles(ctx: click.Context) -> list[str]:
     """All profiles of the file, whichever is chosen on the line."""
-    file = load(Settings(ctx, {"": (FileOptions, {})}).of("")["config"].value or None)
+    file = load(Resolver(ctx, {"": FileOptions}).values("")["config"].value or None)
     return file.profiles if file else []
 
 
@@ -69,7 +71,7 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
 
     Raises ConfigError for an invalid address or configuration file.
     """
-    settings = _settings(ctx)
+    settings = _resolved(ctx)
     cafile = settings["tls_root_ca_file"].value
     topics = settings["topic"].value if "topic" in settings else ctx.params.get("topic")
     if values in ("topic", "node"):
@@ -92,17 +94,17 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
     ]
 
 
-def _settings(ctx: click.Context) -> dict[str, Setting]:
+def _resolved(ctx: click.Context) -> dict[str, ResolvedValue]:
     """The options of the command, and nsqlookupd's address even if it has no such option."""
-    groups = {"": (LookupOptions, {}), **groups_of(ctx.command)}
-    settings = Settings(ctx, groups, Chosen.of(ctx).tables(ctx))
-    found: dict[str, Setting] = {}
+    groups: Groups = {"": LookupOptions, **groups_of(ctx.command)}
+    resolver = Resolver(ctx, groups, SelectedFile.of(ctx).tables(ctx))
+    found: dict[str, ResolvedValue] = {}
     for keyword in groups:
-        found |= settings.of(keyword)
+        found |= resolver.values(keyword)
     for name in {_LOOKUPD, *(_SERVERS.keys() & found.keys())}:
         variable = set_variable(ctx, name, shared=True)
         if variable and ctx.params.get(name) is None:  # no flag, or not a readable one
-            found[name] = Setting(os.environ[variable].split(), Source.ENVIRONMENT, variable)
+            found[name] = ResolvedValue(os.environ[variable].split(), Source.ENVIRONMENT, variable)
     return found
 
 

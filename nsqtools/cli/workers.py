@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from nsqtools.config import ConsumerConfig, HttpOptions, MetricsOptions, StopOptions
+    from nsqtools.config.connection import ConsumerConfig
+    from nsqtools.config.consuming import MetricsOptions, StopOptions
+    from nsqtools.config.http import HttpOptions
 
 log = logging.getLogger(__name__)
 

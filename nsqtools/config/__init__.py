@@ -22,6 +22,7 @@ from nsqtools.config.bench import BenchServerOptions as BenchServerOptions
 from nsqtools.config.bench import EndToEndOptions as EndToEndOptions
 from nsqtools.config.bench import PubBenchOptions as PubBenchOptions
 from nsqtools.config.bench import SubBenchOptions as SubBenchOptions
+from nsqtools.config.connection import BatchConsumerConfig as BatchConsumerConfig
 from nsqtools.config.connection import ClientConfig as ClientConfig
 from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
 from nsqtools.config.connection import ProducerConfig as ProducerConfig
@@ -38,7 +39,9 @@ from nsqtools.config.consuming import TailSourceOptions as TailSourceOptions
 from nsqtools.config.files import ArchiveOptions as ArchiveOptions
 from nsqtools.config.files import ArchiveSourceOptions as ArchiveSourceOptions
 from nsqtools.config.files import VerifyOptions as VerifyOptions
+from nsqtools.config.http import HttpConsumerConfig as HttpConsumerConfig
 from nsqtools.config.http import HttpOptions as HttpOptions
+from nsqtools.config.http import HttpSourceOptions as HttpSourceOptions
 from nsqtools.config.lake import BodyOptions as BodyOptions
 from nsqtools.config.lake import CompactOptions as CompactOptions
 from nsqtools.config.lake import InputOptions as InputOptions
@@ -63,7 +66,9 @@ from nsqtools.config.queue import QueueOptions as QueueOptions
 from nsqtools.config.queue import QueuePushOptions as QueuePushOptions
 from nsqtools.config.records import ArchiveRecordOptions as ArchiveRecordOptions
 from nsqtools.config.records import RecordOptions as RecordOptions
+from nsqtools.config.relay import DestinationConfig as DestinationConfig
 from nsqtools.config.relay import RelayOptions as RelayOptions
+from nsqtools.config.relay import RelaySourceOptions as RelaySourceOptions
 from nsqtools.config.sandbox import NsqdOptions as NsqdOptions
 from nsqtools.config.sandbox import SandboxOptions as SandboxOptions
 from nsqtools.config.stats import CheckOptions as CheckOptions

@@ -78,3 +78,5 @@ class EndToEndOptions(PubBenchOptions):
     """Options of ``bench e2e``."""
 
     consumers: int = SubBenchOptions.consumers
+    rate: float = like(RATE, default=1000.0)
+    batch: int = like(BenchOptions.batch, default=1)

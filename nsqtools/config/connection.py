@@ -36,7 +36,8 @@ def check_pair(options: Options, one: str, other: str) -> None:
     """Raise ConfigError if one of two options is given without the other."""
     if bool(getattr(options, one)) != bool(getattr(options, other)):
         both = f"--{flag_name(one)} and --{flag_name(other)}"
-        raise ConfigError(f"{both} belong together: give both or neither")
+        text = f"{both} belong together: give both or neither"
+        raise ConfigError(text, options=(one, other))
 
 
 def without_waiting(path: str, flags: int) -> int:
@@ -162,7 +163,8 @@ class ClientConfig(Options):
             raise ConfigError(
                 f"heartbeat_interval {format_duration(self.heartbeat_interval)} is longer than "
                 f"read_timeout {format_duration(self.read_timeout)}, so that healthy connections "
-                "would be dropped: lower heartbeat_interval or raise read_timeout"
+                "would be dropped: lower heartbeat_interval or raise read_timeout",
+                options=("heartbeat_interval", "read_timeout"),
             )
         check_pair(self, "tls_cert", "tls_key")
 
@@ -265,6 +267,12 @@ def _consumer_only() -> dict[str, Option]:
     found = {name: theirs[name] for name in theirs.keys() - ClientConfig.declared().keys() - own}
     found["skip_lookupd_authorization"] = found.pop("lookupd_authorization")
     return found
+
+
+class BatchConsumerConfig(ConsumerConfig):
+    """ConsumerConfig with the default of most commands: they take large batches."""
+
+    max_in_flight: int = like(ConsumerConfig.max_in_flight, default=2500)
 
 
 class ProducerConfig(ClientConfig):

@@ -31,6 +31,7 @@ class ArchiveSourceOptions(SourceOptions):
     topic: tuple[str, ...] = like(
         SourceOptions.topic, help="Topic to archive; may be repeated.", instead="topic_pattern"
     )
+    channel: str = like(SourceOptions.channel, default="nsq_to_file")
     topic_pattern: str = text(
         "Archive every topic whose name this regular expression matches.",
         metavar="REGEX",
@@ -54,7 +55,8 @@ class ArchiveSourceOptions(SourceOptions):
         super().check_complete()
         if not (self.topic or self.lookupd_http_address):
             raise ConfigError(
-                "--topic-pattern needs --lookupd-http-address: nsqlookupd lists the topics"
+                "--topic-pattern needs --lookupd-http-address: nsqlookupd lists the topics",
+                options=("topic_pattern",),
             )
 
 
@@ -167,7 +169,8 @@ class ArchiveOptions(ArchiveRecordOptions):
         """Raise ConfigError if one file would be used for two purposes."""
         super().validate()
         if self.lock and self.lock == self.manifest:
-            raise ConfigError("--lock and --manifest name the same file: choose different files")
+            text = "--lock and --manifest name the same file: choose different files"
+            raise ConfigError(text, options=("lock", "manifest"))
 
 
 class VerifyOptions(ArchiveRecordOptions):

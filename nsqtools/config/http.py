@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from nsqtools.config.connection import check_pair
+from nsqtools.config.connection import ConsumerConfig, check_pair
+from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.option import (
     URL_SECRETS,
     Options,
@@ -12,6 +13,7 @@ from nsqtools.config.option import (
     duration,
     flag,
     integer,
+    like,
     number,
     path,
     paths,
@@ -29,6 +31,19 @@ def _statuses(value: str) -> None:
             raise ConfigError(
                 f"{word!r} is not a status: expected 429, 200-204 or 5xx, separated by commas"
             )
+
+
+class HttpSourceOptions(SourceOptions):
+    """The topics and the channel that ``to-http`` consumes."""
+
+    topic: tuple[str, ...] = SourceOptions.topic
+    channel: str = like(SourceOptions.channel, default="nsq_to_http")
+
+
+class HttpConsumerConfig(ConsumerConfig):
+    """ConsumerConfig of ``to-http``, whose messages wait for responses."""
+
+    max_in_flight: int = like(ConsumerConfig.max_in_flight, default=200)
 
 
 class HttpOptions(Options):

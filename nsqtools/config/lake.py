@@ -116,12 +116,14 @@ class StreamSourceOptions(SourceOptions):
         if count and self.lookupd_http_address:
             raise ConfigError(
                 "--nsqd-http-address and --lookupd-http-address exclude each other: nsqlookupd "
-                "lists the HTTP addresses"
+                "lists the HTTP addresses",
+                options=("nsqd_http_address", "lookupd_http_address"),
             )
         if count and count != len(self.nsqd_tcp_address):
             raise ConfigError(
                 f"--nsqd-http-address is given {count} times and --nsqd-tcp-address "
-                f"{len(self.nsqd_tcp_address)} times: give one for each, in the same order"
+                f"{len(self.nsqd_tcp_address)} times: give one for each, in the same order",
+                options=("nsqd_http_address", "nsqd_tcp_address"),
             )
 
 
@@ -252,7 +254,8 @@ class InputOptions(Options):
     def validate(self) -> None:
         """Raise ConfigError for a delimiter with a format that has none."""
         if self.delimiter != "\\n" and self.input_format != "raw":
-            raise ConfigError("--delimiter needs --input-format raw")
+            text = "--delimiter needs --input-format raw"
+            raise ConfigError(text, options=("delimiter", "input_format"))
 
 
 class QueryInputOptions(InputOptions):
@@ -312,7 +315,7 @@ class QueryOptions(Options):
     def validate(self) -> None:
         """Raise ConfigError for a destination or a timestamp without what it needs."""
         if self.timestamp != "timestamp" and not self.watermark:
-            raise ConfigError("--timestamp needs --watermark")
+            raise ConfigError("--timestamp needs --watermark", options=("timestamp",))
         kind = result_format(self)
         wanted = {
             "parquet": "output",
@@ -324,9 +327,11 @@ class QueryOptions(Options):
         for name in ("output", "destination_topic"):
             given = bool(getattr(self, name))
             if given and name != need:
-                raise ConfigError(f"--{flag_name(name)} cannot be used with --format {kind}")
+                text = f"--{flag_name(name)} cannot be used with --format {kind}"
+                raise ConfigError(text, options=(name, "format"))
             if not given and name == need:
-                raise ConfigError(f"--format {kind} needs --{flag_name(name)}")
+                text = f"--format {kind} needs --{flag_name(name)}"
+                raise ConfigError(text, options=("format",))
 
 
 def result_format(asked: QueryOptions) -> str:

@@ -294,6 +294,12 @@ def flag_name(name: str) -> str:
     return name.replace("_", "-")
 
 
+def contradiction(one: str, two: str) -> ConfigError:
+    """Return the error for two options that exclude each other."""
+    both = f"--{flag_name(one)} and --{flag_name(two)}"
+    return ConfigError(f"{both} exclude each other: choose one", options=(one, two))
+
+
 CLASSES: list[type[Options]] = []
 """All classes of options. Each class adds itself when it is defined."""
 
@@ -332,12 +338,11 @@ class Options:
                 for each in value if declared.multiple else (value,):
                     declared.check(each)
             except ConfigError as error:
-                raise ConfigError(f"{name}: {error}") from None
+                raise ConfigError(f"{name}: {error}", options=(name,)) from None
         for name, declared in self.declared().items():
             for other in filter(self._is_given, declared.excludes):
                 if self._is_given(name):
-                    both = f"--{flag_name(name)} and --{flag_name(other)}"
-                    raise ConfigError(f"{both} exclude each other: choose one")
+                    raise contradiction(name, other)
         self.validate()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -373,9 +378,11 @@ class Options:
             given = getattr(self, name) or (instead and getattr(self, instead))
             if declared.required and not given:
                 more = f"or --{flag_name(instead)}" if instead else declared.placeholder
-                raise ConfigError(f"--{flag_name(name)} {more}".rstrip() + " is required")
+                text = f"--{flag_name(name)} {more}".rstrip() + " is required"
+                raise ConfigError(text, options=(name, instead) if instead else (name,))
             if declared.needs and self._is_given(name) and not getattr(self, declared.needs):
-                raise ConfigError(f"--{flag_name(name)}: needs --{flag_name(declared.needs)}")
+                text = f"--{flag_name(name)}: needs --{flag_name(declared.needs)}"
+                raise ConfigError(text, options=(name,))
 
     @classmethod
     def declared(cls) -> dict[str, Option]:

@@ -57,4 +57,5 @@ class ArchiveRecordOptions(Options):
     def validate(self) -> None:
         """Raise ConfigError for a delimiter with a format that has none."""
         if self.format != "raw" and self.delimiter != "\\n":
-            raise ConfigError(f"--delimiter cannot be used with --format {self.format}")
+            text = f"--delimiter cannot be used with --format {self.format}"
+            raise ConfigError(text, options=("delimiter", "format"))

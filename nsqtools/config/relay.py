@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from nsqtools.config.connection import ProducerConfig
+from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.option import Options, addresses, integer, like, text, texts, topic_name, urls
 from nsqtools.config.publishing import DEFER, RATE
 
 DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=True)
+
+
+class RelaySourceOptions(SourceOptions):
+    """The topics and the channel that ``relay`` consumes."""
+
+    topic: tuple[str, ...] = SourceOptions.topic
+    channel: str = like(SourceOptions.channel, default="nsq_to_nsq")
+
+
+class DestinationConfig(ProducerConfig):
+    """ProducerConfig of ``relay``, which prefers destinations that are quick, as nsq_to_nsq."""
+
+    mode: str = like(ProducerConfig.mode, default="hostpool")
 
 
 class RelayOptions(Options):

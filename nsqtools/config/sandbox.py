@@ -55,11 +55,13 @@ class NsqdOptions(Options):
         """Raise ConfigError for TLS options without the options that they need."""
         check_pair(self, "tls_cert", "tls_key")
         if self.tls_required != "false" and not self.tls_cert:
-            raise ConfigError("--tls-required needs --tls-cert and --tls-key")
+            text = "--tls-required needs --tls-cert and --tls-key"
+            raise ConfigError(text, options=("tls_required",))
         if self.tls_client_auth_policy and not (self.tls_cert and self.tls_root_ca_file):
             raise ConfigError(
                 "--tls-client-auth-policy needs --tls-cert, --tls-key and --tls-root-ca-file, "
-                "with the CA that signed the certificates of clients"
+                "with the CA that signed the certificates of clients",
+                options=("tls_client_auth_policy", "tls_cert", "tls_root_ca_file"),
             )
 
 

@@ -81,7 +81,8 @@ class CheckOptions(Options):
             if getattr(self, warn) > getattr(self, crit) != unset:
                 raise ConfigError(
                     f"--{flag_name(warn)} is above --{flag_name(crit)}: WARNING would never be "
-                    "reported"
+                    "reported",
+                    options=(warn, crit),
                 )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from random import Random
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config.connection import ConsumerConfig
     from nsqtools.engine.outages import OutageLog
     from nsqtools.net.connection import Connection
     from nsqtools.tasks import Tasks

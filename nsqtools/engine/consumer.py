@@ -16,7 +16,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
-from nsqtools.config import ConsumerConfig
+from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Connector, Subscription
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.outages import FailureLog, OutageLog

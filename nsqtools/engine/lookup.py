@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsqtools.config import ConsumerConfig
+from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from re import Pattern
 
-    from nsqtools.config import ClientConfig
+    from nsqtools.config.connection import ClientConfig
     from nsqtools.engine.connector import Subscription
     from nsqtools.net.http.replies import Lookup, Registration, TopicStats
 

@@ -20,7 +20,7 @@ from nsqtools.tasks import call_each
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqtools.config import ClientConfig
+    from nsqtools.config.connection import ClientConfig
     from nsqtools.net.http.replies import NsqdInfo, Registration
 
 log = logging.getLogger(__name__)

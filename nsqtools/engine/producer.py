@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Self, TypeAlias
 from weakref import WeakSet
 
-from nsqtools.config import ProducerConfig
+from nsqtools.config.connection import ProducerConfig
 from nsqtools.config.units import format_duration, format_size
 from nsqtools.errors import (
     REFUSED_BODY,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config.connection import ConsumerConfig
     from nsqtools.names import Address
     from nsqtools.net.connection import Connection
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqtools.config import ConsumerConfig, StopOptions
+from nsqtools.config.connection import ConsumerConfig
+from nsqtools.config.consuming import StopOptions
 from nsqtools.config.units import format_duration
 from nsqtools.engine.connector import Subscription, check_lookupds
 from nsqtools.engine.consumer import Consumer

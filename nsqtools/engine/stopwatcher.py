@@ -14,7 +14,8 @@ from nsqtools.tasks import call_each
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import ConsumerConfig, StopOptions
+    from nsqtools.config.connection import ConsumerConfig
+    from nsqtools.config.consuming import StopOptions
     from nsqtools.engine.connector import Subscription
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.lookup import Backlog, TopicFinder

@@ -50,7 +50,7 @@ from nsqtools.proto.session import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import ClientConfig
+    from nsqtools.config.connection import ClientConfig
     from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from __future__ import annotations
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import ConsumerConfig
+from nsqtools.config.connection import ConsumerConfig
 from nsqtools.net.tls import uses_tls
 
 if TYPE_CHECKING:
-    from nsqtools.config import ClientConfig
+    from nsqtools.config.connection import ClientConfig
 
 
 def identify_body(config: ClientConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from nsqtools.config.connection import without_waiting
 from nsqtools.errors import ConfigError, with_fix
 
 if TYPE_CHECKING:
-    from nsqtools.config import ClientConfig
+    from nsqtools.config.connection import ClientConfig
     from nsqtools.names import Address
 
 log = logging.getLogger(__name__)

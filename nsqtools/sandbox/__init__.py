@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Self
 
-from nsqtools.config import NsqdOptions, SandboxOptions
+from nsqtools.config.sandbox import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address, check_name
 from nsqtools.sandbox.events import publish_at_rate, sample_events

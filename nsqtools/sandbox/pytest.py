@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pytest
 
-from nsqtools.config import NsqdOptions
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.names import check_name
 from nsqtools.sandbox import Sandbox
 from nsqtools.sandbox.nsqd.nsqd_stats import take_stats

@@ -24,7 +24,7 @@ from nsqtools.sinks.threads import Threads, as_output_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.config import DeadLetterOptions
+    from nsqtools.config.consuming import DeadLetterOptions
     from nsqtools.engine.handler import Batch, Message
 
 log = logging.getLogger(__name__)

@@ -71,10 +71,7 @@ class Client(ClientConfig):
 
 
 def run(
-    *args: str,
-    env: Mapping[str, str] | None = None,
-    presets: Mapping[str, Any] | None = None,
-    **groups: Any,
+    *args: str, env: Mapping[str, str] | None = None, **groups: Any
 ) -> tuple[Result, dict[str, Any]]:
     """Run ``nsqtools tail ARGS``; what it said, and what it was called with."""
     got: dict[str, Any] = {}
@@ -89,7 +86,7 @@ def run(
 
     tail.__annotations__ |= groups or {"where": Where, "what": What}
     tail = click.argument("rest", nargs=-1)(tail)
-    nsqtools.command("tail", cls=Command)(options(**(presets or {}))(tail))
+    nsqtools.command("tail", cls=Command)(options()(tail))
 
     result = CliRunner().invoke(
         nsqtools, ["tail", *args], env={"NSQTOOLS_CONFIG": "none", **(env or {})}
@@ -186,12 +183,6 @@ def test_a_wrong_variable_is_named_and_one_without_the_command_only_of_shared_op
     assert run(env={"NSQTOOLS_COUNT": "3"})[1]["what"].count == 0  # no shared class
     assert "NSQTOOLS_TAIL_WAIT" in refusal(env={"NSQTOOLS_TAIL_WAIT": "soon"})
     assert "NSQTOOLS_READ_TIMEOUT" in refusal(env={"NSQTOOLS_READ_TIMEOUT": "1h"}, client=Client)
-
-
-def test_a_commands_own_defaults_replace_those_of_the_class() -> None:
-    presets = {"what": {"count": 7, "mode": "slow"}}
-    assert run(presets=presets)[1]["what"] == What(count=7, mode="slow")
-    assert run("--mode", "fast", presets=presets)[1]["what"] == What(count=7)
 
 
 def test_an_option_without_a_flag_is_set_by_go_nsqs_name() -> None:

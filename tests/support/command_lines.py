@@ -9,7 +9,7 @@ from itertools import groupby
 import click
 
 from nsqtools.cli import cli
-from nsqtools.cli.settings import Settings
+from nsqtools.cli.resolver import Resolver
 from nsqtools.cli.tree import groups_of
 
 
@@ -41,4 +41,4 @@ def parse(args: list[str]) -> None:
         suppress(click.exceptions.Exit),  # of --help and --version
         command.make_context(name, args, parent=context) as made,
     ):
-        Settings(made, groups_of(command)).made()
+        Resolver(made, groups_of(command)).instances()

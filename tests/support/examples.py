@@ -13,7 +13,7 @@ from subprocess import PIPE, STDOUT
 from typing import TYPE_CHECKING
 
 from nsqtools.cli import cli
-from nsqtools.cli.settings import variables
+from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import walk
 from tests.support.eventually import eventually
 from tests.support.process import Cli, neutral

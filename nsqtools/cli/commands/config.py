@@ -12,10 +12,10 @@ from nsqtools.cli.configfile import Source, load
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.options import CommandGroup, ConfigOption, argument, options
 from nsqtools.cli.output import print_json, print_rows
-from nsqtools.cli.settings import Chosen, Settings, allowed, command_names
-from nsqtools.cli.tree import contexts, groups_of, words
-from nsqtools.config import FileOptions, ShowOptions
+from nsqtools.cli.resolver import Resolver, SelectedFile, allowed
+from nsqtools.cli.tree import command_names, contexts, groups_of, words
 from nsqtools.config.option import CLASSES, Option, flag_name
+from nsqtools.config.program import FileOptions, ShowOptions
 from nsqtools.config.units import nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.cli.configfile import ConfigFile
-    from nsqtools.cli.settings import Setting
+    from nsqtools.cli.resolver import ResolvedValue
 
 
 @click.group("config", cls=CommandGroup)
@@ -90,9 +90,9 @@ def show(
     warnings: dict[str, None] = {}
     for target, args in targets:
         parsed = _parsed(target, [*_flags(ctx, file), *args])
-        chosen = Chosen.of(parsed)
-        warnings |= dict.fromkeys(chosen.warnings)
-        rows += _rows(parsed, chosen, changed=changed)
+        selected = SelectedFile.of(parsed)
+        warnings |= dict.fromkeys(selected.warnings)
+        rows += _rows(parsed, selected, changed=changed)
     if changed and not command_line:  # the same file and profile for all
         rows = [row for row in rows if row.option not in FileOptions.declared()]
     for warning in warnings:
@@ -139,27 +139,25 @@ def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
     return shadow.make_context(ctx.info_name, args, parent=ctx.parent)
 
 
-def _rows(ctx: click.Context, chosen: Chosen, *, changed: bool) -> Iterator[OptionRow]:
+def _rows(ctx: click.Context, selected: SelectedFile, *, changed: bool) -> Iterator[OptionRow]:
     """The options of a command: all, or those whose values are not its defaults."""
-    path, groups = words(ctx), groups_of(ctx.command)
-    settings = Settings(ctx, groups, chosen.tables(ctx))
-    found: dict[str, tuple[Option, Setting]] = {}
-    defaults: dict[str, Any] = {}
-    for keyword, (cls, presets) in groups.items():
-        for name, setting in settings.of(keyword).items():
-            found.setdefault(name, (cls.declared()[name], setting))
-            defaults.setdefault(name, presets.get(name, cls.declared()[name].default))
-    for name, setting in chosen.settings.items():
-        found.setdefault(name, (FileOptions.declared()[name], setting))
-    for name, (declared, setting) in found.items():
-        if changed and (setting.source is Source.DEFAULT or setting.value == defaults.get(name)):
+    groups = groups_of(ctx.command)
+    resolver = Resolver(ctx, groups, selected.tables(ctx))
+    found: dict[str, tuple[Option, ResolvedValue]] = {}
+    for keyword, cls in groups.items():
+        for name, resolved in resolver.values(keyword).items():
+            found.setdefault(name, (cls.declared()[name], resolved))
+    for name, resolved in selected.values.items():
+        found.setdefault(name, (FileOptions.declared()[name], resolved))
+    for name, (declared, (value, source, origin)) in found.items():
+        if changed and (source is Source.DEFAULT or value == declared.default):
             continue
         yield OptionRow(
-            command=" ".join(path),
+            command=" ".join(words(ctx)),
             option=flag_name(name),
-            value=_shown(declared, setting.value),
-            source=setting.source,
-            where=setting.where,
+            value=_shown(declared, value),
+            source=source,
+            where=origin,
         )
 
 
@@ -228,7 +226,7 @@ def _problems(root: click.Context, file: ConfigFile, profile: str | None) -> Ite
 def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
     """Problems with one command: of single values or, if these are valid, of their combination."""
     groups = groups_of(ctx.command)
-    classes = [cls for cls, _ in groups.values()]
+    classes = [*groups.values()]
     try:
         tables = list(file.tables(words(ctx), profile))
         found = [
@@ -240,7 +238,7 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
         ]
         yield from found
         if not found:
-            Settings(ctx, groups, tables, tables_only=True).made(complete=False)
+            Resolver(ctx, groups, tables, tables_only=True).instances(complete=False)
     except ConfigError as error:
         yield str(error)
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli.exits import Ended, Exit, one_line
-from nsqtools.cli.options import CONSUMING, Command, options
-from nsqtools.config import ConsumerConfig, DoctorOptions
+from nsqtools.cli.options import Command, options
+from nsqtools.config.admin import DoctorOptions
+from nsqtools.config.connection import BatchConsumerConfig
 from nsqtools.names import NSQD_TCP_PORT
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
     essential="topic channel nsqd_tcp_address lookupd_http_address nsqd_http_address json timeout "
     "tls_v1 auth_secret_file verbose",
 )
-@options(config=CONSUMING)
-def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
+@options()
+def doctor(*, where: DoctorOptions, config: BatchConsumerConfig) -> None:
     """Find out why a consumer sees nothing.
 
     Give it the options of the command that sees nothing, such as tail. It examines the servers of

@@ -9,7 +9,7 @@ import click
 from nsqtools.cli.options import CommandGroup, argument, options
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import client_limits
-from nsqtools.config import LookupOptions
+from nsqtools.config.admin import LookupOptions
 from nsqtools.config.option import Option
 from nsqtools.errors import NSQError
 

@@ -8,14 +8,14 @@ import click
 
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.options import CommandGroup, argument, options
-from nsqtools.config import (
+from nsqtools.config.option import Option
+from nsqtools.config.queue import (
     ChannelQueueOptions,
     QueueCatOptions,
     QueueListOptions,
     QueueOptions,
     QueuePushOptions,
 )
-from nsqtools.config.option import Option
 from nsqtools.config.units import counted
 
 if TYPE_CHECKING:

@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.options import CONSUMING, Command, options
-from nsqtools.config import (
-    ConsumerConfig,
-    DeadLetterOptions,
-    MetricsOptions,
-    ProducerConfig,
-    RelayOptions,
-    SourceOptions,
-    StopOptions,
-)
+from nsqtools.cli.options import Command, options
+from nsqtools.config.connection import BatchConsumerConfig, ConsumerConfig, ProducerConfig
+from nsqtools.config.consuming import DeadLetterOptions, MetricsOptions, SourceOptions, StopOptions
+from nsqtools.config.relay import DestinationConfig, RelayOptions, RelaySourceOptions
 
 if TYPE_CHECKING:
     from nsqtools.sinks.relay.relaysink import RelaySink
@@ -30,16 +24,16 @@ _AHEAD = 10.0
     essential="topic channel nsqd_tcp_address lookupd_http_address destination_nsqd_tcp_address "
     "destination_topic where dead_letter_dir until_empty",
 )
-@options(source={"channel": "nsq_to_nsq"}, target={"mode": "hostpool"}, config=CONSUMING)
+@options()
 def relay(
     *,
-    source: SourceOptions,
+    source: RelaySourceOptions,
     relaying: RelayOptions,
     dead: DeadLetterOptions,
     stop: StopOptions,
     metrics: MetricsOptions,
-    target: ProducerConfig,
-    config: ConsumerConfig,
+    target: DestinationConfig,
+    config: BatchConsumerConfig,
 ) -> None:
     """Relay topics to topics of another nsqd.
 

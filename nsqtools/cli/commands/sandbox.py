@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import NsqdOptions, SandboxOptions
+from nsqtools.config.sandbox import NsqdOptions, SandboxOptions
 
 if TYPE_CHECKING:
     from nsqtools.sandbox import Sandbox

@@ -6,14 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.options import CONSUMING, Command, options
-from nsqtools.config import (
-    ConsumerConfig,
-    MetricsOptions,
-    StopOptions,
-    TailOptions,
-    TailSourceOptions,
-)
+from nsqtools.cli.options import Command, options
+from nsqtools.config.connection import BatchConsumerConfig, ConsumerConfig
+from nsqtools.config.consuming import MetricsOptions, StopOptions, TailOptions, TailSourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,14 +22,14 @@ _PEEK_IDLE = 2.0
     essential="topic channel nsqd_tcp_address lookupd_http_address count until_empty json "
     "timestamps print_topic format",
 )
-@options(config=CONSUMING)
+@options()
 def tail(
     *,
     source: TailSourceOptions,
     form: TailOptions,
     stop: StopOptions,
     metrics: MetricsOptions,
-    config: ConsumerConfig,
+    config: BatchConsumerConfig,
 ) -> None:
     """Print the messages of a topic.
 

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.options import CONSUMING, Command, options
-from nsqtools.config import (
-    ArchiveOptions,
-    ArchiveSourceOptions,
-    ConsumerConfig,
-    MetricsOptions,
-    StopOptions,
-)
+from nsqtools.cli.options import Command, options
+from nsqtools.config.connection import BatchConsumerConfig
+from nsqtools.config.consuming import MetricsOptions, StopOptions
+from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,14 +23,14 @@ if TYPE_CHECKING:
     essential="topic channel nsqd_tcp_address lookupd_http_address output_dir filename_format "
     "compress rotate_size rotate_interval until_empty",
 )
-@options(source={"channel": "nsq_to_file"}, config=CONSUMING)
+@options()
 def to_file(
     *,
     source: ArchiveSourceOptions,
     files: ArchiveOptions,
     stop: StopOptions,
     metrics: MetricsOptions,
-    config: ConsumerConfig,
+    config: BatchConsumerConfig,
 ) -> None:
     """Archive topics in files.
 

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import (
-    ClientConfig,
-    ConsumerConfig,
+from nsqtools.config.connection import ClientConfig, ConsumerConfig
+from nsqtools.config.consuming import (
     DeadLetterOptions,
     DeliveryStopOptions,
-    HttpOptions,
     MetricsOptions,
     SourceOptions,
 )
+from nsqtools.config.http import HttpConsumerConfig, HttpOptions, HttpSourceOptions
 
 if TYPE_CHECKING:
     from nsqtools.sinks.http.httpsink import HttpSink
@@ -29,15 +28,15 @@ _TLS_FLAGS = "--http-tls"
     essential="topic channel nsqd_tcp_address lookupd_http_address post get mode concurrency "
     "max_attempts dead_letter_dir dead_letter_topic",
 )
-@options(source={"channel": "nsq_to_http"}, config={"max_in_flight": 200})
+@options()
 def to_http(
     *,
-    source: SourceOptions,
+    source: HttpSourceOptions,
     http: HttpOptions,
     dead: DeadLetterOptions,
     stop: DeliveryStopOptions,
     metrics: MetricsOptions,
-    config: ConsumerConfig,
+    config: HttpConsumerConfig,
 ) -> None:
     """Deliver messages to HTTP endpoints.
 

@@ -8,8 +8,9 @@ import click
 
 from nsqtools.cli.exits import Ended, Exit, one_line
 from nsqtools.cli.options import Command, argument, options
-from nsqtools.config import LogOptions, VerifyOptions
+from nsqtools.config.files import VerifyOptions
 from nsqtools.config.option import Option
+from nsqtools.config.program import LogOptions
 from nsqtools.config.units import counted
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools import __version__
-from nsqtools.cli.settings import variables
+from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import CommandNode, command_options, contexts
-from nsqtools.config import FileOptions
+from nsqtools.config.program import FileOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def _options(node: CommandNode) -> Iterator[dict[str, Any]]:
     if not node.groups:
         return
     found: dict[str, CommandOption] = {}
-    for each in command_options({**node.groups, "": (FileOptions, {})}):
+    for each in command_options({**node.groups, "": FileOptions}):
         found.setdefault(each.name, each)
     for name, each in found.items():
         declared = each.declared
@@ -82,8 +82,8 @@ def _options(node: CommandNode) -> Iterator[dict[str, Any]]:
 
 def _default(option: CommandOption) -> Any:
     if option.declared.multiple:
-        return [_shown(option, each) for each in option.default]
-    return _shown(option, option.default)
+        return [_shown(option, each) for each in option.declared.default]
+    return _shown(option, option.declared.default)
 
 
 def _shown(option: CommandOption, value: Any) -> Any:

@@ -14,7 +14,7 @@ from nsqtools.cli.docs import sections
 from nsqtools.cli.docs.roff import argument, listed, macro, paragraphs, prose, verbatim, xr
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import ConfigOption, by_section
-from nsqtools.cli.settings import variables
+from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import CommandOption, command_options
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _without_flags(node: CommandNode) -> list[str]:
     found: dict[Any, CommandOption] = {}
     for each in command_options(node.groups):
         if not each.declared.flag:
-            found.setdefault((each.name, each.declared, each.default), each)
+            found.setdefault((each.name, each.declared), each)
     times = Counter(each.name for each in found.values())
     sections: dict[str, list[CommandOption]] = {}
     for each in found.values():
@@ -193,7 +193,7 @@ def _flagless(option: CommandOption) -> str:
 
 
 def _about_flagless(node: CommandNode) -> list[str]:
-    takers = [f"--{cls.opt_flag}" for cls, _ in node.groups.values() if cls.opt_flag]
+    takers = [f"--{cls.opt_flag}" for cls in node.groups.values() if cls.opt_flag]
     by = f"{' or '.join(takers)}, by " if takers else ""
     text = f"These are set by {by}an environment variable or the configuration file."
     if len(takers) > 1:

@@ -61,7 +61,7 @@ def _entry(option: CommandOption) -> Iterator[str]:
 
 def _default(option: CommandOption) -> str:
     """A literal of TOML."""
-    declared, value = option.declared, option.default
+    declared, value = option.declared, option.declared.default
     if declared.multiple:
         return dumps(list(value))
     return dumps(declared.show(value) if declared.kind in ("duration", "size") else value)

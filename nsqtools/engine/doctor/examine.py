@@ -34,7 +34,7 @@ from nsqtools.tasks import call_each, end, together
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config.connection import ConsumerConfig
     from nsqtools.errors import Reason
     from nsqtools.net.http.replies import NsqdInfo, Registration
     from nsqtools.net.probe import Speaks

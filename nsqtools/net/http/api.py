@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from nsqtools import __version__
-from nsqtools.config import ClientConfig
+from nsqtools.config.connection import ClientConfig
 from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
 from nsqtools.names import Address

@@ -10,7 +10,8 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import NsqdOptions, read_secret
+from nsqtools.config.connection import read_secret
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.server import serve
 from nsqtools.net.tcp import bound, close, name_of, naming

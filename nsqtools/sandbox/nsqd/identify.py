@@ -10,7 +10,7 @@ from nsqtools.errors import ServerError
 from nsqtools.sandbox.http_api import VERSION, to_json
 
 if TYPE_CHECKING:
-    from nsqtools.config import NsqdOptions
+    from nsqtools.config.sandbox import NsqdOptions
 
 DEFLATE_LEVEL = 6
 """nsqd's default and maximum."""

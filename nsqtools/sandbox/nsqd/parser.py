@@ -18,7 +18,7 @@ from nsqtools.proto.frames import FrameType
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.config import NsqdOptions
+    from nsqtools.config.sandbox import NsqdOptions
     from nsqtools.sandbox.nsqd.channel import QueuedMessage
 
 _MAX_LINE = 16 * 1024  # the buffer of nsqd's reader (client_v2.go, defaultBufferSize)

@@ -15,7 +15,7 @@ from nsqtools.net.tls import load_certificates, load_identity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nsqtools.config import NsqdOptions
+    from nsqtools.config.sandbox import NsqdOptions
 
 _PIECE = 1 << 16
 

@@ -25,7 +25,8 @@ from nsqtools.sinks.threads import Threads, as_output_error, without_frames
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
+    from nsqtools.config.connection import ConsumerConfig
+    from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
     from nsqtools.engine.handler import Batch
     from nsqtools.sinks.files.topicarchive import Fate
     from nsqtools.sinks.files.workfile import Part

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import tzinfo
 
-    from nsqtools.config import ArchiveOptions
+    from nsqtools.config.files import ArchiveOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

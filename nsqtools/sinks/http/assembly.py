@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLContext
 
-    from nsqtools.config import HttpOptions
+    from nsqtools.config.http import HttpOptions
     from nsqtools.sinks.deadletters import DeadLetters
     from nsqtools.sinks.http.courier import Courier
 

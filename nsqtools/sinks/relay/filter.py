@@ -14,7 +14,7 @@ from nsqtools.sinks.relay.programs import condition, edit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from nsqtools.config import RelayOptions
+    from nsqtools.config.relay import RelayOptions
 
 
 @dataclass(frozen=True, slots=True)

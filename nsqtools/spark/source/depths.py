@@ -18,7 +18,7 @@ from nsqtools.tasks import call_each
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config.connection import ConsumerConfig
     from nsqtools.net.http.replies import TopicStats
     from nsqtools.spark.source.plans import TopicOnNsqd
     from nsqtools.spark.source.sourceoptions import SourceSettings

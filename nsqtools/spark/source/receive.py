@@ -38,7 +38,7 @@ from nsqtools.spark.staging.redelivered import WINDOW
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config.connection import ConsumerConfig
     from nsqtools.errors import ServerError
     from nsqtools.proto.messages import Message
     from nsqtools.spark.source.plans import Quota

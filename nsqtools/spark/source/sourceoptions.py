@@ -16,14 +16,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from nsqtools.config import (
+from nsqtools.config.connection import (
     ClientConfig,
     ConsumerConfig,
     ProducerConfig,
-    StreamConfig,
     checked_secret,
     read_secret,
 )
+from nsqtools.config.lake import StreamConfig
 from nsqtools.config.option import Option
 from nsqtools.config.units import nearest
 from nsqtools.errors import ConfigError, NSQError, PeerError

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from nsqtools.cli.options import CONSUMING, Command, CommandGroup, argument, options
-from nsqtools.config import (
+from nsqtools.cli.options import Command, CommandGroup, argument, options
+from nsqtools.config.admin import (
     ChangeOptions,
-    ConsumerConfig,
     DrainOptions,
     LossOptions,
     TombstoneOptions,
     TrimOptions,
 )
+from nsqtools.config.connection import BatchConsumerConfig
 from nsqtools.config.option import Option
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ channel = _group(
 @channel.command("trim", essential=f"older_than archive {_ESSENTIAL} yes")
 @_topic
 @_channel
-@options(config=CONSUMING)
-def trim(*, topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) -> None:
+@options()
+def trim(*, topic: str, channel: str, where: TrimOptions, config: BatchConsumerConfig) -> None:
     """Finish the messages of a channel that are too old.
 
     It receives what is in the channel when it begins, finishes what is older than --older-than, and

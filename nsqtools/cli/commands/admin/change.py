@@ -13,7 +13,7 @@ import click
 from nsqtools.cli.exits import Ended, Exit, describe, one_line
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import client_limits, nsqds_of
-from nsqtools.config import LossOptions
+from nsqtools.config.admin import LossOptions
 from nsqtools.config.units import counted, nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
 from nsqtools.engine.changes import (
@@ -30,7 +30,7 @@ from nsqtools.errors import ConfigError, NSQError, UnreachableError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.config import ChangeOptions, TombstoneOptions
+    from nsqtools.config.admin import ChangeOptions, TombstoneOptions
     from nsqtools.engine.changes import Discard, Loss, Stages, Step, Survey, Verb
     from nsqtools.errors import HTTPError
     from nsqtools.net.http.replies import Registration

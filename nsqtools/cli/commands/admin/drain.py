@@ -19,7 +19,7 @@ from nsqtools.errors import UnreachableError
 from nsqtools.policy.drain import Drain
 
 if TYPE_CHECKING:
-    from nsqtools.config import DrainOptions
+    from nsqtools.config.admin import DrainOptions
     from nsqtools.names import Address
     from nsqtools.policy.rates import ChannelKey
 

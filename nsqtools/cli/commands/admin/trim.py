@@ -17,7 +17,8 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import with_secret
 from nsqtools.cli.service import consume
-from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, StopOptions
+from nsqtools.config.consuming import StopOptions
+from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
 from nsqtools.config.units import counted, format_duration
 from nsqtools.engine.changes import Target, loss
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
@@ -30,7 +31,8 @@ from nsqtools.sinks.trimsink import TrimSink
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqtools.config import ConsumerConfig, TrimOptions
+    from nsqtools.config.admin import TrimOptions
+    from nsqtools.config.connection import ConsumerConfig
     from nsqtools.engine.changes import Holding, Loss
     from nsqtools.sinks.files.filesink import FileSink
 

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.options import CONSUMING, CommandGroup, options
-from nsqtools.config import (
+from nsqtools.cli.options import CommandGroup, options
+from nsqtools.config.bench import (
     BenchServerOptions,
-    ConsumerConfig,
     EndToEndOptions,
-    ProducerConfig,
     PubBenchOptions,
     SubBenchOptions,
 )
+from nsqtools.config.connection import BatchConsumerConfig, ConsumerConfig, ProducerConfig
 
 if TYPE_CHECKING:
-    from nsqtools.config import BenchOptions
+    from nsqtools.config.bench import BenchOptions
 
 _ESSENTIAL = "nsqd_tcp_address lookupd_http_address topic existing count duration size"
 
@@ -58,13 +57,13 @@ def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerCon
         ("A million, by four connections", "nsqtools bench sub -n 1000000 --consumers 4"),
     ),
 )
-@options(config=CONSUMING)
+@options()
 def sub(
     *,
     where: BenchServerOptions,
     load: SubBenchOptions,
     target: ProducerConfig,
-    config: ConsumerConfig,
+    config: BatchConsumerConfig,
 ) -> None:
     """Measure consuming: messages per second from a channel that holds them all.
 
@@ -86,13 +85,13 @@ def sub(
         ),
     ),
 )
-@options(load={"rate": 1000.0, "batch": 1}, config=CONSUMING)
+@options()
 def e2e(
     *,
     where: BenchServerOptions,
     load: EndToEndOptions,
     target: ProducerConfig,
-    config: ConsumerConfig,
+    config: BatchConsumerConfig,
 ) -> None:
     """Measure the time from publishing a message until its consumer has it.
 

@@ -18,7 +18,7 @@ from nsqtools.tasks import together
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.config import BenchOptions
+    from nsqtools.config.bench import BenchOptions
     from nsqtools.engine.handler import Batch
     from nsqtools.engine.producer import Producer
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from nsqtools.cli.commands.bench.traffic import Traffic
-    from nsqtools.config import BenchOptions, BenchServerOptions, ConsumerConfig, ProducerConfig
+    from nsqtools.config.bench import BenchOptions, BenchServerOptions
+    from nsqtools.config.connection import ConsumerConfig, ProducerConfig
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from nsqtools.names import Address
 from nsqtools.net.tls import http_context
 
 if TYPE_CHECKING:
-    from nsqtools.config import BenchOptions, BenchServerOptions, ClientConfig
+    from nsqtools.config.bench import BenchOptions, BenchServerOptions
+    from nsqtools.config.connection import ClientConfig
     from nsqtools.engine.changes import Survey
 
 log = logging.getLogger(__name__)

@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from nsqtools.cli.options import CommandGroup, options
-from nsqtools.config import (
+from nsqtools.config.connection import ProducerConfig
+from nsqtools.config.consuming import MetricsOptions
+from nsqtools.config.lake import (
     BodyOptions,
     CompactOptions,
     InputOptions,
     LakeOptions,
-    MetricsOptions,
-    ProducerConfig,
     QueryInputOptions,
     QueryOptions,
     QuerySourceOptions,
@@ -22,8 +22,8 @@ from nsqtools.config import (
     StreamConfig,
     StreamOptions,
     StreamSourceOptions,
-    TargetOptions,
 )
+from nsqtools.config.publishing import TargetOptions
 
 
 @click.group("pipeline", cls=CommandGroup)

@@ -29,15 +29,10 @@ from nsqtools.spark.properties import is_local
 from nsqtools.stores.places import OURS, below, is_pattern, local
 
 if TYPE_CHECKING:
-    from nsqtools.config import (
-        CompactOptions,
-        InputOptions,
-        MetricsOptions,
-        ProducerConfig,
-        ReplayOptions,
-        SparkOptions,
-        TargetOptions,
-    )
+    from nsqtools.config.connection import ProducerConfig
+    from nsqtools.config.consuming import MetricsOptions
+    from nsqtools.config.lake import CompactOptions, InputOptions, ReplayOptions, SparkOptions
+    from nsqtools.config.publishing import TargetOptions
     from nsqtools.spark.jobs.compact import Compacted
 
 log = logging.getLogger(__name__)

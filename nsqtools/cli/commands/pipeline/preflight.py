@@ -23,7 +23,7 @@ from nsqtools.stores.places import is_pattern, local
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from nsqtools.config import ClientConfig
+    from nsqtools.config.connection import ClientConfig
 
 log = logging.getLogger(__name__)
 

@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.cli.commands.pipeline.run import PipelineJob
-    from nsqtools.config import (
+    from nsqtools.config.connection import ProducerConfig
+    from nsqtools.config.consuming import MetricsOptions
+    from nsqtools.config.lake import (
         BodyOptions,
         InputOptions,
-        MetricsOptions,
-        ProducerConfig,
         QueryOptions,
         QuerySourceOptions,
         SparkOptions,

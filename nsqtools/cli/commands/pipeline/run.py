@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nsqtools.cli.commands.pipeline.views import View
-    from nsqtools.config import MetricsOptions, SparkOptions
+    from nsqtools.config.consuming import MetricsOptions
+    from nsqtools.config.lake import SparkOptions
 
 R = TypeVar("R")
 

@@ -12,13 +12,8 @@ from nsqtools.records.layout import Layout
 from nsqtools.spark.properties import is_local
 
 if TYPE_CHECKING:
-    from nsqtools.config import (
-        ClientConfig,
-        InputOptions,
-        StreamConfig,
-        StreamOptions,
-        StreamSourceOptions,
-    )
+    from nsqtools.config.connection import ClientConfig
+    from nsqtools.config.lake import InputOptions, StreamConfig, StreamOptions, StreamSourceOptions
 
 _SECRET = "NSQTOOLS_PIPELINE_AUTH_SECRET"  # noqa: S105 - names a variable
 

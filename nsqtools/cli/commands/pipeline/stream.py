@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from nsqtools.cli.commands.pipeline.run import PipelineJob
-    from nsqtools.config import (
+    from nsqtools.config.consuming import MetricsOptions
+    from nsqtools.config.lake import (
         BodyOptions,
         LakeOptions,
-        MetricsOptions,
         SparkOptions,
         StreamConfig,
         StreamOptions,

@@ -7,7 +7,8 @@ import os
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
+from nsqtools.config.connection import ProducerConfig
+from nsqtools.config.publishing import PubOptions, TargetOptions
 
 
 @click.command(
@@ -56,7 +57,7 @@ def _warn_of_turns(target: TargetOptions, config: ProducerConfig) -> None:
     """Warn of several nsqds without --mode: to_nsq would publish a copy to each."""
     import logging
 
-    from nsqtools.cli.settings import is_default
+    from nsqtools.cli.resolver import is_default
 
     count = len(set(target.nsqd_tcp_address))
     if count > 1 and is_default(click.get_current_context(), "config", "mode"):

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Any, BinaryIO
 
-    from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
+    from nsqtools.config.connection import ProducerConfig
+    from nsqtools.config.publishing import PubOptions, TargetOptions
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ import click
 
 from nsqtools.cli.commands.stats.check import PluginCommand
 from nsqtools.cli.options import options
-from nsqtools.config import ClusterOptions, StatsOptions
+from nsqtools.config.admin import ClusterOptions
+from nsqtools.config.stats import StatsOptions
 
 
 @click.command(

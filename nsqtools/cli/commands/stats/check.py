@@ -20,7 +20,8 @@ from nsqtools.errors import OutputClosedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
+    from nsqtools.config.admin import ClusterOptions
+    from nsqtools.config.stats import CheckOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.policy.checks import CheckResult, Datum, Limits, Peers
 
@@ -98,7 +99,7 @@ def _asked(args: Sequence[str]) -> bool:
 
 def _refuse_idle(ctx: click.Context) -> None:
     """Raise UsageError for a threshold without --check, which would have no effect."""
-    from nsqtools.config import CheckOptions
+    from nsqtools.config.stats import CheckOptions
 
     for name in CheckOptions.declared().keys() - {"check", "serve"}:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:

@@ -18,7 +18,8 @@ from nsqtools.net.systemd import Notifier
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from nsqtools.config import ClusterOptions, StatsOptions
+    from nsqtools.config.admin import ClusterOptions
+    from nsqtools.config.stats import StatsOptions
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.net.http.replies import ChannelStats, TopicStats
 

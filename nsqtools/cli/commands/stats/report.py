@@ -13,7 +13,7 @@ from nsqtools.policy.rates import Rates, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from nsqtools.config import StatsOptions
+    from nsqtools.config.stats import StatsOptions
     from nsqtools.engine.cluster import Cluster, Snapshot
     from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
     from nsqtools.policy.rates import ChannelKey, Row

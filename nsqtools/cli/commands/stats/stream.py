@@ -15,7 +15,7 @@ from nsqtools.cli.exits import Ended, Exit
 
 if TYPE_CHECKING:
     from nsqtools.cli.commands.stats.report import Report, Reporter
-    from nsqtools.config import StatsOptions
+    from nsqtools.config.stats import StatsOptions
 
 log = logging.getLogger(__name__)
 

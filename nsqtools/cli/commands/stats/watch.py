@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nsqtools.cli.commands.stats.report import Reporter
-    from nsqtools.config import StatsOptions
+    from nsqtools.config.stats import StatsOptions
 
 _MOST_LOGS = 100  # lines that are kept until the screen is left
 
