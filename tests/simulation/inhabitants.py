@@ -207,15 +207,16 @@ class FileLife(Life):
         return "host-0"
 
     def argv(self, number: int) -> list[str]:
-        home = os.path.join(self.world.disk.root, self.host(number), f"out-{number}")
         style = self.plan.style
+        own = "" if style == "one directory" else f"-{number}"
+        home = os.path.join(self.world.disk.root, self.host(number), f"out{own}")
         rev = "<REV>" if "--rotate-interval" in self.plan.options else ""
         argv = [
             "to-file",
             "--output-dir",
             home,
             "--filename-format",
-            f"<TOPIC>.<DATETIME>{rev}.log",
+            f"<TOPIC>.{number}.<DATETIME>{rev}.log",
         ]
         argv += ["--datetime-format", "%Y-%m-%d_%H"]
         if "hook" in style:
@@ -225,16 +226,7 @@ class FileLife(Life):
         return argv
 
     def arrived(self) -> Iterable[bytes]:
-        for folder, _, names in os.walk(self.world.disk.root):
-            if ".nsqtools" in folder:
-                continue
-            for name in sorted(names):
-                if name.startswith("."):
-                    self.world.violated(f"{folder}/{name}: hidden and left")
-                elif name.endswith(".part"):
-                    self.world.violated(f"{folder}/{name}: not published")
-                else:
-                    yield from _content(os.path.join(folder, name)).splitlines()
+        return _archived(self.world, self.world.disk.root)
 
     def fault_hup(self, fault: Fault) -> None:
         self.pick(fault, list(self.commands.values())).signal(signal.SIGHUP)
@@ -248,6 +240,20 @@ class FileLife(Life):
         await super().finish()
 
 
+def _archived(world: World, root: str) -> Iterable[bytes]:
+    """The lines of the files that to-file has published, which has left no others."""
+    for folder, _, names in os.walk(root):
+        if ".nsqtools" in folder:
+            continue
+        for name in sorted(names):
+            if name.startswith("."):
+                world.violated(f"{folder}/{name}: hidden and left")
+            elif name.endswith(".part"):
+                world.violated(f"{folder}/{name}: not published")
+            else:
+                yield from _content(os.path.join(folder, name)).splitlines()
+
+
 def _content(path: str) -> bytes:
     """What is in an archive file, which readers of the compression's own library must take."""
     with open(path, "rb") as file:
@@ -257,11 +263,29 @@ def _content(path: str) -> bytes:
     return load_zstd().decompress(content) if ".zst" in path else content
 
 
-class UntilEmptyLife(TailLife):
-    """``tail --until-empty``: exit 0 means that nothing is left, anywhere."""
+class EndingLife(TailLife):
+    """``tail`` or ``to-file`` with a condition that stops it."""
+
+    async def begin(self) -> None:
+        self.archive = os.path.join(self.world.disk.make("host-0"), "out")
+        await super().begin()
 
     def argv(self, number: int) -> list[str]:
-        return ["tail", "--until-empty"]
+        if self.plan.style != "to-file":
+            return ["tail"]
+        names = ["--filename-format", "<TOPIC>.<DATETIME><REV>.log"]
+        return ["to-file", "--output-dir", self.archive, *names]
+
+    def arrived(self) -> Iterable[bytes]:
+        yield from super().arrived()
+        yield from _archived(self.world, self.archive)
+
+
+class UntilEmptyLife(EndingLife):
+    """``--until-empty``: exit 0 means that nothing is left, anywhere."""
+
+    def argv(self, number: int) -> list[str]:
+        return [*super().argv(number), "--until-empty"]
 
     def start(self, number: int) -> Command:
         command = super().start(number)
@@ -296,6 +320,10 @@ class UntilEmptyLife(TailLife):
                 break
         self.over = True
         await asyncio.gather(*faults)
+        if not self.lookupds:  # which may have forgotten an nsqd
+            self.compare()
+
+    is_once = False
 
     async def fault_server_dies(self, fault: Fault) -> None:
         server: Server = self.pick(fault, self.servers)
@@ -304,11 +332,11 @@ class UntilEmptyLife(TailLife):
             await start()
 
 
-class CountLife(TailLife):
-    """``tail -n``: exit 0 means that nsqd has finished so many."""
+class CountLife(EndingLife):
+    """``-n``: exit 0 means that nsqd has finished so many, and that they have arrived."""
 
     def argv(self, number: int) -> list[str]:
-        return ["tail", "-n", str(self.wanted)]
+        return [*super().argv(number), "-n", str(self.wanted)]
 
     async def run(self) -> None:
         self.wanted = max(1, self.plan.messages // 2)
@@ -329,6 +357,8 @@ class CountLife(TailLife):
         finished = sum(len(server.finishes.get((TOPIC, CHANNEL), ())) for server in self.servers)
         if command.code == 0 and finished != self.wanted:
             self.world.violated(f"-n {self.wanted}: exit 0, and nsqd has finished {finished}")
+        if command.code == 0 and (arrived := len(set(self.arrived()))) < self.wanted:
+            self.world.violated(f"-n {self.wanted}: exit 0, and {arrived} have arrived")
         if self.plan.is_calm and command.code:
             self.world.violated(f"-n: exit {command.code} without a fault")
 

@@ -43,9 +43,11 @@ _FAULTS = {
 }
 KINDS = tuple(_FAULTS)
 _STYLES = {
-    "to-file": ("", "hook", "upload", "hook <REV>"),
+    "to-file": ("", "hook", "upload", "hook <REV>", "one directory"),
     "to-http": ("", "dead letters"),
     "relay": ("", "beside others"),
+    "until-empty": ("", "to-file"),
+    "count": ("", "to-file"),
 }
 
 
@@ -128,6 +130,8 @@ def plan_of(seed: int, kind: str = "") -> Plan:
 def _copies(rng: Random, kind: str, style: str) -> int:
     if style == "beside others":  # relay, tail and to-http
         return 3
+    if style == "one directory":
+        return 2
     return 1 if kind in ("until-empty", "count", "pub", "library") else rng.choice((1, 1, 2))
 
 
