@@ -14,18 +14,24 @@ import importlib.util
 import itertools
 import json
 import os
+import queue
 import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = re.compile(r"nsqtools/(spark/(?!staging/)|cli/docs/|sandbox/|ui/)")
@@ -134,6 +140,7 @@ class Copy:
     """A private copy of the repository, whose tests can be run."""
 
     def __init__(self, folder: Path, seed: int) -> None:
+        folder.mkdir()
         self.root = folder / "copy"
         self._folder, self._seed, self._moment = folder, seed, time.time()
         others = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
@@ -177,20 +184,42 @@ class Copy:
         return Recorded(time.monotonic() - started, lines)
 
 
-def record(copy: Copy, tests: Sequence[str]) -> dict[str, Recorded]:
+def in_copies(copies: Sequence[Copy], call: Callable[[Copy, T], R], items: Iterable[T]) -> list[R]:
+    """Call for all items, each with a copy that is free, and return the results in their order."""
+    free = queue.SimpleQueue[Copy]()
+    for copy in copies:
+        free.put(copy)
+
+    def work(item: T) -> R:
+        copy = free.get()
+        try:
+            return call(copy, item)
+        finally:
+            free.put(copy)
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        return list(pool.map(work, items))
+
+
+def record(copies: Sequence[Copy], tests: Sequence[str]) -> dict[str, Recorded]:
     """What each test file runs, from the cache where that is known."""
-    sources = [path for path in copy.root.rglob("*.py") if path.name != Path(__file__).name]
+    root = copies[0].root
+    sources = [path for path in root.rglob("*.py") if path.name != Path(__file__).name]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources)))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nsqtools-tests")
     cache.mkdir(parents=True, exist_ok=True)
     file = cache / f"mutations-{digest.hexdigest()[:12]}.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    for test in tests:
-        if test not in known:
-            known[test] = copy.record(test)
+    lock = threading.Lock()
+
+    def add(copy: Copy, test: str) -> None:
+        found = copy.record(test)
+        with lock:
+            known[test] = found
             file.write_text(json.dumps(known))
-            seconds, lines = known[test]
-            print(f"recorded {test}: {seconds:.1f} s, {len(lines)} modules", flush=True)
+        print(f"recorded {test}: {found.seconds:.1f} s, {len(found.lines)} modules", flush=True)
+
+    in_copies(copies, add, [test for test in tests if test not in known])
     return {test: Recorded(*known[test]) for test in tests}
 
 
@@ -222,6 +251,7 @@ def main() -> None:
     parser.add_argument("--at", default="", help="FILE:LINE, to make every mistake of this line")
     parser.add_argument("--without", nargs="+", default=[], help="folders or files of tests")
     parser.add_argument("--seconds", type=float, default=300, help="of tests, for one mistake")
+    parser.add_argument("--jobs", type=int, default=2, help="mistakes that are judged at a time")
     args = parser.parse_args()
     if not importlib.util.find_spec("coverage"):
         parser.error("which test runs which line is found with coverage: pip install coverage")
@@ -235,13 +265,15 @@ def main() -> None:
     chosen = random.Random(args.seed).sample(sites, count)
     print(f"--seed {args.seed}: {count} of {len(sites)} mistakes, {len(tests)} test files")
     with tempfile.TemporaryDirectory(prefix="nsqtools-mutations-") as folder:
-        copy = Copy(Path(folder), args.seed)
-        recorded = record(copy, tests)
-        caught = 0
-        for mutation in chosen:
+        copies = [Copy(Path(folder, str(number)), args.seed) for number in range(args.jobs)]
+        recorded = record(copies, tests)
+
+        def is_caught(copy: Copy, mutation: Mutation) -> bool:
             verdict = judge(copy, mutation, recorded, args.seconds)
-            caught += verdict.startswith("caught")
             print(f"{mutation.path}:{mutation.line}: {mutation.change}: {verdict}", flush=True)
+            return verdict.startswith("caught")
+
+        caught = sum(in_copies(copies, is_caught, chosen))
     print(f"caught {caught} of {count}: {caught / max(count, 1):.0%}")
 
 
