@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.raw import http_ask, mpub
-
 if TYPE_CHECKING:
     from tests.support.raw import Connect
     from tests.support.servers import Nsqd
-
-NOT_FOUND = b'{"message":"NOT_FOUND"}'
-
-
-def ask(nsqd: Nsqd, request: str, body: bytes | None = None) -> tuple[int, bytes]:
-    found = http_ask(nsqd.http, request, body)
-    return found.status, found.body
 
 
 def test_pub_takes_a_chunked_body(nsqd: Nsqd, connect: Connect, topic: str) -> None:
@@ -29,18 +20,6 @@ def test_pub_takes_a_chunked_body(nsqd: Nsqd, connect: Connect, topic: str) -> N
     assert connection.getresponse().read() == b"OK"
     connection.close()
     assert connect().subscribe(topic, ready=1).message().body == b"onetwo"
-
-
-def test_mpub_takes_a_message_a_line_or_the_body_of_the_command(
-    nsqd: Nsqd, connect: Connect, topic: str
-) -> None:
-    body = b"one\n\ntwo\r\n three \n\nfour"
-    assert ask(nsqd, f"POST /mpub?topic={topic}", body) == (200, b"OK")
-    body = mpub(b"five\nsix", b"\0")
-    assert ask(nsqd, f"POST /mpub?topic={topic}&binary=true", body) == (200, b"OK")
-    client = connect().subscribe(topic, ready=6)
-    found = {client.message().body for _ in range(6)}
-    assert found == {b"one", b"two\r", b" three ", b"four", b"five\nsix", b"\0"}
 
 
 def speak(nsqd: Nsqd, request: bytes) -> bytes:
