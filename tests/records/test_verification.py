@@ -74,11 +74,6 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "events.log"
-
-
 def one(path: Path, layout: Layout = RAW, **bound: Any) -> Verification:
     """What is said of an archive."""
     (report,) = check(str(path), layout, **bound)
@@ -203,27 +198,23 @@ class TestUploadedFiles:
 
         return list(check(str(shelf.manifest), RAW, uploaded=copy, **more))
 
-    def test_whole_copies_are_fine_without_local_files(self, tmp_path: Path) -> None:
-        shelf = Shelf(tmp_path / "here")
-        (tmp_path / "there/x").mkdir(parents=True)
-        for name in ("a.log", "x/b.log.gz"):
-            shelf.publish(name, b"1\n2\n").rename(tmp_path / "there" / name)
-        (report,) = self.check(shelf, tmp_path / "there")
-        assert (report.problem, report.records, report.files) == ("", 4, 2)
-
     def test_one_that_is_missing_or_differs_is_bad_unless_its_file_waits(
         self, tmp_path: Path
     ) -> None:
         shelf = Shelf(tmp_path / "here")
         first = shelf.publish("a.log", b"1\n")
-        shelf.publish("b.log", b"2\n")
-        (tmp_path / "b.log").write_bytes(b"3\n")
+        second = shelf.publish("x/b.log.gz", b"2\n")
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x/b.log.gz").write_bytes(packed("b.log.gz", b"3\n"))
         reports = self.check(shelf, tmp_path)
         assert ["a.log" in reports[0].problem, "sha256" in reports[1].problem] == [True, True]
-        (tmp_path / "b.log").write_bytes(b"2\n")
+        second.rename(tmp_path / "x/b.log.gz")
         waiting = {str(first)}
         (report,) = self.check(shelf, tmp_path, waiting_near=lambda _: waiting)
         assert (report.problem, report.files, report.waiting) == ("", 1, 1)
+        first.rename(tmp_path / "a.log")
+        (report,) = self.check(shelf, tmp_path)
+        assert (report.problem, report.records, report.files) == ("", 2, 2)
 
     def test_the_first_that_cannot_be_read_ends_it(self, tmp_path: Path) -> None:
         shelf = Shelf(tmp_path / "here")
@@ -235,6 +226,6 @@ class TestUploadedFiles:
 
     def test_an_archive_lists_no_files(self, tmp_path: Path) -> None:
         path = Shelf(tmp_path).publish("a.log", b"1\n")
-        (report,) = check(str(path), RAW, uploaded=lambda _: path.open("rb"))
+        report = one(path, uploaded=lambda _: path.open("rb"))
         assert report.problem
         assert not report.unreadable
