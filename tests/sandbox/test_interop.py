@@ -50,10 +50,6 @@ def test_an_nsqd_and_an_nsqlookupd_of_different_kinds_agree(
         nsqd.delete("alone")
         eventually(lambda: ask("/channels?topic=t")["channels"] == ["c"])
         eventually(lambda: ask("/lookup?topic=alone")["producers"] == [])
-        # It asks for channels before a new topic's messages flow.
-        http_ask(lookupd.http, "POST /channel/create?topic=new&channel=waiting")
-        nsqd.publish("new", [b"x"])
-        eventually(lambda: nsqd.channel("new", "waiting")["depth"] == 1)
         nsqd.stop()
         eventually(lambda: not lookupd.lookup("t"))
 
