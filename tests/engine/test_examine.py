@@ -19,12 +19,11 @@ from tests.support.servers import free_port
 async def test_the_clock_of_nsqd_is_that_of_its_http_replies(off: int | None) -> None:
     tcp = Address("127.0.0.1", free_port())
     at = {"broadcast_address": tcp.host, "tcp_port": tcp.port, "http_port": 4151}
+    said = json.dumps({"version": "1.3.0", "topics": [], **at})
     date = formatdate(time.time() + off, usegmt=True) if off else "yesterday"
-    answer = reply(
-        json.dumps({"version": "1.3.0", "topics": [], **at}), headers=f"Date: {date}\r\n"
-    )
-    async with serving(answer) as server:
-        question = Question("events", "", (), (), (str(server.address),), timeout=60.0)
+    async with serving(reply(said, headers=f"Date: {date}\r\n")) as server:
+        urls = (str(server.address),)
+        question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
         facts = await examine(question, ConsumerConfig())
     (nsqd,) = facts.nsqds
     assert nsqd.skew == pytest.approx(off or 0, abs=60 if off else 0)
