@@ -37,9 +37,7 @@ def test_noise_costs_one_connection(noise: bytes, nsqlookupd: Nsqlookupd) -> Non
     assert http_ask(nsqlookupd.http, "GET /ping").body == b"OK"
 
 
-def test_a_peer_that_does_not_ping_is_hidden_until_it_does(
-    make_nsqlookupd: MakeNsqlookupd,
-) -> None:
+def test_a_peer_that_does_not_ping_is_hidden_until_it_does(make_nsqlookupd: MakeNsqlookupd) -> None:
     lookupd = make_nsqlookupd("-inactive-producer-timeout=300ms")
 
     def is_listed() -> bool:

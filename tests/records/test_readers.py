@@ -82,9 +82,7 @@ def test_records_end_where_they_end_and_the_first_fault_is_named(
 
 
 @given(
-    st.text("ab", min_size=1, max_size=4),
-    st.text("ab", max_size=40),
-    st.lists(st.integers(0, 40)),
+    st.text("ab", min_size=1, max_size=4), st.text("ab", max_size=40), st.lists(st.integers(0, 40))
 )
 def test_any_delimiter_splits_as_it_would_all_at_once(
     delimiter: str, text: str, offsets: list[int]
