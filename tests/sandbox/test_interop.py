@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.names import Address
-from nsqtools.sandbox.pytest import Nsq
 from tests.support.binaries import require_nsq
 from tests.support.eventually import eventually
-from tests.support.raw import Raw, http_ask
-from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd, Server, drained
+from tests.support.raw import http_ask
+from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd, drained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,32 +50,6 @@ def test_an_nsqd_and_an_nsqlookupd_of_different_kinds_agree(
         eventually(lambda: ask("/lookup?topic=alone")["producers"] == [])
         nsqd.stop()
         eventually(lambda: not lookupd.lookup("t"))
-
-
-class Nsqadmin(Server):
-    program = "nsqadmin"
-
-    def _arguments(self) -> list[str]:
-        return [f"-http-address={self.http}"]
-
-
-def test_nsqadmin_reads_and_changes_it(tmp_path: Path) -> None:
-    with Nsq() as nsq, Raw(Address.parse(nsq.nsqd_tcp_address)) as consumer:
-        nsq.publish("t", *["x"] * 7)
-        consumer.identify(client_id="me", hostname="host")
-        consumer.subscribe("t", "c")
-        flag = f"-lookupd-http-address={nsq.lookupd_http_address}"
-        with Nsqadmin(tmp_path / "nsqadmin", flag) as admin:
-            found = http_ask(admin.http, "GET /api/topics").json
-            assert found == {"message": "", "topics": ["t"]}
-            channel = http_ask(admin.http, "GET /api/topics/t/c").json
-            assert (channel["depth"], channel["clients"][0]["client_id"]) == (7, "me")
-            (node,) = http_ask(admin.http, "GET /api/nodes").json["nodes"]
-            assert f"127.0.0.1:{node['http_port']}" == nsq.nsqd_http_address
-            http_ask(admin.http, "POST /api/topics/t/c", b'{"action": "pause"}')
-            assert nsq.stats("t")["topics"][0]["channels"][0]["paused"] is True
-            http_ask(admin.http, "DELETE /api/topics/t")
-            assert nsq.stats()["topics"] == []
 
 
 @pytest.fixture(scope="module")
