@@ -1,55 +1,22 @@
-"""The sandbox among real programs of NSQ, servers and Go tools: it is an nsqd for them, too."""
+"""The sandbox among Go tools: it is an nsqd for them, too."""
 
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.binaries import require_nsq
 from tests.support.eventually import eventually
-from tests.support.raw import http_ask
-from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd, drained
+from tests.support.servers import drained
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.servers import MakeNsqd
     from tests.support.tls import Certificates
 
 COUNT = 1000
 BODIES = [b"%d %s" % (number, b"x" * (number % 50)) for number in range(COUNT)]
-
-
-@pytest.mark.parametrize(
-    ("nsqd_kind", "lookupd_kind"), [(Nsqd, SandboxNsqlookupd), (SandboxNsqd, Nsqlookupd)]
-)
-def test_an_nsqd_and_an_nsqlookupd_of_different_kinds_agree(
-    nsqd_kind: type[Nsqd], lookupd_kind: type[Nsqlookupd], tmp_path: Path
-) -> None:
-    with (
-        lookupd_kind(tmp_path / "nsqlookupd") as lookupd,
-        nsqd_kind(tmp_path / "nsqd", lookupds=[lookupd]) as nsqd,
-    ):
-
-        def ask(request: str) -> Any:
-            return http_ask(lookupd.http, f"GET {request}").json
-
-        nsqd.create("t", "c")
-        nsqd.create("t", "d#ephemeral")
-        nsqd.create("alone")
-        eventually(lambda: sorted(ask("/topics")["topics"]) == ["alone", "t"])
-        eventually(lambda: sorted(ask("/channels?topic=t")["channels"]) == ["c", "d#ephemeral"])
-        (found,) = ask("/lookup?topic=t")["producers"]
-        assert (found["broadcast_address"], found["tcp_port"]) == nsqd.tcp
-        assert (found["http_port"], found["version"]) == (nsqd.http.port, "1.3.0")
-        nsqd.delete("t", "d#ephemeral")
-        nsqd.delete("alone")
-        eventually(lambda: ask("/channels?topic=t")["channels"] == ["c"])
-        eventually(lambda: ask("/lookup?topic=alone")["producers"] == [])
-        nsqd.stop()
-        eventually(lambda: not lookupd.lookup("t"))
 
 
 @pytest.fixture(scope="module")
