@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -68,7 +69,7 @@ def path(of: FileNames, revision: int = 0, at: int = NOON) -> str:
     ],
 )
 def test_tokens_are_replaced_and_the_rest_is_kept(
-    filename_format: str, options: dict[str, str], revision: int, expected: str
+    filename_format: str, options: dict[str, Any], revision: int, expected: str
 ) -> None:
     assert path(names(filename_format, **options), revision) == expected
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nsqtools.policy.rates import Counters, CounterSample, Rates, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KEY = ("t", "c")
 BEFORE = Counters(100, 5, 5)
 
 
-def last(*rounds: dict[str, tuple[int, Counters] | None]) -> Row:
+def last(*rounds: Mapping[str, tuple[int, Counters] | None]) -> Row:
     """What is known of the channel after rounds of a second, of nsqds' starts and counters."""
     rates = Rates()
     for now, said in enumerate(rounds):
@@ -44,14 +49,14 @@ def test_the_first_sample_has_sums_and_no_rates() -> None:
 @pytest.mark.parametrize(
     "held",
     [
-        {"depth": 40, "backend_depth": 30},  # the disk is part of the depth
-        {"in_flight": 40},
-        {"deferred": 40},
+        Counters(200, depth=40, backend_depth=30),  # the disk is part of the depth
+        Counters(200, in_flight=40),
+        Counters(200, deferred=40),
     ],
 )
-def test_what_is_still_held_has_not_left(held: dict[str, int]) -> None:
+def test_what_is_still_held_has_not_left(held: Counters) -> None:
     begun = (1, Counters(100))
-    row = last({"a": begun, "b": begun}, {"a": (1, Counters(200, **held)), "b": (1, Counters(200))})
+    row = last({"a": begun, "b": begun}, {"a": (1, held), "b": (1, Counters(200))})
     assert (row.ingress, row.egress) == (200.0, 160.0)
 
 
