@@ -4,12 +4,12 @@ The first line has the program, how it is talked to and its flags. Lines with a 
 indented ones after them answered; others are comments. Over ``http``:
 
     > POST /pub?topic=t << b"body"      a request; the answer is status, kind and body
-    ~> GET /nodes                       is asked until it is answered so
-    ~> STATS t                          what /stats counts of a topic, but for noughts
+    ~> GET /nodes                       a request that is repeated until the answer is this
+    ~> STATS t                          the counters of a topic in /stats that are not 0
     a> SUB t c                          a command on a connection that has a name and stays open
-    a> (take 2)                         messages of any order: attempts and bodies
-    a> FIN $body                        the id of the message with this body
-    a> (nothing)                        no message has come when all its commands are carried out
+    a> (take 2)                         the next messages, sorted: attempts and body
+    a> FIN $body                        the id of the message that had this body
+    a> (nothing)                        no message comes while all commands so far are carried out
     a> (leave)                          the client closes its connection
     a> (closed)                         the server has closed it
 
@@ -97,11 +97,17 @@ class _Clients:
         if name != "~":
             return [f"  {self._normal(each)}" for each in self._of_client(name, said)]
         ask = self._counts if said.startswith("STATS ") else self._request
+        found: list[str] = []
+
+        def is_expected() -> bool:
+            found[:] = ask(said)
+            return found == expected
+
         try:
-            eventually(lambda: ask(said) == expected, self._patience if expected else 1.0)
+            eventually(is_expected, self._patience if expected else 1.0)
         except AssertionError:
             self._patience = 0.1  # what follows may differ, too
-        return ask(said)
+        return found
 
     def _request(self, said: str) -> list[str]:
         request, _, body = said.partition(" << ")
