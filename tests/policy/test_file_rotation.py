@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import partial
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -35,12 +36,7 @@ def ns(text: str) -> int:
 NOON = ns("2026-11-20T12:00:00+00:00")
 
 
-def opened(
-    wall: int = NOON, *, size: int = 10, compressed: int = 5, records: int = 1, name: str = "x"
-) -> OpenFile:
-    return OpenFile(
-        name=name, opened=100.0, opened_wall=wall, size=size, compressed=compressed, records=records
-    )
+opened = partial(OpenFile, name="x", opened=100.0, opened_wall=NOON, size=10, records=1)
 
 
 def decide(
@@ -66,7 +62,7 @@ def test_a_file_is_closed_once_it_is_over_its_size() -> None:
     assert next_due(rotation, opened(size=1001), after=7.0) == 7.0
 
 
-EMPTY = opened(size=0, compressed=20, records=0)
+EMPTY = opened(size=0, records=0)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +91,11 @@ def test_an_empty_file_that_is_not_to_be_published_wakes_nobody() -> None:
 def boundaries(every: float, zone: tzinfo, start: str, hours: float) -> list[str]:
     """Local times at which files are closed when there is a record each minute."""
     rotation, wall, found = Rotation(boundary=every, zone=zone), ns(start), []
-    file = opened(wall)
+    file = opened(opened_wall=wall)
     for minute in range(int(hours * 60)):
         at = wall + minute * 60 * SECOND
         if rotation.decide(file, name="x", now=0.0, wall=at):
-            file = opened(at)
+            file = opened(opened_wall=at)
             found.append(datetime.fromtimestamp(at // SECOND, zone).strftime("%d %H:%M%z"))
     return found
 
@@ -132,10 +128,10 @@ def test_boundaries_are_counted_from_midnight_of_the_zone(
 
 def test_a_clock_set_back_closes_the_file_of_the_later_piece() -> None:
     rotation = Rotation(boundary=3600, zone=UTC)
-    file = opened(NOON + 60 * SECOND)
+    file = opened(opened_wall=NOON + 60 * SECOND)
     assert decide(rotation, file, after=30.0, set_by=-30 * SECOND) is None
     assert decide(rotation, file, after=30.0, set_by=-HOUR) == Rotate("boundary")
-    earlier = opened(file.opened_wall - HOUR)
+    earlier = opened(opened_wall=file.opened_wall - HOUR)
     assert decide(rotation, earlier, after=600.0) is None
     assert next_due(rotation, earlier, after=600.0) == pytest.approx(3540.0, abs=1e-4)
 
