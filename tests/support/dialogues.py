@@ -4,6 +4,7 @@ The first line has the program, how it is talked to and its flags. Lines with a 
 indented ones after them answered; others are comments. Over ``http``:
 
     > POST /pub?topic=t << b"body"      a request; the answer is status, kind and body
+    > RAW b"GET /ping ..." THEN b"..."  bytes, and more after a line; answered by status and body
     ~> GET /nodes                       a request that is repeated until the answer is this
     ~> STATS t                          the counters of a topic in /stats that are not 0
     a> SUB t c                          a command on a connection that has a name and stays open
@@ -93,7 +94,7 @@ class _Clients:
 
     def answers(self, name: str, said: str, expected: list[str]) -> list[str]:
         if not name:
-            return self._request(said)
+            return self._request(said) if not said.startswith("RAW ") else self._raw(said[4:])
         if name != "~":
             return [f"  {self._normal(each)}" for each in self._of_client(name, said)]
         ask = self._counts if said.startswith("STATS ") else self._request
@@ -116,6 +117,17 @@ class _Clients:
         if len(lines) > 1:
             return [f"  {_head(answer)}", *(f"  |{line}|" for line in lines)]
         return [" ".join(["", "", _head(answer), *lines])]
+
+    def _raw(self, said: str) -> list[str]:
+        first, _, second = said.partition(" THEN ")
+        with socket.create_connection(self._server.http, 60) as plain:
+            reader = plain.makefile()
+            plain.sendall(_value(first))
+            heads = [reader.readline()] if second else []
+            plain.sendall(_value(second or "b''"))
+            *lines, body = (*heads, *reader.read().splitlines())
+        shown = [*(line[len("HTTP/1.1 ") :] for line in lines if line.startswith("HTTP/")), body]
+        return [f"  {', '.join(each.strip().partition(':')[0] for each in shown)}"]  # Go says more
 
     def _counts(self, said: str) -> list[str]:
         request = f"GET /stats?format=json&topic={quote(said.removeprefix('STATS '))}"
