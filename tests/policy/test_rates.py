@@ -34,10 +34,12 @@ def test_rates_are_per_second_of_the_time_between_the_answers_of_each_nsqd() -> 
     def counted(at: float, messages: int, requeues: int = 0, timeouts: int = 0) -> CounterSample:
         return CounterSample(at, 1, {KEY: Counters(messages, requeues, timeouts)})
 
-    rates.record({"a": counted(10.0, 100, 10, 20), "b": counted(10.5, 0)})
-    (row,) = rates.record({"a": counted(12.0, 300, 14, 28), "b": counted(14.5, 400)})
+    idle = counted(9.0, 5, 1, 1)
+    rates.record({"a": counted(10.0, 100, 10, 20), "b": counted(10.5, 0), "c": idle})
+    told = {"a": counted(12.0, 300, 14, 28), "b": counted(14.5, 400), "c": idle._replace(at=11.0)}
+    (row,) = rates.record(told)
     assert (row.ingress, row.egress, row.requeue_rate, row.timeout_rate) == (200.0, 200.0, 2.0, 4.0)
-    assert row.measured == 2
+    assert row.measured == 3
 
 
 def test_the_first_sample_has_sums_and_no_rates() -> None:
