@@ -37,8 +37,6 @@ from tests.support import wire
 from tests.support.sessions import (
     ADDRESS,
     SERVER_CODECS,
-    Plain,
-    ServerDeflate,
     Step,
     advance,
     closed,
@@ -282,7 +280,7 @@ EVENTS: dict[State, list[type[Event]]] = {RUN: [CommandReply], SUB: [Ready], CLS
 def test_every_input_in_every_state_has_the_outcome_of_the_table(state: State, name: str) -> None:
     data, outcome = INPUTS[name], TABLE[state][list(INPUTS).index(name)]
     session = reach(state)
-    server = ServerDeflate() if state is State.COMPRESSING else Plain()
+    server = SERVER_CODECS["deflate" if state is State.COMPRESSING else "none"]()
     if data is None:
         session.receive_eof()
     else:
@@ -367,7 +365,7 @@ def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
 def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() -> None:
     session = new({"deflate": True}, limit=1000)
     drain(session)
-    server = ServerDeflate()
+    server = SERVER_CODECS["deflate"]()
     bomb = server.encode(
         2 * wire.OK + struct.pack(">II", 31 + 1000, wire.MESSAGE) + bytes(64 << 20)
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.names import Address
-from nsqtools.proto.codecs import Snappy
+from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.session import Closed, Session, State
 from tests.support import wire
 
@@ -18,40 +17,24 @@ if TYPE_CHECKING:
 ADDRESS = Address("nsqd.example", 4150)
 
 
-class Plain:
-    """nsqd's side of a connection without compression."""
+class ServerSide:
+    """nsqd's side of a connection."""
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self._codec = codec
 
     def encode(self, data: bytes) -> bytes:
-        return data
+        return self._codec.encode(data) if self._codec else data
 
     def decode(self, data: bytes) -> bytes:
-        return data
+        return b"".join(self._codec.decode(data)) if self._codec else data
 
 
-class ServerDeflate(Plain):
-    def __init__(self) -> None:
-        self._packer = zlib.compressobj(6, zlib.DEFLATED, -15)
-        self._unpacker = zlib.decompressobj(-15)
-
-    def encode(self, data: bytes) -> bytes:
-        return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
-
-    def decode(self, data: bytes) -> bytes:
-        return self._unpacker.decompress(data)
-
-
-class ServerSnappy(Plain):
-    def __init__(self) -> None:
-        self._codec = Snappy()
-
-    def encode(self, data: bytes) -> bytes:
-        return self._codec.encode(data)
-
-    def decode(self, data: bytes) -> bytes:
-        return b"".join(self._codec.decode(data))
-
-
-SERVER_CODECS = {"none": Plain, "snappy": ServerSnappy, "deflate": ServerDeflate}
+SERVER_CODECS: dict[str, Callable[[], ServerSide]] = {
+    "none": ServerSide,
+    "snappy": lambda: ServerSide(Snappy()),
+    "deflate": lambda: ServerSide(Deflate()),
+}
 
 
 def cut(data: bytes, offsets: Iterable[int]) -> list[bytes]:
