@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import random
 import struct
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.proto.session import (
     Closed,
     CommandFailed,
     CommandReply,
     Event,
-    Session,
     State,
     TLSRequested,
 )
 from tests.support import wire
-from tests.support.sessions import ADDRESS, SERVER_CODECS, cut
+from tests.support.sessions import SERVER_CODECS, cut, new
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,25 +33,19 @@ DEFLATE_RATIO = 1032
 """The most plain bytes that one compressed byte stands for (zlib, Technical Details)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is fed, and a valid dialogue with it as nsqd's whole replies."""
+class Target(NamedTuple):
+    """What nsqd says in a valid dialogue, reply by reply, and options of the session."""
 
     dialogue: Sequence[bytes]
-    asked: Mapping[str, object] = field(default_factory=dict)
-    subscription: tuple[str, str] | None = ("t", "c")
-    ratio: int = 1
+    options: Mapping[str, Any] = {}
+    is_compressed: bool = False
     closes: bool = False
     """Whether CLS is sent when it is ready."""
 
     @property
     def same_for_all_cuts(self) -> bool:
         """TLS and CLS happen between two reads; a codec may find damage before what preceded it."""
-        return not (self.ratio > 1 or self.closes or "tls_v1" in self.asked)
-
-
-def encoded(codec: str, *parts: bytes) -> list[bytes]:
-    return list(map(SERVER_CODECS[codec]().encode, parts))
+        return not (self.is_compressed or self.closes or self == TLS)
 
 
 STREAM = (
@@ -66,26 +58,26 @@ STREAM = (
 )
 SMALL = wire.response(b'{"max_rdy_count":5,"version":"1.3.0"}')
 AUTH = wire.response(b'{"auth_required":true}')
-TLS = wire.response(b'{"tls_v1":true}')
-FLATE = wire.response(b'{"deflate":true}')
-SNAPPY = wire.response(b'{"snappy":true}')
-
+TLS = Target(
+    [wire.response(b'{"tls_v1":true}'), wire.OK, wire.OK, *STREAM], {"asked": {"tls_v1": True}}
+)
 TARGETS = (
     Target([wire.HEARTBEAT, SMALL, wire.OK, *STREAM]),
     Target([wire.OK, wire.OK, *STREAM, wire.error("E_BAD_TOPIC E_BAD_TOPIC")]),
-    Target([SMALL, wire.OK, wire.OK, wire.error("E_BAD_MESSAGE")], subscription=None),
+    Target([SMALL, wire.OK, wire.OK, wire.error("E_BAD_MESSAGE")], {"subscription": None}),
     Target([AUTH, wire.response(b"{}"), wire.OK, *STREAM]),
     Target([SMALL, wire.OK, *STREAM], closes=True),
-    Target([TLS, wire.OK, wire.OK, *STREAM], {"tls_v1": True}),
-    Target(
-        [FLATE, *encoded("deflate", wire.OK, wire.OK, *STREAM)],
-        {"deflate": True, "deflate_level": 1},
-        ratio=DEFLATE_RATIO,
-    ),
-    Target(
-        [SNAPPY, *encoded("snappy", wire.OK, wire.OK, *STREAM)],
-        {"snappy": True},
-        ratio=DEFLATE_RATIO,
+    TLS,
+    *(
+        Target(
+            [
+                wire.response(b'{"%b":true}' % codec.encode()),
+                *map(SERVER_CODECS[codec]().encode, (wire.OK, wire.OK, *STREAM)),
+            ],
+            {"asked": {codec: True}},
+            is_compressed=True,
+        )
+        for codec in ("deflate", "snappy")
     ),
 )
 WEIGHTS = (8, 2, 2, 2, 2, 2, 1, 1)
@@ -127,13 +119,7 @@ def run(target: Target, reads: list[bytes]) -> set[str]:
 
 
 def converse(target: Target, reads: list[bytes]) -> tuple[list[tuple[bytes, bytes]], list[str]]:
-    session = Session(
-        target.asked,
-        subscription=target.subscription,
-        auth_secret="s3cret",
-        max_msg_size=LIMIT,
-        address=ADDRESS,
-    )
+    session = new(**target.options, secret="s3cret", limit=LIMIT)
     messages: list[Message] = []
     events: list[Event] = []
     session.take_output()
@@ -150,7 +136,8 @@ def converse(target: Target, reads: list[bytes]) -> tuple[list[tuple[bytes, byte
     held = sum(len(m.body) for m in messages)
     held += sum(len(event.data) for event in events if isinstance(event, CommandReply))
     held += len(session._parser.take_rest())
-    assert held <= target.ratio * sum(map(len, reads)), "more is held than arrived"
+    ratio = DEFLATE_RATIO if target.is_compressed else 1
+    assert held <= ratio * sum(map(len, reads)), "more is held than arrived"
     session.receive_eof()
     events += session.take_events()
     assert session.state is State.CLOSED, "open after the end"
