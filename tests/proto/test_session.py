@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import (
-    AuthError,
-    ConnectionLostError,
-    MessageSizeError,
-    PeerError,
-    ProtocolError,
-    RefusedError,
-    ServerError,
-    UnreachableError,
-)
+from nsqtools import errors
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
     Closed,
@@ -166,11 +157,12 @@ def test_an_nsqd_before_0_3_counts_rdy_down(version: str, down: bool) -> None:
 
 AUTH, TLS_AGREED = wire.negotiated(auth_required=True), wire.negotiated(tls_v1=True)
 TLS, WRONG, PRODUCER = {"asked": {"tls_v1": True}}, {"secret": "wrong"}, {"subscription": None}
-P, R, A, S = ProtocolError, RefusedError, AuthError, ServerError
+P, R = errors.ProtocolError, errors.RefusedError
+A, S = errors.AuthError, errors.ServerError
 MANY = b"9" * 5000
 
 # name: options of the session, what is said to it, its error, and what this names
-ENDINGS: dict[str, tuple[Mapping[str, Any], Sequence[Step], type[PeerError], str]] = {
+ENDINGS: dict[str, tuple[Mapping[str, Any], Sequence[Step], type[errors.PeerError], str]] = {
     "no TLS": (TLS, [wire.negotiated(tls_v1=None)], R, "does not offer TLS"),
     "no TLS of an old nsqd": (TLS, [wire.OK], R, "does not offer TLS"),
     "no secret": ({}, [AUTH, wire.error("E_BAD_BODY size 0")], A, "--auth-secret-file"),
@@ -217,7 +209,7 @@ ENDINGS: dict[str, tuple[Mapping[str, Any], Sequence[Step], type[PeerError], str
 
 @pytest.mark.parametrize(("options", "steps", "kind", "culprit"), ENDINGS.values(), ids=ENDINGS)
 def test_an_error_is_a_short_line_that_names_the_culprit_and_never_the_secret(
-    options: Mapping[str, Any], steps: Sequence[Step], kind: type[PeerError], culprit: str
+    options: Mapping[str, Any], steps: Sequence[Step], kind: type[errors.PeerError], culprit: str
 ) -> None:
     session = new(**options)
     advance(session, steps)
@@ -226,7 +218,7 @@ def test_an_error_is_a_short_line_that_names_the_culprit_and_never_the_secret(
     assert str(error).isprintable()
     assert len(str(error)) < 300
     assert "wrong" not in str(error)
-    if isinstance(error, ServerError):
+    if isinstance(error, errors.ServerError):
         assert (error.code, error.fatal) == (culprit, True)
     else:
         assert culprit in str(error)
@@ -252,11 +244,11 @@ INPUTS = {
 }
 """What may come, in the order of the columns below. None is the end of the stream."""
 
-C, L = UnreachableError, ConnectionLostError
+C, L = errors.UnreachableError, errors.ConnectionLostError
 
 # The next state, or the type of the error that the session ends with; END is without an error.
 # fmt: off
-TABLE: dict[State, list[State | type[PeerError]]] = {
+TABLE: dict[State, list[State | type[errors.PeerError]]] = {
     #     OK   JSON CW   hb   FIN  INV  UNA  msg  size type HTTP EOF
     I:   [SUB, SUB, P,   I,   I,   R,   A,   P,   P,   P,   P,   C],
     SEC: [P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   C],
@@ -325,13 +317,13 @@ BEHIND = wire.HEARTBEAT + wire.error("E_FIN_FAILED x") + wire.OK + wire.CLOSE_WA
 @pytest.mark.parametrize(
     ("ending", "kind"),
     [
-        (b"\xff\xff\xff\xff", ProtocolError),
-        (b"HTTP", ProtocolError),
-        (wire.error("E_INVALID x") + BEHIND + wire.error("E_AUTH_FAILED y") + b"HTTP", ServerError),
+        (b"\xff\xff\xff\xff", P),
+        (b"HTTP", P),
+        (wire.error("E_INVALID x") + BEHIND + wire.error("E_AUTH_FAILED y") + b"HTTP", S),
     ],
 )
 def test_what_stood_before_the_failure_in_the_same_read_is_delivered_and_nothing_behind_it(
-    ending: bytes, kind: type[PeerError]
+    ending: bytes, kind: type[errors.PeerError]
 ) -> None:
     session = reach(State.READY)
     failed = wire.error("E_REQ_FAILED x")
@@ -375,4 +367,4 @@ def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() 
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert type(closed(session)) is MessageSizeError
+    assert type(closed(session)) is errors.MessageSizeError
