@@ -107,9 +107,9 @@ def test_what_is_too_large_is_refused_before_all_of_it_comes() -> None:
     assert sized.feed(prefixed([b"one"]) + b"GET ") == [b"one"]
     whole = Whole(max_size=4)
     assert whole.feed(b"1234") == []
-    for reader in (sized, whole):
+    for reader, more in ((sized, b""), (whole, b"5")):
         with pytest.raises(RecordError, match="--max-msg-size"):
-            reader.feed(b"5")
+            reader.feed(more)
     assert split(JsonLines(max_size=10), itertools.repeat(b" " * 1000))[1].startswith("line 1 is")
 
 
