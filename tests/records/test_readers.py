@@ -53,8 +53,8 @@ CASES: dict[str, Case] = {
     "a torn delimiter": (DASHES, b"one----tw-", [b"one", b""], "record 3 at byte 7: "),
     "no size": (PREFIXED, b"", [], ""),
     "sizes": (
-        *(PREFIXED, prefixed([b"one", b"", b"\0\0\0\1", b"x" * 300])),
-        *([b"one", b"", b"\0\0\0\1", b"x" * 300], ""),
+        *(PREFIXED, prefixed([b"one", b"", b"\0\0\0\1", b"x" * 300, b""])),
+        *([b"one", b"", b"\0\0\0\1", b"x" * 300, b""], ""),
     ),
     "a torn size": (PREFIXED, prefixed([b"one"]) + b"\0\0", [b"one"], "record 2 at byte 7: "),
     "a torn body": (PREFIXED, prefixed([b"one"]) + b"\0\0\0\5ab", [b"one"], "record 2 at byte 7: "),
