@@ -1,96 +1,59 @@
-"""SUB, RDY, FIN, REQ, TOUCH and CLS."""
+"""What dialogues cannot show of messages: times, chances, and what a crash leaves."""
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.raw import http_ask, mpub
+from tests.support.servers import drained
 
 if TYPE_CHECKING:
     from tests.support.raw import Connect, Raw
     from tests.support.servers import MakeNsqd, Nsqd
 
-SETTLING = ["FIN {}", "REQ {} 0", "TOUCH {}"]
 
-
-def test_a_channel_takes_no_more_than_max_channel_consumers(
-    make_nsqd: MakeNsqd, connect: Connect, topic: str
-) -> None:
-    nsqd = make_nsqd("-max-channel-consumers=2")
-    first, _ = (connect(nsqd).subscribe(topic) for _ in range(2))
-    assert connect(nsqd).fatal(f"SUB {topic} c") == (
-        f"E_SUB_FAILED SUB failed consumers for {topic}:c exceeds limit of 2"
-    )
-    connect(nsqd).subscribe(topic, "d")
-    first.close()
-    eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 1)
-    connect(nsqd).subscribe(topic)
-
-
-def test_rdy_bounds_what_is_in_flight(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"%d" % number for number in range(10)])
-    client.subscribe(topic, ready=3)
-    ids = [client.message().id for _ in range(3)]
-    assert client.settle() == 0
-    found = nsqd.channel(topic, "c")
-    assert (found["depth"], found["in_flight_count"]) == (7, 3)
-    client.send(f"FIN {ids[0]}")
-    client.message()
-    assert client.settle() == 0
-    assert nsqd.channel(topic, "c")["in_flight_count"] == 3
-
-
-@pytest.mark.parametrize("command", SETTLING)
-def test_settling_what_another_consumer_holds_fails_and_is_not_fatal(
-    command: str, connect: Connect, topic: str
-) -> None:
-    name = command.partition(" ")[0]
-    one, other = connect().subscribe(topic, ready=1), connect().subscribe(topic)
-    assert other.ask(f"PUB {topic}", b"x") == b"OK"
-    message = one.message()
-    text = f"E_{name}_FAILED {name} {message.id} failed client does not own message"
-    assert other.error(command.format(message.id)) == text
-    one.send(f"FIN {message.id}")
-    one.settle()
-    other.settle()
-
-
-def test_a_requeued_message_goes_behind_those_that_wait(
+def test_a_message_has_a_hex_id_and_the_time_of_publication(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
-    nsqd.create(topic, "c")
-    for number in range(3):
-        nsqd.request("POST", "/pub", b"%d" % number, topic=topic)
-    client.subscribe(topic, ready=1)
-    client.send(f"REQ {client.message().id} 0")
-    bodies = []
-    for _ in range(3):
-        message = client.message()
-        bodies.append(message.body)
-        client.send(f"FIN {message.id}")
-    assert bodies == [b"1", b"2", b"0"]
+    before = time.time_ns()
+    client.ask(f"MPUB {topic}", mpub(b"one", b"two"))
+    after = time.time_ns()
+    client.subscribe(topic, ready=2)
+    one, two = client.message(), client.message()
+    assert before <= one.timestamp <= two.timestamp <= after
+    assert one.id != two.id
+    for message in (one, two):
+        assert re.fullmatch("[0-9a-f]{16}", message.id)
+    found = http_ask(nsqd.http, f"GET /stats?format=json&topic={topic}").json
+    (shown,) = found["topics"][0]["channels"][0]["clients"]
+    for seconds in (found["start_time"], shown["connect_ts"]):
+        assert abs(seconds - time.time()) < 600
 
 
-def test_after_cls_nothing_is_delivered_but_messages_are_still_settled(
+def test_a_sample_rate_delivers_that_part_and_one_percent_more_and_drops_the_rest(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
-    client.subscribe(topic, ready=3)
-    nsqd.publish(topic, [b"1", b"2", b"3"])
-    one, two, three = (client.message().id for _ in range(3))
-    assert client.ask("CLS") == b"CLOSE_WAIT"
-    client.send("RDY 3")
-    client.send("RDY nonsense")
-    client.send(f"FIN {one}")
-    client.send(f"REQ {two} 0")
-    client.send(f"TOUCH {three}")
+    client.identify(sample_rate=20)
+    client.subscribe(topic, ready=2500)
+    nsqd.publish(topic, [b"x"] * 2000)
+    eventually(lambda: nsqd.channel(topic, "c")["message_count"] == 2000)
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 0)
+    got = nsqd.channel(topic, "c")["in_flight_count"]
+    assert 300 < got < 550  # 420, and it is 13 standard deviations to the ends
+    for _ in range(got):
+        client.send(f"FIN {client.message().id}")
     assert client.settle() == 0
-    found = nsqd.channel(topic, "c")
-    assert (found["depth"], found["in_flight_count"]) == (1, 1)
-    (shown,) = found["clients"]
-    assert (shown["state"], shown["ready_count"]) == (4, 0)
+    assert drained(nsqd, topic, "c")
+
+
+def test_a_command_line_that_fills_the_read_buffer_closes_the_connection(client: Raw) -> None:
+    client.write(b"x" * 20000)
+    assert client.ended()
 
 
 @pytest.mark.nsqd_only("it is about messages on disk")

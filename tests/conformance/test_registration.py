@@ -9,9 +9,20 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.raw import Raw, http_ask
+from tests.support.servers import Nsqlookupd, SandboxNsqlookupd
 
 if TYPE_CHECKING:
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqlookupd
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd
+
+
+@pytest.fixture(params=[Nsqlookupd, SandboxNsqlookupd])
+def nsqlookupd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nsqlookupd]:
+    """Of the same kind as nsqd, and of the other."""
+    with request.param(tmp_path / "nsqlookupd") as running:
+        yield running
 
 
 def ask(lookupd: Nsqlookupd, request: str) -> Any:
@@ -55,13 +66,30 @@ def test_an_nsqd_registers_again_with_an_nsqlookupd_that_was_away(
     eventually(lambda: lookupd.lookup(f"{topic}.two") == {nsqd.tcp})
 
 
-def test_an_nsqd_is_told_of_nsqlookupds_while_it_runs(
+def test_an_nsqd_keeps_nsqlookupds_told_that_it_hears_of_while_it_runs(
     make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
     nsqd = make_nsqd()
     nsqd.create(topic, "c")
-    body = json.dumps([str(nsqlookupd.tcp)]).encode()
-    nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", body)
+
+    def use(*lookupds: str) -> None:
+        body = json.dumps(lookupds).encode()
+        nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", body)
+
+    def channels() -> list[str]:
+        return sorted(ask(nsqlookupd, f"GET /channels?topic={topic}")["channels"])
+
+    use(str(nsqlookupd.tcp))
     eventually(lambda: nsqlookupd.lookup(topic) == {nsqd.tcp})
-    nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", b"[]")
+    (found,) = ask(nsqlookupd, f"GET /lookup?topic={topic}")["producers"]
+    assert (found["http_port"], found["version"]) == (nsqd.http.port, "1.3.0")
+    nsqd.create(topic, "d#ephemeral")
+    eventually(lambda: channels() == ["c", "d#ephemeral"])
+    nsqd.delete(topic, "d#ephemeral")
+    eventually(lambda: channels() == ["c"])
+    nsqd.create(f"{topic}.other")
+    nsqd.delete(topic)
     eventually(lambda: nsqlookupd.lookup(topic) == set())
+    eventually(lambda: nsqlookupd.lookup(f"{topic}.other") == {nsqd.tcp})
+    use()
+    eventually(lambda: nsqlookupd.lookup(f"{topic}.other") == set())

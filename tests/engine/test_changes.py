@@ -47,78 +47,52 @@ def registry(*topics: str, channels: tuple[str, ...] = (), **rest: Any) -> Regis
     return Registry("lookup:4161", "lookup:4161", topics, channels, **rest)
 
 
-def words(stages: Stages) -> list[list[str]]:
+def words(stages: Stages) -> list[str]:
+    """Of each stage the hosts; ``!`` marks an error, ``=`` that there is nothing to do."""
     return [
-        [
-            f"{step.name} {step.path}{f' ({step.note})' if step.note else ''}"
-            f"{' failed' if step.error else ''}"
+        " ".join(
+            f"{step.name.partition(':')[0]}{'!' * bool(step.error)}{'=' * bool(step.note)}"
             for step in steps
-        ]
+        )
         for steps in stages
     ]
 
 
-def test_a_topic_is_deleted_where_it_is_looked_up_before_where_it_is() -> None:
-    for known, said in (
-        (registry("events"), ""),
-        (registry("other"), " (does not exist)"),
-        (registry(error=DEAD), " failed"),
-    ):
-        survey = Survey((known,), (holding("a", events()), holding("b")))
-        assert words(plan("delete", EVENTS, survey)) == [
-            [f"lookup:4161 topic/delete{said}"],
-            ["a:4151 topic/delete"],
-        ]
+NSQDS = (
+    holding("one", events()),
+    holding("two", events(channel(), paused=True)),
+    holding("given", given=True),
+    holding("none"),
+    holding("mute", error=DEAD, listed=("events",)),
+    holding("deaf", error=DEAD, given=True),
+    holding("dead", error=DEAD, listed=("other",)),
+)
 
 
-@pytest.mark.parametrize("verb", ["pause", "unpause", "empty"])
-def test_only_nsqds_that_have_it_are_asked_to_do_the_rest(verb: Verb) -> None:
-    survey = Survey((registry("events"),), (holding("a"), holding("b", events(paused=True))))
-    (steps,) = plan(verb, EVENTS, survey)
-    assert [(step.name, step.path) for step in steps] == [("b:4151", f"topic/{verb}")]
+@pytest.mark.parametrize(
+    ("verb", "target", "stages"),
+    [
+        ("delete", EVENTS, ["lookup", "one two mute! deaf!"]),
+        ("delete", ARCHIVE, ["lookup", "two mute! deaf!"]),
+        ("create", EVENTS, ["lookup=", "given mute! deaf!"]),
+        ("create", ARCHIVE, ["lookup=", "one two= mute! deaf!"]),
+        ("pause", EVENTS, ["one two= mute! deaf!"]),
+        ("unpause", EVENTS, ["one= two mute! deaf!"]),
+        ("empty", ARCHIVE, ["two mute! deaf!"]),
+    ],
+)
+def test_who_has_it_or_may_have_it_is_asked_and_nsqlookupds_before_nsqds(
+    verb: Verb, target: Target, stages: list[str]
+) -> None:
+    planned = plan(verb, target, Survey((registry("events", channels=("c",)),), NSQDS))
+    assert words(planned) == stages
+    assert {step.path for steps in planned for step in steps} == {f"{target.kind}/{verb}"}
 
 
-def test_a_topic_is_made_on_nsqlookupds_and_on_given_nsqds_alone() -> None:
-    survey = Survey((registry(),), (holding("given", given=True), holding("listed")))
-    assert words(plan("create", EVENTS, survey)) == [
-        ["lookup:4161 topic/create"],
-        ["given:4151 topic/create"],
-    ]
-
-
-def test_a_channel_is_made_on_all_nsqds_that_have_the_topic() -> None:
-    survey = Survey(
-        (registry("events", channels=("c",)),),
-        (
-            holding("a", events()),
-            holding("b", events(channel())),
-            holding("given", given=True),
-            holding("c"),
-        ),
-    )
-    assert words(plan("create", ARCHIVE, survey)) == [
-        ["lookup:4161 channel/create (already exists)"],
-        ["a:4151 channel/create", "b:4151 channel/create (already exists)"],
-    ]
-
-
-def test_a_silent_nsqd_has_failed_if_it_is_listed_with_the_topic_or_was_given() -> None:
-    survey = Survey(
-        (),
-        (
-            holding("listed", error=DEAD, listed=("events",)),
-            holding("given", error=DEAD, given=True),
-            holding("another", error=DEAD, listed=("other",)),
-            holding("alive", events()),
-        ),
-    )
-    assert words(plan("pause", EVENTS, survey)) == [
-        [
-            "listed:4151 topic/pause failed",
-            "given:4151 topic/pause failed",
-            "alive:4151 topic/pause",
-        ]
-    ]
+def test_nsqlookupds_are_asked_whether_they_know_it_or_not() -> None:
+    unknown, silent = registry("other"), registry(error=DEAD)
+    assert words(plan("delete", EVENTS, Survey((unknown, silent), ()))) == ["lookup= lookup!", ""]
+    assert words(plan("create", EVENTS, Survey((unknown, silent), ()))) == ["lookup lookup!", ""]
 
 
 def test_the_loss_of_a_topic_is_that_of_all_its_channels() -> None:
@@ -135,23 +109,14 @@ def test_the_loss_of_a_topic_is_that_of_all_its_channels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("a:4151", "a"),
-        ("a:4150", "a"),
-        ("a", "a"),
-        ("web2", "b"),
-        ("shared", None),
-        ("a:9999", None),
-        ("nobody", None),
-    ],
+    ("host", "names"),
+    [("a", ["a:4151", "a:4150", "a"]), ("b", ["web2"]), (None, ["shared", "a:9999", "nobody"])],
 )
-def test_an_nsqd_is_found_by_an_address_or_a_host_of_its_own(text: str, found: str | None) -> None:
-    known = (
-        producer("a", hostname="shared"),
-        producer("b", hostname="web2"),
-        producer("c", hostname="shared"),
-    )
-    survey = Survey((registry(producers=known),), ())
-    named = find_producer(text, survey)
-    assert (named.broadcast_address if named else None) == found
+def test_an_nsqd_is_found_by_an_address_or_a_host_of_its_own(
+    host: str | None, names: list[str]
+) -> None:
+    hostnames = {"a": "shared", "b": "web2", "c": "shared"}
+    known = tuple(producer(each, hostname=name) for each, name in hostnames.items())
+    for text in names:
+        named = find_producer(text, Survey((registry(producers=known),), ()))
+        assert (named and named.broadcast_address) == host

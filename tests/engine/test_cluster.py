@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.net.http import daemons
-from nsqtools.net.http.server import serve
-from nsqtools.policy.rates import Rates
 from tests.support.staging import Fake, listed
 
 if TYPE_CHECKING:
     from nsqtools.net.http.daemons import NsqdHTTP
-    from nsqtools.net.http.server import Request, Response
     from tests.support.staging import Stage
 
 
@@ -56,54 +53,51 @@ async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> 
     assert "topic=t&channel=c" in having.asked[-1]
 
 
-async def test_a_dead_nsqd_is_a_failure_and_a_warning_once_until_it_answers(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+async def test_a_dead_server_is_a_failure_and_a_warning_once_until_it_answers(
+    kind: str, stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "nsqtools")
-    well, dead = await stage.nsqd("t"), await stage.nsqd("t")
-    cluster = stage.cluster(await stage.lookupd(well, dead))
+    well, nsqd = await stage.nsqd("t"), await stage.nsqd("t")
+    lookupd = await stage.lookupd(well, nsqd)
+    cluster = stage.cluster(lookupd)
+    await cluster.poll()
+    dead = nsqd if kind == "nsqd" else lookupd
     for _ in range(2):
         await dead.stop()
         for _ in range(2):
             snapshot = await cluster.poll()
-            assert set(snapshot.stats) == {well.name}
-            assert isinstance(snapshot.failures[dead.name], HTTPError)
-            assert snapshot.samples()[dead.name] is None
+            errors = snapshot.failures if kind == "nsqd" else snapshot.lookupds
+            assert isinstance(errors[dead.name], HTTPError)
+            assert set(snapshot.stats) == {well.name, nsqd.name} - {dead.name}
+            assert (snapshot.samples()[nsqd.name] is None) == (kind == "nsqd")
         (told,) = caplog.messages
         assert dead.name in told
         caplog.clear()
         await dead.start()
-        assert set((await cluster.poll()).stats) == {well.name, dead.name}
+        snapshot = await cluster.poll()
+        assert set(snapshot.stats) == {well.name, nsqd.name}
+        assert snapshot.lookupds == {lookupd.name: None}
 
 
-async def test_an_nsqd_that_vanishes_from_nsqlookupd_is_asked_for_a_while(
+async def test_who_vanishes_from_nsqlookupd_is_asked_for_a_while(
     stage: Stage, clock: Clock
 ) -> None:
     nsqd = await stage.nsqd("t")
     lookupd = await stage.lookupd(nsqd)
     cluster = stage.cluster(lookupd)
     await cluster.poll("t")
-    lookupd.answers["/nodes"] = {"producers": []}
-    assert set((await cluster.poll("t")).stats) == {nsqd.name}
-    await nsqd.stop()
-    clock.now += 299.0
-    assert set((await cluster.look("t")).failures) == {nsqd.name}
-    clock.now += 2.0
-    assert (await cluster.poll("t")).nodes == {}
-
-
-async def test_while_no_nsqlookupd_answers_nobody_is_forgotten(stage: Stage, clock: Clock) -> None:
-    nsqd = await stage.nsqd("t")
-    lookupd = await stage.lookupd(nsqd)
-    cluster = stage.cluster(lookupd)
-    await cluster.poll()
     await lookupd.stop()
-    clock.now += 1000.0
-    assert set((await cluster.poll()).stats) == {nsqd.name}
+    clock.now += 1000.0  # while no nsqlookupd answers nobody is forgotten
+    assert set((await cluster.poll("t")).stats) == {nsqd.name}
     lookupd.answers["/nodes"] = {"producers": []}  # nobody has registered again yet
     await lookupd.start()
     clock.now += 299.0
-    assert set((await cluster.poll()).stats) == {nsqd.name}
+    assert set((await cluster.poll("t")).stats) == {nsqd.name}
+    await nsqd.stop()
+    assert set((await cluster.look("t")).failures) == {nsqd.name}
+    clock.now += 2.0
+    assert (await cluster.poll("t")).nodes == {}
 
 
 async def test_connections_to_who_is_forgotten_are_closed(
@@ -150,45 +144,20 @@ async def test_an_answer_has_the_time_between_its_request_and_its_reply(
 ) -> None:
     clock = Clock(100.0)
     monkeypatch.setattr("nsqtools.net.http.api.monotonic", lambda: clock.now)
+
+    class Late(dict[str, Any]):
+        def __getitem__(self, path: str) -> Any:
+            clock.now += 4.0
+            return super().__getitem__(path)
+
     nsqd = await stage.nsqd("t")
-    delay = 0.0
-    usual = nsqd.answer
-
-    async def late(request: Request) -> Response:
-        if request.path == "/stats":
-            clock.now += delay / 2
-            nsqd.answers["/stats"]["topics"][0]["message_count"] = round(10 * clock.now)
-            clock.now += delay / 2
-        return await usual(request)
-
-    await nsqd.stop()
-    nsqd.server = await serve(late, "127.0.0.1", nsqd.port)
-    cluster, rates = stage.cluster(nsqds=(nsqd,)), Rates()
-    for delay in (0.0, 4.0, 1.0, 8.0):
-        clock.now = round(clock.now) + 2.0
-        begin = clock.now
-        snapshot = await cluster.poll()
-        assert snapshot.time(nsqd.name) == begin + delay / 2
-        (row,) = rates.record(snapshot.samples())
-        assert row.ingress in (None, 10.0)
-    assert row.measured == 1
-
-
-async def test_without_nsqlookupds_the_known_nsqds_are_still_asked(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "nsqtools")
-    nsqd = await stage.nsqd("t")
-    lookupd = await stage.lookupd(nsqd)
-    cluster = stage.cluster(lookupd)
-    assert (await cluster.poll()).lookupds == {lookupd.name: None}
-    await lookupd.stop()
+    nsqd.answers = Late(nsqd.answers)
+    cluster = stage.cluster(nsqds=(nsqd,))
     for _ in range(2):
         snapshot = await cluster.poll()
-        assert set(snapshot.stats) == {nsqd.name}
-        assert isinstance(snapshot.lookupds[lookupd.name], HTTPError)
-    (told,) = caplog.messages
-    assert lookupd.name in told
+        sample = snapshot.samples()[nsqd.name]
+        assert sample
+        assert sample.at == snapshot.time(nsqd.name) == clock.now - 2.0
 
 
 async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:

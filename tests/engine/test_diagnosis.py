@@ -22,21 +22,11 @@ if TYPE_CHECKING:
 
 
 def client(ready: int, in_flight: int = 0, port: int = 1) -> ClientStats:
+    texts = {"client_id": "c", "hostname": "host", "user_agent": "agent/1"}
+    numbers = dict.fromkeys(("message_count", "finish_count", "requeue_count", "connect_ts"), 0)
     flags = dict.fromkeys(("tls", "snappy", "deflate", "authed"), False)
-    return ClientStats(
-        client_id="c",
-        hostname="host",
-        user_agent="agent/1",
-        remote_address=f"10.0.0.1:{port}",
-        state=3,
-        ready_count=ready,
-        in_flight=in_flight,
-        message_count=0,
-        finish_count=0,
-        requeue_count=0,
-        connect_ts=0,
-        **flags,
-    )
+    at: dict[str, Any] = {**texts, **numbers, **flags, "remote_address": f"10.0.0.1:{port}"}
+    return ClientStats(state=3, ready_count=ready, in_flight=in_flight, **at)
 
 
 def nsqd(host: str = "a", topic: TopicStats | None = None, **values: Any) -> NsqdFacts:
@@ -190,44 +180,27 @@ def test_what_nsqd_refuses_is_not_mended_by_starting_it() -> None:
     assert "start" not in finding.fix
 
 
+T = "--nsqd-tcp-address a:4150"
+BESIDE = events(channel("c"), channel("d", depth=2))
+PASSING = "c#ephemeral"
+
+
 @pytest.mark.parametrize(
     ("topic", "channel", "listed", "command"),
     [
-        (None, "c", False, "pub --topic events --nsqd-tcp-address a:4150 hello"),
-        (events(published=0), "c", False, "pub --topic events --nsqd-tcp-address a:4150 hello"),
+        (None, "c", False, f"pub --topic events {T} hello"),
+        (events(published=0), "c", False, f"pub --topic events {T} hello"),
         (events(channel("d")), "c", False, f"channel create events c {A}"),
         (events(channel("d")), "c", True, f"channel create events c {L}"),
-        (
-            events(channel("c"), channel("d", depth=2)),
-            "c",
-            False,
-            "tail --topic events --channel d --nsqd-tcp-address a:4150",
-        ),
-        (
-            events(channel("c"), channel("d", depth=2)),
-            "c",
-            True,
-            f"tail --topic events --channel d {L}",
-        ),
+        (BESIDE, "c", False, f"tail --topic events --channel d {T}"),
+        (BESIDE, "c", True, f"tail --topic events --channel d {L}"),
         (consumed(client(0)), "c", True, f"stats --clients --topic events --channel c {L}"),
-        (consumed(client(9)), "c", False, "tail --topic events --nsqd-tcp-address a:4150"),
+        (consumed(client(9)), "c", False, f"tail --topic events {T}"),
+        (events(channel("c", depth=1)), "c", False, f"tail --topic events --channel c {T}"),
+        (events(depth=3), PASSING, False, f"tail --topic events --channel '{PASSING}' {T}"),
         (
-            events(channel("c", depth=1)),
-            "c",
-            False,
-            "tail --topic events --channel c --nsqd-tcp-address a:4150",
-        ),
-        (
-            events(channel("c#ephemeral", paused=True)),
-            "c#ephemeral",
-            True,
-            f"channel unpause events 'c#ephemeral' {A}",
-        ),
-        (
-            events(depth=3),
-            "c#ephemeral",
-            False,
-            "tail --topic events --channel 'c#ephemeral' --nsqd-tcp-address a:4150",
+            *(events(channel(PASSING, paused=True)), PASSING, True),
+            f"channel unpause events '{PASSING}' {A}",
         ),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from email.utils import formatdate
-from typing import Any
 
 import pytest
 
@@ -16,28 +15,16 @@ from tests.support.scripted_http import reply, serving
 from tests.support.servers import free_port
 
 
-def question(**values: Any) -> Question:
-    nobody: dict[str, Any] = dict.fromkeys(("nsqds", "lookupds", "urls"), ())
-    return Question(topic="events", channel="", **{**nobody, "timeout": 60.0, **values})
-
-
-def nsqd_that_says(tcp: Address, date: str) -> bytes:
-    body = {
-        "version": "1.3.0",
-        "broadcast_address": tcp.host,
-        "tcp_port": tcp.port,
-        "http_port": 4151,
-        "topics": [],
-    }
-    return reply(json.dumps(body), headers=f"Date: {date}\r\n" if date else "")
-
-
 @pytest.mark.parametrize("off", [3600, -3600, None])
 async def test_the_clock_of_nsqd_is_that_of_its_http_replies(off: int | None) -> None:
     tcp = Address("127.0.0.1", free_port())
+    at = {"broadcast_address": tcp.host, "tcp_port": tcp.port, "http_port": 4151}
+    said = json.dumps({"version": "1.3.0", "topics": [], **at})
     date = formatdate(time.time() + off, usegmt=True) if off else "yesterday"
-    async with serving(nsqd_that_says(tcp, date)) as server:
-        facts = await examine(question(urls=(str(server.address),)), ConsumerConfig())
+    async with serving(reply(said, headers=f"Date: {date}\r\n")) as server:
+        urls = (str(server.address),)
+        question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
+        facts = await examine(question, ConsumerConfig())
     (nsqd,) = facts.nsqds
     assert nsqd.skew == pytest.approx(off or 0, abs=60 if off else 0)
     assert (nsqd.tcp, nsqd.given) == (tcp, True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsqtools.names import Address
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
@@ -33,32 +31,26 @@ def test_without_a_connection_rounds_come_soon_and_then_less_and_less() -> None:
     assert rounds(LookupSchedule(0.5, 0.0), 2, urgent=True) == [0.5, 0.5]
 
 
-def test_losses_bring_the_next_rounds_forward_together() -> None:
+def test_losses_bring_the_next_rounds_forward_together_but_for_one_that_worked() -> None:
     schedule = LookupSchedule(60.0, 0.0)
     schedule.next(0.0, urgent=False, rng=Random(1))
     times = {schedule.next(20.0 + n / 100, urgent=True, rng=Random(1)) for n in range(20)}
     assert times == {21.0}
     assert rounds(schedule, 7, 21.0) == [2, 4, 8, 16, 32, 60, 60]
-    assert rounds(schedule, 3, 21.0 + 182, urgent=True) == [1, 2, 4]
-
-
-def test_the_loss_of_a_connection_that_worked_does_not_wait_for_an_earlier_one() -> None:
-    schedule = LookupSchedule(60.0, 0.0)
-    assert rounds(schedule, 6, urgent=True)[-1] == 32
-    assert schedule.next(40.0, urgent=True, rng=Random(1)) == 63
-    assert schedule.next(40.0, urgent=True, anew=True, rng=Random(1)) == 41
-    assert rounds(schedule, 3, 41.0) == [2, 4, 8]
+    assert rounds(schedule, 6, 203.0, urgent=True) == [1, 2, 4, 8, 16, 32]
+    assert schedule.next(240.0, urgent=True, rng=Random(1)) == 266
+    assert schedule.next(240.0, urgent=True, anew=True, rng=Random(1)) == 241
+    assert rounds(schedule, 3, 241.0) == [2, 4, 8]
 
 
 def test_jitter_spreads_consumers_that_started_together() -> None:
-    times = {LookupSchedule(60.0, 0.3).next(0.0, urgent=False, rng=Random(n)) for n in range(50)}
-    assert len(times) == 50
-    assert min(times) >= 60
-    assert max(times) <= 78
-    assert max(times) - min(times) > 12
-    soon = {LookupSchedule(60.0, 0.3).next(0.0, urgent=True, rng=Random(n)) for n in range(50)}
-    assert len(soon) == 50
-    assert max(soon) <= 1.3
+    for urgent, least, most in ((False, 60, 78), (True, 1, 1.3)):
+        times = [
+            LookupSchedule(60.0, 0.3).next(0.0, urgent=urgent, rng=Random(n)) for n in range(50)
+        ]
+        assert len(set(times)) == 50
+        assert least <= min(times) <= max(times) <= most
+        assert max(times) - min(times) > 0.2 * least
 
 
 @pytest.mark.parametrize(
@@ -73,18 +65,12 @@ def test_jitter_spreads_consumers_that_started_together() -> None:
 def test_redialling_is_delayed_longer_each_time(
     first: float, maximum: float, delays: list[float]
 ) -> None:
-    reconnect = ReconnectDelays(first, maximum)
-    assert [reconnect.failed(NSQD, 100.0) - 100.0 for _ in delays] == pytest.approx(delays)
-
-
-@given(seed=st.integers(0, 99), first=st.floats(0, 100), maximum=st.floats(0, 200))
-def test_redialling_at_random_is_at_least_half_as_late_and_never_later(
-    seed: int, first: float, maximum: float
-) -> None:
-    exact, spread, rng = *(ReconnectDelays(first, maximum) for _ in range(2)), Random(seed)
-    for _ in range(9):
-        delay = exact.failed(NSQD, 0.0)
-        assert delay / 2 <= spread.failed(NSQD, 0.0, rng) <= delay <= maximum
+    exact, spread, rng = *(ReconnectDelays(first, maximum) for _ in range(2)), Random(7)
+    for delay in delays:
+        assert exact.failed(NSQD, 100.0) == pytest.approx(100.0 + delay)
+        found = spread.failed(NSQD, 0.0, rng)
+        assert delay / 2 <= found <= delay
+        assert found not in (delay / 2, delay) or not delay
 
 
 def test_only_a_connection_that_was_not_short_resets_the_delay() -> None:

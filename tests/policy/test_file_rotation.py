@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import partial
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -35,12 +36,7 @@ def ns(text: str) -> int:
 NOON = ns("2026-11-20T12:00:00+00:00")
 
 
-def opened(
-    wall: int = NOON, *, size: int = 10, compressed: int = 5, records: int = 1, name: str = "x"
-) -> OpenFile:
-    return OpenFile(
-        name=name, opened=100.0, opened_wall=wall, size=size, compressed=compressed, records=records
-    )
+opened = partial(OpenFile, name="x", opened=100.0, opened_wall=NOON, size=10, records=1)
 
 
 def decide(
@@ -66,33 +62,40 @@ def test_a_file_is_closed_once_it_is_over_its_size() -> None:
     assert next_due(rotation, opened(size=1001), after=7.0) == 7.0
 
 
-def test_a_file_is_closed_when_it_was_open_for_longer_than_the_interval() -> None:
-    rotation = Rotation(interval=60)
-    assert decide(rotation, opened(), after=60.0) is None
-    assert decide(rotation, opened(), after=60.001) == Rotate("interval")
-    assert next_due(rotation, opened()) == pytest.approx(60.0)
-    assert next_due(rotation, opened(), after=70.0) == 70.0
+EMPTY = opened(size=0, records=0)
 
 
-def test_an_empty_file_is_published_unless_that_is_to_be_skipped() -> None:
-    empty = opened(size=0, compressed=20, records=0)
-    keeps, skips = (Rotation(interval=60, skip_empty=skip) for skip in (False, True))
-    assert decide(keeps, empty, after=61.0) == Rotate("interval")
-    assert decide(skips, empty, after=61.0) == Rotate("interval")
-    for file in (empty, opened(size=0, records=1), opened(size=10, records=0)):
-        assert decide(skips, file, name="y") == Rotate("name")
-    assert next_due(keeps, empty) == pytest.approx(60.0)
-    assert next_due(skips, empty) is None
+@pytest.mark.parametrize(
+    ("file", "sync_interval", "due"),
+    [(opened(), 0, 60), (EMPTY, 0, 60), (opened(), 90, 60), (EMPTY, 90, 90)],
+)
+def test_a_file_is_closed_when_it_was_open_for_longer_than_the_interval(
+    file: OpenFile, sync_interval: int, due: int
+) -> None:
+    """An empty one lasts as long as records may wait for it."""
+    rotation = Rotation(interval=60, sync_interval=sync_interval)
+    assert decide(rotation, file, after=due) is None
+    assert decide(rotation, file, after=due + 0.001) == Rotate("interval")
+    assert next_due(rotation, file) == pytest.approx(due)
+    assert next_due(rotation, file, after=due + 10) == due + 10
+
+
+def test_an_empty_file_that_is_not_to_be_published_wakes_nobody() -> None:
+    rotation = Rotation(interval=60, skip_empty=True)
+    assert next_due(rotation, EMPTY) is None
+    for file in (EMPTY, opened(size=0, records=1), opened(size=10, records=0)):
+        assert decide(rotation, file, after=61.0) == Rotate("interval")
+        assert decide(rotation, file, name="y") == Rotate("name")
 
 
 def boundaries(every: float, zone: tzinfo, start: str, hours: float) -> list[str]:
     """Local times at which files are closed when there is a record each minute."""
     rotation, wall, found = Rotation(boundary=every, zone=zone), ns(start), []
-    file = opened(wall)
+    file = opened(opened_wall=wall)
     for minute in range(int(hours * 60)):
         at = wall + minute * 60 * SECOND
         if rotation.decide(file, name="x", now=0.0, wall=at):
-            file = opened(at)
+            file = opened(opened_wall=at)
             found.append(datetime.fromtimestamp(at // SECOND, zone).strftime("%d %H:%M%z"))
     return found
 
@@ -125,10 +128,10 @@ def test_boundaries_are_counted_from_midnight_of_the_zone(
 
 def test_a_clock_set_back_closes_the_file_of_the_later_piece() -> None:
     rotation = Rotation(boundary=3600, zone=UTC)
-    file = opened(NOON + 60 * SECOND)
+    file = opened(opened_wall=NOON + 60 * SECOND)
     assert decide(rotation, file, after=30.0, set_by=-30 * SECOND) is None
     assert decide(rotation, file, after=30.0, set_by=-HOUR) == Rotate("boundary")
-    earlier = opened(file.opened_wall - HOUR)
+    earlier = opened(opened_wall=file.opened_wall - HOUR)
     assert decide(rotation, earlier, after=600.0) is None
     assert next_due(rotation, earlier, after=600.0) == pytest.approx(3540.0, abs=1e-4)
 
@@ -159,13 +162,3 @@ def test_a_timer_that_sleeps_until_the_next_look_always_finds_a_reason(
     later = wall + int((due - now) * SECOND)
     name = names.at(later) if by_clock else file.name
     assert rotation.decide(file, name=name, now=due, wall=later) is not None
-
-
-def test_an_empty_file_lasts_as_long_as_records_may_wait_for_it() -> None:
-    rotation = Rotation(interval=1, sync_interval=5)
-    empty = opened(size=0, records=0)
-    assert next_due(rotation, empty) == pytest.approx(5)
-    assert decide(rotation, empty, after=4.9) is None
-    assert decide(rotation, empty, after=5.1) == Rotate("interval")
-    assert next_due(rotation, opened()) == pytest.approx(1)
-    assert decide(rotation, opened(), after=1.1) == Rotate("interval")

@@ -14,17 +14,19 @@ durations = st.lists(st.floats(1e-6, 1000.0), min_size=1, max_size=200)
 percents = st.sampled_from([0, 1, 50, 75, 90, 99, 99.9, 100]) | st.floats(0, 100)
 
 
-def counted(seconds: list[float]) -> Latency:
+def counted(seconds: list[float], times: int = 1) -> Latency:
     latency = Latency()
     for each in seconds:
-        latency.add(each)
+        latency.add(each, times)
     return latency
 
 
-@given(seconds=durations, p=percents)
-def test_a_percentile_is_at_most_1_percent_off(seconds: list[float], p: float) -> None:
-    rank = max(1, math.ceil(len(seconds) * p / 100))
-    assert counted(seconds).percentile(p) == pytest.approx(sorted(seconds)[rank - 1], rel=0.01)
+@given(seconds=durations, p=percents, times=st.integers(1, 5))
+def test_a_percentile_is_at_most_1_percent_off(seconds: list[float], p: float, times: int) -> None:
+    rank = max(1, math.ceil(times * len(seconds) * p / 100))
+    latency = counted(seconds, times)
+    assert latency.percentile(p) == pytest.approx(sorted(times * seconds)[rank - 1], rel=0.01)
+    assert latency.longest == max(seconds) >= latency.percentile(p)
 
 
 @pytest.mark.parametrize(
@@ -33,15 +35,3 @@ def test_a_percentile_is_at_most_1_percent_off(seconds: list[float], p: float) -
 def test_what_is_out_of_range_is_given_as_its_end(seconds: float, shown: float) -> None:
     assert Latency().percentile(50) == 0.0
     assert counted([seconds]).percentile(50) == shown
-
-
-@given(seconds=durations, times=st.integers(1, 5))
-def test_a_duration_may_be_counted_several_times_at_once(seconds: list[float], times: int) -> None:
-    at_once = Latency()
-    for each in seconds:
-        at_once.add(each, times)
-    one_by_one = counted(seconds * times)
-    assert [at_once.percentile(p) for p in (0, 50, 100)] == [
-        one_by_one.percentile(p) for p in (0, 50, 100)
-    ]
-    assert max(seconds) == at_once.longest >= at_once.percentile(100)

@@ -33,11 +33,6 @@ def pattern(
     return NamePattern(filename_format=filename_format, datetime_format=datetime_format, **options)
 
 
-def read(path: str, *topics: str, of: NamePattern | None = None, matching: str = "") -> str | None:
-    wanted = re.compile(matching) if matching else topics
-    return NameMatcher(of or pattern(), hostname=HOST, topics=wanted).match(path)
-
-
 DIRECTIVES = [
     *(f"%{letter}" for letter in "aAbBcCdDeFgGhHIjklmMpPrRsSTuUVwWxXyYzZ"),
     *(f"%{flag}{letter}" for flag in "-_0^#" for letter in "aAbBcCdDeFgGhHIjklmMpPrRSTuUVwWxXyY"),
@@ -107,53 +102,54 @@ def test_each_directive_is_matched_all_year_round() -> None:
                 assert matcher.match(names.at((day * 86_400 + day * 5003) * SECOND)) == "a"
 
 
+KNOWN, OTHER, GUESSED = pattern("<TOPIC><REV>"), pattern("all<REV>"), pattern("<TOPIC><PID>")
+NUMBERED = pattern("<TOPIC><REV>", repeated_by="--gzip")
+PACKED = pattern("<TOPIC>", suffix=".gz")
+WORDS = pattern("<TOPIC>.<DATETIME><REV>.log", "%A-%b-%p")
+
+
 @pytest.mark.parametrize(
-    "path",
+    ("of", "topics", "path", "topic"),
     [
-        "events.web2.2026-11-20_12.log",
-        "events.web1.example.com.2026-11-20_12.log",
-        "events.web1-0000001.2026-11-20_12.log",
-        "events.web1.2026-11-20_1.log",
-        "events.web1.2026-11-20_1२.log",
-        "events.web1.2026-11-20_12.log.gz",
-        "events.web1.2026-11-20_12.log\n",
-        "a/events.web1.2026-11-20_12.log",
-        "",
+        # Files of other hosts, topics and makers are not ours.
+        (pattern(), ["events"], "events.web2.2026-11-20_12.log", None),
+        (pattern(), ["events"], "events.web1.example.com.2026-11-20_12.log", None),
+        (pattern(), ["events"], "events.web1-0000001.2026-11-20_12.log", None),
+        (pattern(), ["events"], "events.web1.2026-11-20_1.log", None),
+        (pattern(), ["events"], "events.web1.2026-11-20_1२.log", None),
+        (pattern(), ["events"], "events.web1.2026-11-20_12.log.gz", None),
+        (pattern(), ["events"], "events.web1.2026-11-20_12.log\n", None),
+        (pattern(), ["events"], "a/events.web1.2026-11-20_12.log", None),
+        (pattern(), ["events"], "", None),
+        # A known topic is better than a revision, and that than a guess.
+        (KNOWN, ["a"], "a-000001", "a"),
+        (KNOWN, ["a", "a-000001"], "a-000001", "a-000001"),
+        (KNOWN, re.compile("a"), "a-000001", "a"),
+        (KNOWN, re.compile("1$"), "a-000001", "a-000001"),
+        (NUMBERED, ["a", "a-000001"], "a-000001-000000", "a-000001"),
+        (NUMBERED, ["a", "a-000001"], "a-000001", "a"),
+        (NUMBERED, ["a"], "a", "a"),  # of a time when it was not numbered
+        (GUESSED, re.compile("."), "a123", "a"),
+        (GUESSED, re.compile("^a12$"), "a123", "a12"),
+        (GUESSED, re.compile("3"), "a123", None),
+        # A format without topic tells only of a single one.
+        (OTHER, ["a", "a"], "all-000002", "a"),
+        (OTHER, ["a", "b"], "all-000002", ""),
+        (OTHER, re.compile("a"), "all-000002", ""),
+        # The suffix is that of the format or appended to it.
+        (PACKED, ["a"], "a.gz", "a"),
+        (PACKED, ["a.gz"], "a.gz.gz", "a.gz"),
+        (PACKED, ["a"], "a", None),
+        (pattern("<TOPIC>.gz", suffix=".gz"), ["a"], "a.gz", "a"),
+        # Words in a time are those that strftime writes.
+        (WORDS, ["a"], "a.Friday-Nov-PM.log", "a"),
+        (WORDS, ["a"], "a.backup-Nov-PM.log", None),
     ],
 )
-def test_files_of_other_hosts_topics_and_makers_are_not_ours(path: str) -> None:
-    assert read(path, "events") is None
-
-
-def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None:
-    of = pattern("<TOPIC><REV>")
-    assert read("a-000001", "a", of=of) == "a"
-    assert read("a-000001", "a", "a-000001", of=of) == "a-000001"
-    assert read("a-000001", of=of, matching="a") == "a"
-    assert read("a-000001", of=of, matching="1$") == "a-000001"
-    numbered = pattern("<TOPIC><REV>", repeated_by="--gzip")
-    assert read("a-000001-000000", "a", "a-000001", of=numbered) == "a-000001"
-    assert read("a-000001", "a", "a-000001", of=numbered) == "a"
-    assert read("a", "a", of=numbered) == "a"  # of a time when it was not numbered
-    ambiguous = pattern("<TOPIC><PID>")
-    assert read("a123", of=ambiguous, matching=".") == "a"
-    assert read("a123", of=ambiguous, matching="^a12$") == "a12"
-    assert read("a123", of=ambiguous, matching="3") is None
-
-
-def test_a_format_without_topic_tells_only_of_a_single_one() -> None:
-    of = pattern("all<REV>")
-    assert read("all-000002", "a", "a", of=of) == "a"
-    assert read("all-000002", "a", "b", of=of) == ""
-    assert read("all-000002", of=of, matching="a") == ""
-
-
-def test_the_suffix_is_that_of_the_format_or_appended_to_it() -> None:
-    of = pattern("<TOPIC>", suffix=".gz")
-    assert read("a.gz", "a", of=of) == "a"
-    assert read("a.gz.gz", "a.gz", of=of) == "a.gz"
-    assert read("a", "a", of=of) is None
-    assert read("a.gz", "a", of=pattern("<TOPIC>.gz", suffix=".gz")) == "a"
+def test_a_path_is_of_this_topic(
+    of: NamePattern, topics: list[str] | re.Pattern[str], path: str, topic: str | None
+) -> None:
+    assert NameMatcher(of, hostname=HOST, topics=topics).match(path) == topic
 
 
 def test_only_directories_on_the_way_to_archives_are_entered() -> None:
@@ -161,17 +157,7 @@ def test_only_directories_on_the_way_to_archives_are_entered() -> None:
     matcher = NameMatcher(of, hostname=HOST, topics={"a", "b"})
     for directory in ("x", "x/dt=2026-11-20", "x/dt=2026-11-20/hour=23/b"):
         assert matcher.descend(directory)
-    for directory in (
-        "y",
-        "x/y",
-        "x/dt=2026-11-20/hour=23/c",
-        "x/dt=2026-11-20/hour=23/a/web1.log",
-    ):
+    day = "x/dt=2026-11-20/hour=23"
+    for directory in ("y", "x/y", f"{day}/c", f"{day}/a/web1.log"):
         assert not matcher.descend(directory)
     assert not NameMatcher(pattern(), hostname=HOST, topics={"a"}).descend("a")
-
-
-def test_words_in_a_time_are_those_that_strftime_writes() -> None:
-    of = pattern("<TOPIC>.<DATETIME><REV>.log", "%A-%b-%p")
-    assert read("a.Friday-Nov-PM.log", "a", of=of) == "a"
-    assert read("a.backup-Nov-PM.log", "a", of=of) is None

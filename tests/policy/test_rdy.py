@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,23 +17,12 @@ from nsqtools.policy.rdy import Mode, Peer, RdyPlanner, bytes_limit, is_starved
 
 IDLE, LONG = 10.0, 30.0
 NOW = 1000.0
-planner = RdyPlanner(IDLE, LONG)
+plan = partial(RdyPlanner(IDLE, LONG).plan, mode=Mode.RUNNING, now=NOW, rng=Random(1))
 
 
-def make(number: int, **facts: object) -> Peer:
-    facts = {"fresh": False, "last_message": NOW, "rdy_since": NOW} | facts
-    return Peer(Address("nsqd", 4150 + number), **facts)  # type: ignore[arg-type]
-
-
-def plan(
-    peers: list[Peer],
-    max_in_flight: int,
-    mode: Mode = Mode.RUNNING,
-    now: float = NOW,
-    rng: Random | None = None,
-) -> dict[Address, int]:
-    rng = rng or Random(1)
-    return planner.plan(peers, max_in_flight=max_in_flight, mode=mode, now=now, rng=rng)
+def make(number: int, **facts: Any) -> Peer:
+    usual = {"fresh": False, "last_message": NOW, "rdy_since": NOW}
+    return Peer(Address("nsqd", 4150 + number), **usual | facts)
 
 
 def apply(peers: list[Peer], commands: dict[Address, int], now: float = NOW) -> None:
@@ -47,7 +38,7 @@ def apply(peers: list[Peer], commands: dict[Address, int], now: float = NOW) -> 
 
 def settle_down(peers: list[Peer], max_in_flight: int, now: float = NOW) -> list[int]:
     """Plan, send, and return everyone's RDY."""
-    apply(peers, plan(peers, max_in_flight, Mode.RUNNING, now), now)
+    apply(peers, plan(peers, max_in_flight=max_in_flight, now=now), now)
     return [peer.rdy for peer in peers]
 
 
@@ -98,7 +89,7 @@ def test_a_plan_keeps_to_every_bound_and_is_made_once(
     known = {peer.address: peer for peer in peers if not peer.closing}
     rdy = {address: peer.rdy for address, peer in known.items()}
     before = sum(rdy.values())
-    commands = plan(peers, limit, mode)
+    commands = plan(peers, max_in_flight=limit, mode=mode)
     for address, count in commands.items():
         peer = known[address]
         assert 0 <= count <= peer.max_rdy
@@ -115,7 +106,7 @@ def test_a_plan_keeps_to_every_bound_and_is_made_once(
         assert before == any(peer.max_rdy for peer in known.values())
     apply(peers, commands)
     rng.shuffle(peers)
-    assert plan(peers, limit, mode, rng=rng) == {}
+    assert plan(peers, max_in_flight=limit, mode=mode, rng=rng) == {}
 
 
 @given(any_peers(), any_limit)
@@ -145,30 +136,26 @@ def test_a_fresh_peer_gets_1_and_others_do_not_get_its_share() -> None:
 # Falling behind.
 
 
-def test_lowering_sends_the_target_and_not_0_although_more_is_in_flight() -> None:
-    peers = [make(0, rdy=2500, in_flight=2500, received=9999), make(1)]
-    assert settle_down(peers, 2500) == [1250, 1250]
-    assert plan(peers, 2500) == {}
-    deliver(peers[0], count=40)  # on its way when RDY was lowered
-    assert plan(peers, 2500) == {}
-
-
 def test_a_peer_that_exceeds_rdy_rests_until_half_its_share_is_settled() -> None:
     peers = [make(0, rdy=10, in_flight=11, received=11), make(1, rdy=10)]
     assert settle_down(peers, 20) == [0, 10]
     for in_flight in (15, 11, 10, 6):
         peers[0].in_flight = in_flight
-        assert plan(peers, 20) == {}
+        assert settle_down(peers, 20) == [0, 10]
     peers[0].in_flight = 5
     assert settle_down(peers, 20) == [10, 10]
-    # What exceeds the old RDY but not the new one is no reason to rest, nor is what fills it.
-    assert settle_down([make(0, rdy=10, in_flight=11, received=11)], 100) == [100]
-    assert plan([make(0, rdy=100, in_flight=100, received=5000)], 100) == {}
-
-
-def test_the_slot_of_a_resting_peer_goes_to_one_that_waits() -> None:
+    # The slot of a resting peer goes to one that waits.
     peers = [make(0, rdy=1, in_flight=2, received=2), make(1, served=NOW), make(2, in_flight=1)]
     assert settle_down(peers, 1) == [0, 1, 0]
+
+
+def test_what_exceeds_the_old_rdy_but_not_the_new_one_is_no_reason_to_rest() -> None:
+    peers = [make(0, rdy=2500, in_flight=2500, received=9999), make(1)]
+    assert settle_down(peers, 2500) == [1250, 1250]
+    deliver(peers[0], count=40)  # on its way when RDY was lowered
+    assert settle_down(peers, 2500) == [1250, 1250]
+    assert settle_down([make(0, rdy=10, in_flight=11, received=11)], 100) == [100]
+    assert settle_down([make(0, rdy=100, in_flight=100, received=5000)], 100) == [100]
 
 
 # An nsqd that counts RDY down.
@@ -182,12 +169,12 @@ def test_an_old_nsqd_gets_rdy_again_below_a_quarter_of_it(
     rdy: int, received: int, refreshed: bool
 ) -> None:
     peers = [make(0, rdy=rdy, received=received, counts_down=True)]
-    assert plan(peers, rdy) == ({peers[0].address: rdy} if refreshed else {})
+    assert plan(peers, max_in_flight=rdy) == ({peers[0].address: rdy} if refreshed else {})
     peers[0].counts_down = False
-    assert plan(peers, rdy) == {}
+    assert plan(peers, max_in_flight=rdy) == {}
     # One that exceeds RDY is stopped instead.
     over = make(0, rdy=4, in_flight=5, received=4, counts_down=True)
-    assert plan([over], 4) == {over.address: 0}
+    assert plan([over], max_in_flight=4) == {over.address: 0}
 
 
 # Bytes and starvation.
@@ -225,7 +212,7 @@ def test_holders_are_kept_when_slots_become_scarce_and_the_rest_is_lowered() -> 
 
 def test_an_idle_holder_gives_its_slot_to_who_waited_longest() -> None:
     peers = [make(0, rdy=1), make(1, served=NOW - 20), make(2, served=NOW - 21)]
-    assert plan(peers, 1, now=NOW + IDLE - 0.1) == {}
+    assert plan(peers, max_in_flight=1, now=NOW + IDLE - 0.1) == {}
     assert settle_down(peers, 1, now=NOW + IDLE) == [0, 0, 1]
 
 
@@ -248,7 +235,7 @@ def test_every_connection_is_served_within_the_bound(
     waiting_since = {peer.address: NOW for peer in everyone}
     now = NOW
     while now < NOW + 3 * bound:
-        apply(everyone, plan(everyone, slots, mode, now, rng), now)
+        apply(everyone, plan(everyone, max_in_flight=slots, mode=mode, now=now, rng=rng), now)
         assert sum(peer.rdy for peer in everyone) == slots
         for peer in everyone:
             if peer.rdy:

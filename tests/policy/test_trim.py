@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from nsqtools.policy.trim import Trim
+from nsqtools.proto.messages import Message
 
 CUTOFF, BEGAN = 1000, 2000
 
 
-@dataclass
-class Dated:
-    id: bytes
-    timestamp: int
+def old(number: int) -> Message:
+    return younger(number, CUTOFF - 1)
 
 
-def old(number: int) -> Dated:
-    return Dated(b"%016x" % number, CUTOFF - 1)
-
-
-def younger(number: int, timestamp: int = CUTOFF) -> Dated:
-    return Dated(b"%016x" % number, timestamp)
+def younger(number: int, timestamp: int = CUTOFF) -> Message:
+    return Message(b"%016x" % number, b"", timestamp, 1)
 
 
 def trim(expected: int, most: int = 100) -> Trim:
@@ -32,9 +25,9 @@ def trim(expected: int, most: int = 100) -> Trim:
 def test_messages_are_sorted_by_age_and_the_trim_ends_when_it_has_seen_all() -> None:
     made = trim(expected=3)
     messages = [old(1), younger(2), old(3)]
-    assert made.sort("a", messages[:2], now=0.0) == ([old(1)], [younger(2)])
+    assert made.sort("a", messages[:2], now=0.0) == ([messages[0]], [messages[1]])
     assert (made.unseen, made.is_done(0.0)) == (1, False)
-    assert made.sort("a", messages[2:], now=0.0) == ([old(3)], ())
+    assert made.sort("a", messages[2:], now=0.0) == ([messages[2]], ())
     assert (made.unseen, made.is_done(0.0), made.younger) == (0, True, {"a": 1})
 
 

@@ -6,20 +6,11 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import (
-    AuthError,
-    ConnectionLostError,
-    MessageSizeError,
-    PeerError,
-    ProtocolError,
-    RefusedError,
-    ServerError,
-    UnreachableError,
-)
+from nsqtools import errors
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
     Closed,
@@ -37,19 +28,17 @@ from tests.support import wire
 from tests.support.sessions import (
     ADDRESS,
     SERVER_CODECS,
-    Plain,
-    ServerDeflate,
+    Step,
+    advance,
     closed,
-    closing,
     drain,
     new,
     reach,
-    ready,
     sent,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping, Sequence
 
 
 # The paths of the handshake
@@ -151,65 +140,10 @@ def test_every_combination_of_tls_compression_and_auth(
     assert session.take_events() == []
 
 
-# Refusals of the handshake
-
-AUTH = wire.negotiated(auth_required=True)
-REFUSALS = [
-    ({"tls_v1": True}, "", [wire.OK], RefusedError, "does not offer TLS"),
-    ({"tls_v1": True}, "", [wire.negotiated(tls_v1=None)], RefusedError, "does not offer TLS"),
-    ({}, "", [AUTH, wire.error("E_BAD_BODY AUTH body size 0")], AuthError, "--auth-secret-file"),
-    ({}, "", [AUTH, wire.error("E_INVALID no AUTH (TLS required)")], RefusedError, "--tls-v1"),
-    ({}, "wrong", [AUTH, wire.error("E_INVALID (TLS required)")], RefusedError, "--tls-v1"),
-    ({}, "wrong", [AUTH, wire.error("E_AUTH_FAILED no")], AuthError, "E_AUTH_FAILED no"),
-    ({}, "wrong", [AUTH, wire.error("E_UNAUTHORIZED no")], AuthError, "E_UNAUTHORIZED no"),
-    ({}, "wrong", [AUTH, wire.error("E_AUTH_ERROR")], AuthError, "E_AUTH_ERROR"),
-    ({}, "", [wire.negotiated(), wire.error("E_BAD_TOPIC SUB")], RefusedError, "E_BAD_TOPIC SUB"),
-]
-
-
-@pytest.mark.parametrize(("asked", "secret", "replies", "kind", "culprit"), REFUSALS)
-def test_a_refusal_names_the_option_or_quotes_nsqd_and_never_the_secret(
-    asked: dict[str, object], secret: str, replies: list[bytes], kind: type, culprit: str
-) -> None:
-    session = new(asked, secret=secret)
-    for reply in replies:
-        session.receive_data(reply)
-    error = closed(session)
-    assert type(error) is kind
-    assert culprit in str(error)
-    assert "wrong" not in str(error)
-
-
-GARBAGE = {
-    "text": b"KO",
-    "cut JSON": b'{"version":',
-    "not UTF-8": b"\xff\xfe\x00",
-    "words for numbers": b'{"max_rdy_count":"many"}',
-    "a list for a number": b'{"max_rdy_count":[1]}',
-    "NaN": b'{"msg_timeout":NaN}',
-    "a number of 5000 digits": b'{"max_rdy_count":' + b"9" * 5000 + b"}",
-    "a number no float holds": b'{"msg_timeout":1' + b"0" * 400 + b"}",
-    "depth": b"[" * 200_000,
-}
-
-
-@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_in_answer_to_identify_is_a_protocol_error(data: bytes) -> None:
-    session = new()
-    session.receive_data(wire.response(data))
-    error = closed(session)
-    assert type(error) is ProtocolError
-    assert len(str(error)) < 300
-    assert "\n" not in str(error)
-
-
 @pytest.mark.parametrize(
     ("version", "down"),
     [
-        ("0.2.24", True),
-        ("0.3.0", False),
-        ("10.0.0-compat", False),
-        ("x.y", True),
+        *(("0.2.24", True), ("0.3.0", False), ("10.0.0-compat", False), ("x.y", True)),
         ("9" * 5000 + ".0", True),
     ],
 )
@@ -219,20 +153,80 @@ def test_an_nsqd_before_0_3_counts_rdy_down(version: str, down: bool) -> None:
     assert session.features.counts_rdy_down is down
 
 
-@pytest.mark.parametrize("extra", [wire.HEARTBEAT, wire.OK, b"\0", b"\x16"])
-def test_plain_bytes_before_the_tls_handshake_are_not_taken_for_secured_ones(extra: bytes) -> None:
-    reply = wire.negotiated(tls_v1=True)
-    for reads in ([reply + extra], [reply, extra]):
-        session = new({"tls_v1": True})
-        for read in reads:
-            session.receive_data(read)
-        session.tls_established()
-        assert type(closed(session)) is ProtocolError
+# What ends a session, as the table of all states below does not show
+
+AUTH, TLS_AGREED = wire.negotiated(auth_required=True), wire.negotiated(tls_v1=True)
+TLS, WRONG, PRODUCER = {"asked": {"tls_v1": True}}, {"secret": "wrong"}, {"subscription": None}
+P, R = errors.ProtocolError, errors.RefusedError
+A, S = errors.AuthError, errors.ServerError
+MANY = b"9" * 5000
+
+# name: options of the session, what is said to it, its error, and what this names
+ENDINGS: dict[str, tuple[Mapping[str, Any], Sequence[Step], type[errors.PeerError], str]] = {
+    "no TLS": (TLS, [wire.negotiated(tls_v1=None)], R, "does not offer TLS"),
+    "no TLS of an old nsqd": (TLS, [wire.OK], R, "does not offer TLS"),
+    "no secret": ({}, [AUTH, wire.error("E_BAD_BODY size 0")], A, "--auth-secret-file"),
+    "no secret, no TLS": ({}, [AUTH, wire.error("E_INVALID (TLS required)")], R, "--tls-v1"),
+    "a secret, no TLS": (WRONG, [AUTH, wire.error("E_INVALID (TLS required)")], R, "--tls-v1"),
+    **{
+        code: (WRONG, [AUTH, wire.error(f"{code} no")], A, f"{code} no")
+        for code in ("E_AUTH_FAILED", "E_UNAUTHORIZED", "E_AUTH_ERROR")
+    },
+    "SUB": ({}, [wire.negotiated(), wire.error("E_BAD_TOPIC SUB")], R, "E_BAD_TOPIC SUB"),
+    "text": ({}, [wire.response(b"KO")], P, ""),
+    "cut JSON": ({}, [wire.response(b'{"version":')], P, ""),
+    "not UTF-8": ({}, [wire.response(b"\xff\xfe\x00")], P, ""),
+    "words for numbers": ({}, [wire.response(b'{"max_rdy_count":"many"}')], P, ""),
+    "a list for a number": ({}, [wire.response(b'{"max_rdy_count":[1]}')], P, ""),
+    "NaN": ({}, [wire.response(b'{"msg_timeout":NaN}')], P, ""),
+    "5000 digits": ({}, [wire.response(b'{"max_rdy_count":' + MANY + b"}")], P, ""),
+    "no float": ({}, [wire.response(b'{"msg_timeout":' + MANY[:400] + b"}")], P, ""),
+    "depth": ({}, [wire.response(b"[" * 200_000)], P, ""),
+    # Plain bytes before the TLS handshake are not taken for secured ones.
+    **{
+        f"plain {extra!r}": (TLS, [TLS_AGREED, extra, Session.tls_established], P, "")
+        for extra in (wire.HEARTBEAT, wire.OK, b"\0", b"\x16")
+    },
+    "in one read": (TLS, [TLS_AGREED + b"\0", Session.tls_established], P, ""),
+    # Nothing but OK is the answer to a publish.
+    **{
+        f"reply {reply!r}": (PRODUCER, [wire.negotiated(), wire.response(reply)], P, "")
+        for reply in (b"CLOSE_WAIT", b"", b"ok", b"OK\n")
+    },
+    # Only three errors are not fatal, and what is in them is escaped and cut.
+    **{
+        repr(text[:30]): (PRODUCER, [wire.negotiated(), wire.frame(wire.ERROR, text)], S, code)
+        for text, code in (
+            (b"E_FIN_FAILEDX", "E_FIN_FAILEDX"),
+            (b"E_INVALID E_FIN_FAILED", "E_INVALID"),
+            (b"E_INVALID \xff\xfe", "E_INVALID"),
+            (b"  \n", "E_UNKNOWN"),
+            (b"E_INVALID \x1b[2J\r\n\xe2\x80\xae" + b"x" * 100_000, "E_INVALID"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("options", "steps", "kind", "culprit"), ENDINGS.values(), ids=ENDINGS)
+def test_an_error_is_a_short_line_that_names_the_culprit_and_never_the_secret(
+    options: Mapping[str, Any], steps: Sequence[Step], kind: type[errors.PeerError], culprit: str
+) -> None:
+    session = new(**options)
+    advance(session, steps)
+    error = closed(session)
+    assert type(error) is kind
+    assert str(error).isprintable()
+    assert len(str(error)) < 300
+    assert "wrong" not in str(error)
+    if isinstance(error, errors.ServerError):
+        assert (error.code, error.fatal) == (culprit, True)
+    else:
+        assert culprit in str(error)
 
 
 # Each state with every input.
 
-I, SEC, TLS, Z, AU, SUB, RUN, CLS, END = State  # noqa: E741 - as short as a table needs
+I, SEC, T, Z, AU, SUB, RUN, CLS, END = State  # noqa: E741 - as short as a table needs
 
 INPUTS = {
     "OK": wire.OK,
@@ -250,16 +244,15 @@ INPUTS = {
 }
 """What may come, in the order of the columns below. None is the end of the stream."""
 
-P, R, A, S = ProtocolError, RefusedError, AuthError, ServerError
-C, L = UnreachableError, ConnectionLostError
+C, L = errors.UnreachableError, errors.ConnectionLostError
 
 # The next state, or the type of the error that the session ends with; END is without an error.
 # fmt: off
-TABLE: dict[State, list[State | type[PeerError]]] = {
+TABLE: dict[State, list[State | type[errors.PeerError]]] = {
     #     OK   JSON CW   hb   FIN  INV  UNA  msg  size type HTTP EOF
     I:   [SUB, SUB, P,   I,   I,   R,   A,   P,   P,   P,   P,   C],
     SEC: [P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   C],
-    TLS: [SUB, P,   P,   TLS, TLS, R,   A,   P,   P,   P,   P,   C],
+    T:   [SUB, P,   P,   T,   T,   R,   A,   P,   P,   P,   P,   C],
     Z:   [SUB, P,   P,   Z,   Z,   R,   A,   P,   P,   P,   P,   C],
     AU:  [SUB, SUB, SUB, AU,  AU,  R,   A,   P,   P,   P,   P,   C],
     SUB: [RUN, P,   P,   SUB, SUB, R,   A,   P,   P,   P,   P,   C],
@@ -270,11 +263,8 @@ TABLE: dict[State, list[State | type[PeerError]]] = {
 # fmt: on
 
 
-def feed(session: Session, server: Plain, data: bytes | None) -> None:
-    if data is None:
-        session.receive_eof()
-    else:
-        session.receive_data(server.encode(data))
+EVENTS: dict[State, list[type[Event]]] = {RUN: [CommandReply], SUB: [Ready], CLS: [CloseWait]}
+"""What comes of a response."""
 
 
 @pytest.mark.parametrize("state", State)
@@ -282,64 +272,32 @@ def feed(session: Session, server: Plain, data: bytes | None) -> None:
 def test_every_input_in_every_state_has_the_outcome_of_the_table(state: State, name: str) -> None:
     data, outcome = INPUTS[name], TABLE[state][list(INPUTS).index(name)]
     session = reach(state)
-    server = ServerDeflate() if state is State.COMPRESSING else Plain()
-    feed(session, server, data)
+    server = SERVER_CODECS["deflate" if state is State.COMPRESSING else "none"]()
+    if data is None:
+        session.receive_eof()
+    else:
+        session.receive_data(server.encode(data))
     if state is State.CLOSED:
         assert (session.take_events(), session.take_output()) == ([], b"")
         assert session.state is State.CLOSED
     elif isinstance(outcome, State) and outcome is not State.CLOSED:
         assert session.state is outcome
         output = server.decode(session.take_output())
-        assert (output == commands.NOP) is (data == wire.HEARTBEAT)
-        assert [type(event) for event in session.take_events()] == events_of(state, data)
-        assert len(session.take_messages()) == (data == INPUTS["message"])
+        assert (output == commands.NOP) is (name == "heartbeat")
+        quiet: list[type[Event]] = [CommandFailed] * (name == "E_FIN_FAILED")
+        is_response = name in ("OK", "JSON", "CLOSE_WAIT")
+        events = EVENTS.get(state, []) if is_response else quiet
+        assert [type(event) for event in session.take_events()] == events
+        assert len(session.take_messages()) == (name == "message")
     else:
         error = closed(session)
         assert (error and type(error)) == (None if outcome is State.CLOSED else outcome)
 
 
-@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"", b"ok", b"OK\n"])
-def test_nothing_but_ok_is_the_answer_to_a_publish(reply: bytes) -> None:
-    session = ready(subscription=None)
-    session.receive_data(wire.OK + wire.response(reply) + wire.OK)
-    first, last = session.take_events()
-    assert first == CommandReply(b"OK")
-    assert isinstance(last, Closed)
-    assert type(last.error) is ProtocolError
-
-
-def events_of(state: State, data: bytes | None) -> list[type[Event]]:
-    if data == INPUTS["E_FIN_FAILED"]:
-        return [CommandFailed]
-    if data in (wire.HEARTBEAT, INPUTS["message"]):
-        return []
-    match state:
-        case State.READY:
-            return [CommandReply]
-        case State.SUBSCRIBING:
-            return [Ready]
-        case State.CLOSING:
-            return [CloseWait]
-    return []
-
-
-def test_a_long_error_of_a_server_is_cut_and_what_is_in_it_escaped() -> None:
-    session = ready()
-    session.receive_data(wire.error("E_INVALID \x1b[2J\r\n\u202e" + "x" * 100_000))
-    error = closed(session)
-    assert isinstance(error, ServerError)
-    assert error.code == "E_INVALID"
-    assert error.text.startswith(r"E_INVALID \x1b[2J \u202exxx")
-    assert len(error.text) == 200
-
-
-@pytest.mark.parametrize("make", [ready, closing])
+@pytest.mark.parametrize("state", [State.READY, State.CLOSING])
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
-def test_three_errors_are_not_fatal_whatever_follows_the_code(
-    make: Callable[[], Session], code: str
-) -> None:
-    session = make()
-    state = session.state
+def test_three_errors_are_not_fatal_whatever_follows_the_code(state: State, code: str) -> None:
+    session = reach(state)
     for tail in ("", " ", " FIN 1 failed ID not in flight", "\tx", "\nE_INVALID"):
         session.receive_data(wire.error(code + tail) + wire.message(1))
         (event,) = session.take_events()
@@ -348,23 +306,6 @@ def test_three_errors_are_not_fatal_whatever_follows_the_code(
         assert event.error.address == ADDRESS
         assert len(session.take_messages()) == 1
         assert session.state is state
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (b"E_FIN_FAILEDX", "E_FIN_FAILEDX"),
-        (b"E_INVALID E_FIN_FAILED", "E_INVALID"),
-        (b"E_INVALID \xff\xfe", "E_INVALID"),
-        (b"  \n", "E_UNKNOWN"),
-    ],
-)
-def test_any_other_first_word_is_fatal(text: bytes, code: str) -> None:
-    session = ready(subscription=None)
-    session.receive_data(wire.frame(wire.ERROR, text))
-    error = closed(session)
-    assert isinstance(error, ServerError)
-    assert (error.code, error.fatal, error.address) == (code, True, ADDRESS)
 
 
 # The end
@@ -376,15 +317,15 @@ BEHIND = wire.HEARTBEAT + wire.error("E_FIN_FAILED x") + wire.OK + wire.CLOSE_WA
 @pytest.mark.parametrize(
     ("ending", "kind"),
     [
-        (b"\xff\xff\xff\xff", ProtocolError),
-        (b"HTTP", ProtocolError),
-        (wire.error("E_INVALID x") + BEHIND + wire.error("E_AUTH_FAILED y") + b"HTTP", ServerError),
+        (b"\xff\xff\xff\xff", P),
+        (b"HTTP", P),
+        (wire.error("E_INVALID x") + BEHIND + wire.error("E_AUTH_FAILED y") + b"HTTP", S),
     ],
 )
 def test_what_stood_before_the_failure_in_the_same_read_is_delivered_and_nothing_behind_it(
-    ending: bytes, kind: type[PeerError]
+    ending: bytes, kind: type[errors.PeerError]
 ) -> None:
-    session = ready()
+    session = reach(State.READY)
     failed = wire.error("E_REQ_FAILED x")
     session.receive_data(wire.message(1) + failed + wire.OK + wire.message(2) + ending)
     assert session.take_output() == b""
@@ -396,7 +337,7 @@ def test_what_stood_before_the_failure_in_the_same_read_is_delivered_and_nothing
 
 
 def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
-    session = ready()
+    session = reach(State.READY)
     session.send(commands.ready(5))
     session.close()
     session.close()
@@ -416,7 +357,7 @@ def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
 def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() -> None:
     session = new({"deflate": True}, limit=1000)
     drain(session)
-    server = ServerDeflate()
+    server = SERVER_CODECS["deflate"]()
     bomb = server.encode(
         2 * wire.OK + struct.pack(">II", 31 + 1000, wire.MESSAGE) + bytes(64 << 20)
     )
@@ -426,4 +367,4 @@ def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() 
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert type(closed(session)) is MessageSizeError
+    assert type(closed(session)) is errors.MessageSizeError

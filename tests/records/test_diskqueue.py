@@ -20,9 +20,9 @@ from nsqtools.records.diskqueue.queuefiles import (
     disk_queues,
 )
 from tests.support.diskqueues import LIMIT, QueueFiles, messages, numbers
+from tests.support.sessions import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from nsqtools.proto.messages import Message
@@ -35,17 +35,11 @@ GARBAGE = st.one_of(
 )
 
 
-def decoded(data: bytes, sizes: Iterable[int] = ()) -> tuple[list[Message], int]:
-    """The messages of a file that is read in pieces of these sizes, and the bytes skipped."""
+def decoded(*pieces: bytes) -> tuple[list[Message], int]:
+    """The messages of a file that is read in these pieces, and the bytes skipped."""
     decoder = QueueDecoder(LIMIT)
-    found: list[Message] = []
-    start = 0
-    for size in sizes:
-        found += decoder.feed(data[start : start + size])
-        start += size
-    found += decoder.feed(data[start:])
-    found += decoder.finish()
-    return found, decoder.skipped
+    found = [each for piece in pieces for each in decoder.feed(piece)]
+    return found + decoder.finish(), decoder.skipped
 
 
 @given(st.data())
@@ -55,20 +49,19 @@ def test_the_pieces_of_a_file_make_no_difference(data: st.DataObject) -> None:
     until = data.draw(st.sampled_from([at, at + 10, len(file)]))
     file = file[:at] + data.draw(GARBAGE) + file[until:]
     whole, skipped = decoded(file)
-    pieces = data.draw(st.lists(st.integers(1, 2 * RECORD), max_size=60))
-    found, as_well = decoded(file, pieces)
-    assert (numbers_or_bodies(found), as_well) == (numbers_or_bodies(whole), skipped)
+    offsets = data.draw(st.lists(st.integers(0, len(file)), max_size=60))
+    found, as_well = decoded(*cut(file, offsets))
+    assert as_well == skipped
+    assert [(each.id, each.body) for each in found] == [(each.id, each.body) for each in whole]
 
 
-def numbers_or_bodies(found: Iterable[Message]) -> list[tuple[bytes, bytes]]:
-    return [(each.id, each.body) for each in found]
-
-
-@given(GARBAGE, st.integers(0, 6))
-def test_garbage_between_messages_is_skipped_and_counted(garbage: bytes, behind: int) -> None:
-    file = encode(messages(range(behind))) + garbage + encode(messages(range(behind, 6)))
-    found, skipped = decoded(file)
-    assert (numbers(found), skipped) == ([*range(6)], len(garbage))
+@given(GARBAGE, st.integers(0, 6), st.integers(0, RECORD - 1))
+def test_garbage_and_a_torn_message_are_skipped_and_counted(
+    garbage: bytes, behind: int, torn: int
+) -> None:
+    rest = encode(messages(range(behind, 7)))[: (6 - behind) * RECORD + torn]
+    found, skipped = decoded(encode(messages(range(behind))) + garbage + rest)
+    assert (numbers(found), skipped) == ([*range(6)], len(garbage) + torn)
 
 
 @pytest.mark.parametrize("size", [26, RECORD - 1, RECORD + 9, 3 * RECORD, 40 * RECORD])
@@ -76,20 +69,11 @@ def test_a_wrong_size_costs_no_other_message(size: int) -> None:
     file = bytearray(encode(messages(range(6))))
     file[2 * RECORD : 2 * RECORD + 4] = size.to_bytes(4, "big")
     found, skipped = decoded(bytes(file))
-    others = [each.body for each in messages([0, 1, 3, 4, 5])]
-    bodies = [each.body for each in found]
     if size < RECORD - 4:  # a shorter message, and then what it lacks
-        assert (bodies.pop(2), skipped) == (b"", RECORD - 30)
+        assert (found.pop(2).body, skipped) == (b"", RECORD - 30)
     else:
         assert skipped == RECORD
-    assert bodies == others
-
-
-def test_a_torn_file_has_its_complete_messages() -> None:
-    file = encode(messages(range(3)))
-    for end in range(len(file) + 1):
-        found, skipped = decoded(file[:end])
-        assert (numbers(found), skipped) == ([*range(end // RECORD)], end % RECORD)
+    assert numbers(found) == [0, 1, 3, 4, 5]
 
 
 def test_a_message_may_have_a_message_in_its_body() -> None:
@@ -143,11 +127,13 @@ def test_what_is_no_meta_is_refused(text: bytes) -> None:
         QueueMeta.parse(text)
 
 
-def read(folder: Path, *, bad: bool = False) -> tuple[list[int], dict[str, int]]:
+def reading(folder: Path, *, bad: bool = False) -> QueueReader:
     ((queue,), _) = disk_queues(str(folder))
-    reader = QueueReader(queue, queue.meta(), LIMIT, bad=bad)
-    found = numbers(each for batch in reader.batches() for each in batch)
-    return found, {os.path.basename(path): size for path, size in reader.skipped.items()}
+    return QueueReader(queue, queue.meta(), LIMIT, bad=bad)
+
+
+def read(reader: QueueReader, **chosen: int) -> list[int]:
+    return numbers(each for batch in reader.batches(**chosen) for each in batch)
 
 
 def test_files_are_read_in_order_from_where_nsqd_stands(tmp_path: Path) -> None:
@@ -155,9 +141,14 @@ def test_files_are_read_in_order_from_where_nsqd_stands(tmp_path: Path) -> None:
     for number in (8, 9, 10, 11):
         files.write(number, messages([2 * number, 2 * number + 1]))
     files.point(5, (9, RECORD), (10, 0))
-    assert read(tmp_path) == ([19, 20, 21, 22, 23], {})
+    assert read(reading(tmp_path)) == [19, 20, 21, 22, 23]
     files.path("meta").unlink()
-    assert read(tmp_path)[0] == [*range(16, 24)]
+    assert read(reading(tmp_path)) == [*range(16, 24)]
+    assert read(reading(tmp_path), count=3) == [16, 17, 18]
+    times = {number: messages([number])[0].timestamp for number in (17, 20)}
+    assert read(reading(tmp_path), since=times[17]) == [*range(17, 24)]
+    assert read(reading(tmp_path), until=times[20]) == [*range(16, 20)]
+    assert read(reading(tmp_path), since=times[17], until=times[20]) == [17, 18, 19]
 
 
 def test_files_that_nsqd_gave_up_are_read_when_asked_for(tmp_path: Path) -> None:
@@ -166,8 +157,10 @@ def test_files_that_nsqd_gave_up_are_read_when_asked_for(tmp_path: Path) -> None
     os.rename(files.path(3), f"{files.path(3)}.bad")
     files.write(4, messages([3]))
     files.point(1, (4, 0), (4, RECORD))
-    assert read(tmp_path) == ([3], {})
-    assert read(tmp_path, bad=True) == ([1, 2, 3], {f"{files.path(3).name}.bad": 7})
+    assert read(reading(tmp_path)) == [3]
+    bad = reading(tmp_path, bad=True)
+    assert read(bad) == [1, 2, 3]
+    assert bad.skipped == {f"{files.path(3)}.bad": 7}
 
 
 def test_only_regular_files_with_possible_names_are_queues(tmp_path: Path) -> None:
@@ -189,16 +182,15 @@ def test_only_regular_files_with_possible_names_are_queues(tmp_path: Path) -> No
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     files = QueueFiles(tmp_path)
     files.write(0, messages([1]))
+    reader = reading(tmp_path)
     (tmp_path / "elsewhere").write_bytes(QueueMeta().encode())
-    files.path("meta").symlink_to("elsewhere")
-    ((queue,), _) = disk_queues(str(tmp_path))
+    for part in (0, "meta"):
+        files.path(part).unlink(missing_ok=True)
+        files.path(part).symlink_to("elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
-        queue.meta()
-    reader = QueueReader(queue, None, LIMIT)
-    files.path(0).unlink()
-    files.path(0).symlink_to("elsewhere")
+        read(reader)
     with pytest.raises(OSError, match="symbolic links"):
-        list(reader.batches())
+        DiskQueue(str(tmp_path), "t", "c").meta()
 
 
 def test_nsqd_may_go_on_while_its_files_are_read(
@@ -208,8 +200,7 @@ def test_nsqd_may_go_on_while_its_files_are_read(
     files = QueueFiles(tmp_path)
     for number in range(3):
         files.write(number, messages([number]))
-    ((queue,), _) = disk_queues(str(tmp_path))
-    reader = QueueReader(queue, None, LIMIT)
+    reader = reading(tmp_path)
     batches = reader.batches()
     assert numbers(next(batches)) == [0]
     files.path(1).unlink()
@@ -222,20 +213,3 @@ def test_nsqd_may_go_on_while_its_files_are_read(
     monkeypatch.setattr("nsqtools.records.diskqueue.queuefiles.time.sleep", complete)
     assert numbers(each for batch in batches for each in batch) == [2, 3, 4]
     assert not reader.skipped
-
-
-@pytest.mark.parametrize("options", [{"since": 3}, {"until": 3}, {"since": 1, "until": 4}])
-def test_messages_are_chosen_by_their_times(tmp_path: Path, options: dict[str, int]) -> None:
-    QueueFiles(tmp_path).write(0, messages(range(6)))
-    times = {name: messages([number])[0].timestamp for name, number in options.items()}
-    ((queue,), _) = disk_queues(str(tmp_path))
-    found = [each for batch in QueueReader(queue, None, LIMIT).batches(**times) for each in batch]
-    assert numbers(found) == [*range(6)][options.get("since", 0) : options.get("until", 6)]
-
-
-def test_reading_ends_after_the_wanted_number(tmp_path: Path) -> None:
-    for number in range(3):
-        QueueFiles(tmp_path).write(number, messages([2 * number, 2 * number + 1]))
-    ((queue,), _) = disk_queues(str(tmp_path))
-    batches = [*QueueReader(queue, None, LIMIT).batches(count=3)]
-    assert numbers(each for batch in batches for each in batch) == [0, 1, 2]

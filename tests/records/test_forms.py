@@ -20,3 +20,5 @@ def test_an_unknown_format_is_an_error() -> None:
     for make in (make_writer, make_reader, lambda of: make_counter(of, 100, is_plain=True)):
         with pytest.raises(ConfigError, match="csv"):
             make(unknown)
+    with pytest.raises(ConfigError, match="delimiter"):
+        make_counter(Layout("raw", b""), 100, is_plain=True)

@@ -1,7 +1,10 @@
+"""Records of a stream: the same however it is cut into chunks, up to the first fault."""
+
 from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,165 +15,150 @@ from nsqtools.errors import RecordError
 from nsqtools.records.envelope import timestamp_of
 from nsqtools.records.readers import Delimited, JsonLines, LengthPrefixed, Reader, Whole
 from tests.support.raw import prefixed
+from tests.support.sessions import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
-def split(reader: Reader, chunks: Iterable[bytes]) -> list[bytes]:
-    records = [record for chunk in chunks for record in reader.feed(chunk)]
-    return records + reader.finish()
-
-
-def until_error(reader: Reader, chunks: Iterable[bytes]) -> tuple[list[bytes], str]:
-    """The records before the error, and the error."""
+def split(reader: Reader, chunks: Iterable[bytes]) -> tuple[list[bytes], str]:
+    """The records before the first error, and the error."""
     records: list[bytes] = []
     try:
         for chunk in chunks:
             records += reader.feed(chunk)
-        records += reader.finish()
+        return records + reader.finish(), ""
     except RecordError as error:
         return records, str(error)
-    raise AssertionError(f"no error, but {records!r}")
 
 
-def cuts(data: bytes) -> list[list[bytes]]:
-    """The data in two pieces in every way, and byte by byte."""
-    pairs = [[data[:i], data[i:]] for i in range(len(data) + 1)]
-    return [*pairs, [data[i : i + 1] for i in range(len(data))]]
+# name: how to read, the data, its records, and how the error behind them begins
+EIGHT = partial(Delimited, max_size=8)
+PREFIXED = partial(LengthPrefixed, max_size=300)
+WHOLE, DASHES = (partial(Delimited, delimiter, complete=True) for delimiter in (b"\n", b"--"))
+JSON = b'{"topic":"t","body":"t\\u00fc\\u0000"}\r\n\n  \n{"body_b64":"/w=="}\n{"body":""}'
+Case = tuple["Callable[[], Reader]", bytes, list[bytes], str]
+CASES: dict[str, Case] = {
+    "a record over the limit": (
+        *(EIGHT, b"ok\n\n12345678\n123456789\nok\n", [b"ok", b"", b"12345678"]),
+        "record 4 at byte 13 is over 8 bytes, ",
+    ),
+    "a last record over the limit": (
+        *(EIGHT, b"ok\n123456789", [b"ok"]),
+        "record 2 at byte 3 is over 8 bytes, ",
+    ),
+    "lines": (WHOLE, b"one\n\n", [b"one", b""], ""),
+    "a torn line": (WHOLE, b"one\n\ntwo", [b"one", b""], "record 3 at byte 5: "),
+    "dashes": (DASHES, b"one----", [b"one", b""], ""),
+    "a torn delimiter": (DASHES, b"one----tw-", [b"one", b""], "record 3 at byte 7: "),
+    "no size": (PREFIXED, b"", [], ""),
+    "sizes": (
+        *(PREFIXED, prefixed([b"one", b"", b"\0\0\0\1", b"x" * 300, b""])),
+        *([b"one", b"", b"\0\0\0\1", b"x" * 300, b""], ""),
+    ),
+    "a torn size": (PREFIXED, prefixed([b"one"]) + b"\0\0", [b"one"], "record 2 at byte 7: "),
+    "a torn body": (PREFIXED, prefixed([b"one"]) + b"\0\0\0\5ab", [b"one"], "record 2 at byte 7: "),
+    "no size but text": (PREFIXED, prefixed([b"one"]) + b"GET ", [b"one"], "record 2 at byte 7: "),
+    "a whole": (Whole, b"one\n\0", [b"one\n\0"], ""),
+    "nothing": (Whole, b"", [b""], ""),
+    "too much of a whole": (partial(Whole, max_size=4), b"12345", [], "the input is over 4 bytes"),
+    "envelopes": (JsonLines, JSON, [b"t\xc3\xbc\0", b"\xff", b""], ""),
+    "a torn envelope": (
+        *(partial(JsonLines, complete=True), b'{"body":"a"}\n{"body":"b"}', [b"a"]),
+        "line 2: ",
+    ),
+}
 
 
-class TestDelimited:
-    @given(
-        st.text("ab", min_size=1, max_size=4),
-        st.text("ab", max_size=40),
-        st.lists(st.integers(0, 40)),
-    )
-    def test_the_cut_into_chunks_does_not_matter(
-        self, delimiter: str, text: str, places: list[int]
-    ) -> None:
-        data = text.encode()
-        bounds = [0, *sorted(places), len(data)]
-        chunks = [data[a:b] for a, b in itertools.pairwise(bounds)]
-        expected = data.split(delimiter.encode())
-        if not expected[-1]:
-            expected.pop()
-        assert split(Delimited(delimiter.encode()), chunks) == expected
-
-    def test_a_record_is_returned_by_the_chunk_that_completes_it(self) -> None:
-        reader = Delimited(b"--", max_size=3)
-        assert reader.feed(b"one-") == []  # a delimiter under way does not count as the record
-        assert reader.feed(b"-two--thr") == [b"one", b"two"]
-        assert reader.finish() == [b"thr"]
-
-    @pytest.mark.parametrize("end", [b"", b"\nok\n"])
-    def test_a_record_over_the_limit_is_named_after_those_before_it(self, end: bytes) -> None:
-        for chunks in cuts(b"ok\n\n12345678\n123456789" + end):
-            records, error = until_error(Delimited(max_size=8), chunks)
-            assert records == [b"ok", b"", b"12345678"]
-            assert error.startswith("record 4 at byte 13 is over 8 bytes, ")
-
-    @pytest.mark.parametrize("delimiter", [b"\n", b"--"])
-    def test_of_what_must_be_complete_a_last_record_without_delimiter_is_torn(
-        self, delimiter: bytes
-    ) -> None:
-        data = b"one" + delimiter + delimiter
-        for chunks in cuts(data):
-            assert split(Delimited(delimiter, complete=True), chunks) == [b"one", b""]
-        for chunks in cuts(data + b"tw-"):
-            records, error = until_error(Delimited(delimiter, complete=True), chunks)
-            assert records == [b"one", b""]
-            assert error.startswith(f"record 3 at byte {len(data)}: ")
+@pytest.mark.parametrize(("make", "data", "records", "error"), CASES.values(), ids=CASES)
+def test_records_end_where_they_end_and_the_first_fault_is_named(
+    make: Callable[[], Reader], data: bytes, records: list[bytes], error: str
+) -> None:
+    for offsets in [*([at] for at in range(len(data) + 1)), range(len(data))]:
+        found, complaint = split(make(), cut(data, offsets))
+        assert found == records
+        assert complaint.startswith(error)
+        assert bool(complaint) == bool(error)
 
 
-class TestLengthPrefixed:
-    @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"\0\0\0\1", b"x" * 300]])
-    def test_the_cut_into_chunks_does_not_matter(self, records: list[bytes]) -> None:
-        for chunks in cuts(prefixed(records)):
-            assert split(LengthPrefixed(max_size=300), chunks) == records
-
-    @pytest.mark.parametrize("tail", [b"\0\0", b"\0\0\0\5ab"])
-    def test_a_truncated_tail_is_named_by_its_place(self, tail: bytes) -> None:
-        for chunks in cuts(prefixed([b"one", b"2"]) + tail):
-            records, error = until_error(LengthPrefixed(), chunks)
-            assert records == [b"one", b"2"]
-            assert error.startswith("record 3 at byte 12: ")
-
-    def test_a_size_over_the_limit_is_refused_before_the_body_comes(self) -> None:
-        reader = LengthPrefixed(max_size=1000)
-        assert reader.feed(prefixed([b"one"]) + b"GET ") == [b"one"]
-        with pytest.raises(RecordError, match=r"^record 2 at byte 7: .* --max-msg-size"):
-            reader.feed(b"")
+@given(
+    st.text("ab", min_size=1, max_size=4), st.text("ab", max_size=40), st.lists(st.integers(0, 40))
+)
+def test_any_delimiter_splits_as_it_would_all_at_once(
+    delimiter: str, text: str, offsets: list[int]
+) -> None:
+    data = text.encode()
+    expected = data.split(delimiter.encode())
+    if not expected[-1]:
+        expected.pop()
+    chunks = cut(data, [min(each, len(data)) for each in offsets])
+    assert split(Delimited(delimiter.encode()), chunks) == (expected, "")
 
 
-def test_a_whole_input_is_one_record_and_too_much_of_it_is_refused_at_once() -> None:
-    assert split(Whole(), [b"one\n", b"", b"two\0"]) == [b"one\ntwo\0"]
-    assert split(Whole(), []) == [b""]
-    reader = Whole(max_size=4)
-    assert reader.feed(b"1234") == []
-    with pytest.raises(RecordError, match="over 4 bytes"):
-        reader.feed(b"5")
+def test_a_record_is_returned_by_the_chunk_that_completes_it() -> None:
+    reader = Delimited(b"--", max_size=3)
+    assert reader.feed(b"one-") == []  # a delimiter under way does not count as the record
+    assert reader.feed(b"-two--thr") == [b"one", b"two"]
+    assert reader.finish() == [b"thr"]
 
 
-class TestJsonLines:
-    def test_bodies_are_taken_from_body_or_body_b64(self) -> None:
-        data = b'{"topic":"t","body":"t\\u00fc\\u0000"}\r\n\n  \n{"body_b64":"/w=="}\n{"body":""}'
-        for chunks in cuts(data):
-            assert split(JsonLines(), chunks) == [b"t\xc3\xbc\0", b"\xff", b""]
+def test_what_is_too_large_is_refused_before_all_of_it_comes() -> None:
+    sized = LengthPrefixed(max_size=1000)
+    assert sized.feed(prefixed([b"one"]) + b"GET ") == [b"one"]
+    whole = Whole(max_size=4)
+    assert whole.feed(b"1234") == []
+    for reader, more in ((sized, b""), (whole, b"5")):
+        with pytest.raises(RecordError, match="--max-msg-size"):
+            reader.feed(more)
+    assert split(JsonLines(max_size=10), itertools.repeat(b" " * 1000))[1].startswith("line 1 is")
 
-    @pytest.mark.parametrize(
-        ("line", "complaint"),
-        [
-            (b"hello", "not JSON at column 1"),
-            (b'{"body":"a"', "not JSON at column "),
-            (b'{"body":"\xff"}', "not UTF-8 at byte 10"),
-            (b'\xef\xbb\xbf{"body":"a"}', "not JSON at column "),
-            (b"[1]", "expected an object"),
-            (b"null", "expected an object"),
-            (b'{"topic":"a"}', "expected either body or body_b64"),
-            (b'{"body":"a","body_b64":""}', "expected either body or body_b64"),
-            (b'{"body":{"a":1}}', "body "),
-            (b'{"body":true}', "body "),
-            (b'{"body_b64":7}', "body_b64 "),
-            (b'{"body_b64":"/w="}', "body_b64 "),
-            (b'{"body_b64":"/w ="}', "body_b64 "),
-            (b'{"body_b64":"\xc3\xbc"}', "body_b64 "),
-            (b'{"body":"\\ud800"}', "body "),
-            (b"[" * 50_000, "not "),  # Python 3.14 reads on, and finds no end
-            (b'{"timestamp":' + b"1" * 5000 + b',"body":""}', "not usable JSON: "),
-            (b'{"body":"123456789"}', "the body is over 8 bytes, "),
-        ],
-        ids=lambda value: repr(value[:20]),
-    )
-    def test_a_wrong_line_is_named_with_what_is_wrong(self, line: bytes, complaint: str) -> None:
-        data = b'{"body":"ok"}\n\n' + line + b'\n{"body":"late"}\n'
-        records, error = until_error(JsonLines(max_size=8), [data])
-        assert records == [b"ok"]
-        assert error.startswith(f"line 3: {complaint}")
 
-    def test_a_body_of_the_largest_size_fits_however_it_is_escaped(self) -> None:
-        body = b"\0" * 100_000
-        line = json.dumps({"body": body.decode()}).encode()
-        assert split(JsonLines(max_size=100_000), [line]) == [body]
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"hello", "not JSON at column 1"),
+        (b'{"body":"a"', "not JSON at column "),
+        (b'{"body":"\xff"}', "not UTF-8 at byte 10"),
+        (b'\xef\xbb\xbf{"body":"a"}', "not JSON at column "),
+        (b"[1]", "expected an object"),
+        (b"null", "expected an object"),
+        (b'{"topic":"a"}', "expected either body or body_b64"),
+        (b'{"body":"a","body_b64":""}', "expected either body or body_b64"),
+        (b'{"body":{"a":1}}', "body "),
+        (b'{"body":true}', "body "),
+        (b'{"body_b64":7}', "body_b64 "),
+        (b'{"body_b64":"/w="}', "body_b64 "),
+        (b'{"body_b64":"/w ="}', "body_b64 "),
+        (b'{"body_b64":"\xc3\xbc"}', "body_b64 "),
+        (b'{"body":"\\ud800"}', "body "),
+        (b"[" * 50_000, "not "),  # Python 3.14 reads on, and finds no end
+        (b'{"timestamp":' + b"1" * 5000 + b',"body":""}', "not usable JSON: "),
+        (b'{"body":"123456789"}', "the body is over 8 bytes, "),
+    ],
+    ids=lambda value: repr(value[:20]),
+)
+def test_a_line_that_is_no_envelope_is_named_with_what_is_wrong(
+    line: bytes, complaint: str
+) -> None:
+    data = b'{"body":"ok"}\n\n' + line + b'\n{"body":"late"}\n'
+    records, error = split(JsonLines(max_size=8), [data])
+    assert records == [b"ok"]
+    assert error.startswith(f"line 3: {complaint}")
 
-    @pytest.mark.parametrize(
-        "value", ["", "null", '"5"', "1.5", "true", "-1", "9223372036854775808", "[5]"]
-    )
-    def test_a_timestamp_that_is_needed_and_none_is_named(self, value: str) -> None:
-        assert timestamp_of({"timestamp": 2**63 - 1}) == 2**63 - 1
-        line = f'{{"body":"a","timestamp":{value}}}\n' if value else '{"body":"a"}\n'
-        assert split(JsonLines(), [line.encode()]) == [b"a"]
-        records, error = until_error(JsonLines(observe=timestamp_of), [line.encode()])
-        assert records == []
-        assert error.startswith("line 1: expected a timestamp, ")
 
-    def test_of_lines_that_must_be_complete_a_torn_one_is_named(self) -> None:
-        for chunks in cuts(b'{"body":"a"}\n{"body":"b"}'):
-            records, error = until_error(JsonLines(complete=True), chunks)
-            assert records == [b"a"]
-            assert error.startswith("line 2: ")
+def test_a_body_of_the_largest_size_fits_however_it_is_escaped() -> None:
+    body = b"\0" * 100_000
+    line = json.dumps({"body": body.decode()}).encode()
+    assert split(JsonLines(max_size=100_000), [line]) == ([body], "")
 
-    def test_an_endless_line_is_refused_before_its_end(self) -> None:
-        records, error = until_error(JsonLines(max_size=10), itertools.repeat(b" " * 1000))
-        assert records == []
-        assert error.startswith("line 1 is over")
+
+@pytest.mark.parametrize(
+    "value", ["", "null", '"5"', "1.5", "true", "-1", "9223372036854775808", "[5]"]
+)
+def test_a_timestamp_that_is_needed_and_none_is_named(value: str) -> None:
+    assert timestamp_of({"timestamp": 2**63 - 1}) == 2**63 - 1
+    line = f'{{"body":"a","timestamp":{value}}}\n' if value else '{"body":"a"}\n'
+    assert split(JsonLines(), [line.encode()]) == ([b"a"], "")
+    records, error = split(JsonLines(observe=timestamp_of), [line.encode()])
+    assert records == []
+    assert error.startswith("line 1: expected a timestamp, ")

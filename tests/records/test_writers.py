@@ -20,6 +20,7 @@ from tests.support.archiving import Settled
 
 NOON = 1_700_000_000_123_456_789  # 2023-11-14T22:13:20.123456789Z
 RAW, JSON, PREFIXED = Layout(), Layout("json"), Layout("length-prefixed")
+BOLD = Layout("raw", b"\x1b[0m\n")
 HOSTILE = b"a\x1b[2Jb"
 
 
@@ -42,13 +43,24 @@ def render(*bodies: bytes, layout: Layout = RAW, **options: Any) -> bytes:
 
 
 class TestLines:
-    @pytest.mark.parametrize("delimiter", [b"\n", b"\0", b"", b"--\xff--"])
-    def test_bodies_are_written_byte_for_byte_and_each_is_followed_by_the_delimiter(
-        self, delimiter: bytes
+    @pytest.mark.parametrize(
+        ("options", "before"),
+        [
+            ({}, b""),
+            ({"layout": Layout("raw", b"\0")}, b""),
+            ({"layout": Layout("raw", b"")}, b""),
+            ({"layout": Layout("raw", b"--\xff--")}, b""),
+            ({"print_topic": True}, b"events | "),
+            ({"timestamps": True}, b"2023-11-14T22:13:20.123456Z "),
+            ({"timestamps": True, "print_topic": True}, b"2023-11-14T22:13:20.123456Z events | "),
+        ],
+    )
+    def test_bodies_are_written_byte_for_byte_between_what_was_asked_for(
+        self, options: dict[str, Any], before: bytes
     ) -> None:
-        every = bytes(range(256))
-        data = render(b"one", b"", every, layout=Layout("raw", delimiter))
-        assert data == b"one" + delimiter + delimiter + every + delimiter
+        bodies = (b"one", b"", bytes(range(256)))
+        delimiter = options.get("layout", RAW).delimiter
+        assert render(*bodies, **options) == b"".join(before + b + delimiter for b in bodies)
 
     @pytest.mark.parametrize("number", [1, 500, 501])
     @pytest.mark.parametrize("layout", [RAW, PREFIXED])
@@ -61,19 +73,6 @@ class TestLines:
         assert len(pieces) == (2 * number if number <= 500 else 1)
         assert number > 500 or messages[0].body in pieces
         assert len(pieces) <= os.sysconf("SC_IOV_MAX")
-
-    @pytest.mark.parametrize(
-        ("options", "before"),
-        [
-            ({"print_topic": True}, b"events | "),
-            ({"timestamps": True}, b"2023-11-14T22:13:20.123456Z "),
-            ({"timestamps": True, "print_topic": True}, b"2023-11-14T22:13:20.123456Z events | "),
-        ],
-    )
-    def test_time_and_topic_stand_before_the_body_as_nsq_tail_prints_it(
-        self, options: dict[str, Any], before: bytes
-    ) -> None:
-        assert render(b"one", b"two", **options) == before + b"one\n" + before + b"two\n"
 
 
 class TestTemplate:
@@ -99,11 +98,9 @@ class TestTemplate:
     def test_verbs_and_escapes_are_replaced(self, template: str, expected: bytes) -> None:
         assert rendered(Template(template), b"body") == expected
 
-    def test_each_message_is_written_without_a_delimiter(self) -> None:
+    def test_messages_follow_each_other_and_percent_signs_in_data_are_data(self) -> None:
         assert rendered(Template("%a=%s;"), b"one", b"two") == b"1=one;2=two;"
         assert rendered(Template(r"100%% %t\n"), b"one", b"two") == b"100% events\n" * 2
-
-    def test_percent_signs_in_data_are_data(self) -> None:
         assert Template("%h %s").render(batch(host="%s"), batch(b"%s%d%")) == [b"%s:4150 %s%d%"]
 
     @pytest.mark.parametrize(
@@ -131,8 +128,10 @@ class TestTemplate:
 
 class TestJSON:
     def test_an_envelope_is_one_object_a_line(self) -> None:
-        lines = render(b"one", b"t\xc3\xbc\n", layout=JSON).split(b"\n")
-        assert lines.pop() == b""
+        bodies = [b"one", b"t\xc3\xbc\n", b"\xff", b"\xed\xa0\x80", b"ab\xc3"]
+        shown = [{"body": "one"}, {"body": "t\u00fc\n"}]
+        shown += [{"body_b64": text} for text in ("/w==", "7aCA", "YWLD")]
+        lines = render(*bodies, layout=JSON).splitlines()
         assert [json.loads(line) for line in lines] == [
             {
                 "topic": "events",
@@ -141,15 +140,10 @@ class TestJSON:
                 "timestamp": NOON + number,
                 "attempts": number,
                 "nsqd": "db1:4150",
-                "body": body,
+                **body,
             }
-            for number, body in [(1, "one"), (2, "t\u00fc\n")]
+            for number, body in enumerate(shown, 1)
         ]
-
-    @pytest.mark.parametrize("body", [b"\xff", b"\xed\xa0\x80", b"ab\xc3"])
-    def test_a_body_that_is_not_utf_8_is_base64(self, body: bytes) -> None:
-        assert json.loads(render(body, layout=JSON)).keys() >= {"body_b64"}
-        assert JsonLines().feed(render(body, layout=JSON)) == [body]
 
     @given(st.lists(st.binary() | st.text().map(str.encode)), st.booleans())
     def test_bodies_come_back_byte_for_byte(self, bodies: list[bytes], escape: bool) -> None:
@@ -188,12 +182,10 @@ class TestEscape:
     @pytest.mark.parametrize(
         ("writer", "allowed"),
         [
-            (make_writer(RAW, escape=True), b""),
+            *((make_writer(layout, escape=True), b"") for layout in (RAW, JSON, PREFIXED)),
             (make_writer(Layout("raw", b"\0"), escape=True), b"\0"),
             (make_writer(RAW, print_topic=True, timestamps=True, escape=True), b""),
             (Template("%s %h", escape=True), b""),
-            (make_writer(JSON, escape=True), b""),
-            (make_writer(PREFIXED, escape=True), b""),
         ],
     )
     @pytest.mark.parametrize("body", [HOSTILE, "\x9b2J \u202e \x7f".encode(), b"\xff\x1b"])
@@ -207,11 +199,7 @@ class TestEscape:
     @pytest.mark.parametrize(
         ("body", "writer", "shown"),
         [
-            (
-                HOSTILE,
-                make_writer(Layout("raw", b"\x1b[0m\n"), escape=True),
-                rb"a\x1b[2Jb" + b"\x1b[0m\n",
-            ),
+            (HOSTILE, make_writer(BOLD, escape=True), rb"a\x1b[2Jb" + BOLD.delimiter),
             (HOSTILE, Template(r"\x1b[1m%s", escape=True), b"\x1b[1m" + rb"a\x1b[2Jb"),
             (HOSTILE, Template("%S", escape=True), b"6"),
             (HOSTILE, make_writer(RAW), HOSTILE + b"\n"),

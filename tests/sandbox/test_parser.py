@@ -1,8 +1,7 @@
-"""Commands from bytes in any pieces, and frames to bytes."""
+"""Commands from bytes in any pieces; what they are is told by the conformance dialogues."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from nsqtools.config import NsqdOptions
 from nsqtools.sandbox.nsqd.parser import ClientCommand, CommandParser
 from tests.support.raw import mpub, sized
+from tests.support.sessions import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,21 +30,6 @@ SCRIPT = (
     + b"REQ 0123456789abcdef 10\n\nCLS\n"
 )
 
-SAID = [
-    (b"IDENTIFY", b"{}"),
-    (b"SUB t c", b""),
-    (b"RDY 5", b""),
-    (b"NOP", b""),
-    (b"PUB t", b"a\nb"),
-    (b"MPUB t", mpub(b"x", b"PUB\n", b"z" * 90)),
-    (b"DPUB t 70", b"late"),
-    (b"FIN 0123456789abcdef", b""),
-    (b"AUTH", b"secret"),
-    (b"REQ 0123456789abcdef 10", b""),
-    (b"", b""),
-    (b"CLS", b""),
-]
-
 
 def parse(pieces: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     """Commands, each admitted once, before its body is there."""
@@ -60,6 +45,7 @@ def parse(pieces: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 @given(st.lists(st.integers(0, len(SCRIPT)), max_size=12))
-def test_commands_are_the_same_in_any_number_of_pieces(cuts: list[int]) -> None:
-    ends = [0, *sorted(cuts), len(SCRIPT)]
-    assert parse(SCRIPT[start:end] for start, end in pairwise(ends)) == SAID
+def test_commands_are_the_same_in_any_number_of_pieces(offsets: list[int]) -> None:
+    found = parse(cut(SCRIPT, offsets))
+    assert found == parse([SCRIPT])
+    assert len(found) == 12

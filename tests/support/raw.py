@@ -170,15 +170,25 @@ class Raw:
 
         The answer is how many messages came meanwhile; ``message()`` gives them later.
         """
-        self.send(f"FIN {'z' * 16}")
         before = len(self._kept)
-        while (found := self.next())[0] == wire.MESSAGE:
-            self._kept.append(found)
-        assert found == (
-            wire.ERROR,
-            f"E_FIN_FAILED FIN {'z' * 16} failed ID not in flight".encode(),
-        )
+        assert self.carried_out() == []
         return len(self._kept) - before
+
+    def carried_out(self) -> list[str]:
+        """As ``settle()``, for commands that may fail; returns their errors."""
+        last = f"FIN {'z' * 16}"
+        self.send(last)
+        errors = []
+        while (text := self._error_or_message()) != f"E_FIN_FAILED {last} failed ID not in flight":
+            errors += [text] if text else []
+        return errors
+
+    def _error_or_message(self) -> str:
+        found = self.next()
+        if found[0] == wire.MESSAGE:
+            self._kept.append(found)
+            return ""
+        return found[1].decode()
 
     def start_tls(self, context: ssl.SSLContext) -> None:
         assert not self._received

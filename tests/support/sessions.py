@@ -2,57 +2,39 @@
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.names import Address
-from nsqtools.proto.codecs import Snappy
+from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.session import Closed, Session, State
 from tests.support import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from nsqtools.errors import PeerError
 
 ADDRESS = Address("nsqd.example", 4150)
 
 
-class Plain:
-    """nsqd's side of a connection without compression."""
+class ServerSide:
+    """nsqd's side of a connection."""
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self._codec = codec
 
     def encode(self, data: bytes) -> bytes:
-        return data
+        return self._codec.encode(data) if self._codec else data
 
     def decode(self, data: bytes) -> bytes:
-        return data
+        return b"".join(self._codec.decode(data)) if self._codec else data
 
 
-class ServerDeflate(Plain):
-    def __init__(self) -> None:
-        self._packer = zlib.compressobj(6, zlib.DEFLATED, -15)
-        self._unpacker = zlib.decompressobj(-15)
-
-    def encode(self, data: bytes) -> bytes:
-        return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
-
-    def decode(self, data: bytes) -> bytes:
-        return self._unpacker.decompress(data)
-
-
-class ServerSnappy(Plain):
-    def __init__(self) -> None:
-        self._codec = Snappy()
-
-    def encode(self, data: bytes) -> bytes:
-        return self._codec.encode(data)
-
-    def decode(self, data: bytes) -> bytes:
-        return b"".join(self._codec.decode(data))
-
-
-SERVER_CODECS = {"none": Plain, "snappy": ServerSnappy, "deflate": ServerDeflate}
+SERVER_CODECS: dict[str, Callable[[], ServerSide]] = {
+    "none": ServerSide,
+    "snappy": lambda: ServerSide(Snappy()),
+    "deflate": lambda: ServerSide(Deflate()),
+}
 
 
 def cut(data: bytes, offsets: Iterable[int]) -> list[bytes]:
@@ -81,24 +63,6 @@ def sent(session: Session) -> list[str]:
     return wire.commands(session.take_output())
 
 
-def ready(subscription: tuple[str, str] | None = ("t", "c")) -> Session:
-    """A READY session, nothing waiting to be taken."""
-    session = new(subscription=subscription)
-    session.receive_data(wire.negotiated())
-    if session.state is State.SUBSCRIBING:
-        session.receive_data(wire.OK)
-    assert session.state is State.READY
-    drain(session)
-    return session
-
-
-def closing() -> Session:
-    session = ready()
-    session.close()
-    assert session.take_output() == b"CLS\n"
-    return session
-
-
 def drain(session: Session) -> None:
     session.take_output()
     session.take_events()
@@ -117,32 +81,35 @@ def closed(session: Session) -> PeerError | None:
     return error
 
 
+Step = bytes | Callable[[Session], object]
+"""What the server says, or what is done to the session."""
+IDENTIFIED, SECURED = (wire.negotiated(tls_v1=tls) for tls in (False, True))
+PATHS: dict[State, tuple[Mapping[str, Any], Sequence[Step]]] = {
+    State.IDENTIFYING: ({}, ()),
+    State.SECURING: ({"asked": {"tls_v1": True}}, [SECURED]),
+    State.TLS_CONFIRMING: ({"asked": {"tls_v1": True}}, [SECURED, Session.tls_established]),
+    State.COMPRESSING: ({"asked": {"deflate": True}}, [wire.negotiated(deflate=True)]),
+    State.AUTHENTICATING: ({"secret": "s3cret"}, [wire.negotiated(auth_required=True)]),
+    State.SUBSCRIBING: ({}, [IDENTIFIED]),
+    State.READY: ({}, [IDENTIFIED, wire.OK]),
+    State.CLOSING: ({}, [IDENTIFIED, wire.OK, Session.close]),
+    State.CLOSED: ({}, [IDENTIFIED, wire.OK, Session.close, Session.receive_eof]),
+}
+
+
+def advance(session: Session, steps: Iterable[Step]) -> None:
+    for step in steps:
+        if callable(step):
+            step(session)
+        else:
+            session.receive_data(step)
+
+
 def reach(state: State) -> Session:
     """A session in this state by the shortest path, nothing waiting to be taken."""
-    match state:
-        case State.IDENTIFYING:
-            session = new()
-        case State.SECURING | State.TLS_CONFIRMING:
-            session = new({"tls_v1": True})
-            session.receive_data(wire.negotiated(tls_v1=True))
-            if state is State.TLS_CONFIRMING:
-                session.tls_established()
-        case State.COMPRESSING:
-            session = new({"deflate": True})
-            session.receive_data(wire.negotiated(deflate=True))
-        case State.AUTHENTICATING:
-            session = new(secret="s3cret")
-            session.receive_data(wire.negotiated(auth_required=True))
-        case State.SUBSCRIBING:
-            session = new()
-            session.receive_data(wire.negotiated())
-        case State.READY:
-            session = ready()
-        case State.CLOSING:
-            session = closing()
-        case State.CLOSED:
-            session = closing()
-            session.receive_eof()
+    options, steps = PATHS[state]
+    session = new(**options)
+    advance(session, steps)
     drain(session)
     assert session.state is state
     return session

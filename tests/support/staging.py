@@ -53,19 +53,18 @@ class Stage:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.stack = stack
 
-    async def nsqd(self, *topics: str, start: int = 5, port: int = 0) -> Fake:
-        fake = Fake({}, port or free_port())
-        tcp = free_port()
+    async def nsqd(self, *topics: str) -> Fake:
+        fake = Fake({})
+        facts = {"version": "1.3.0", "start_time": 5}
         fake.answers["/info"] = {
-            "version": "1.3.0",
+            **facts,
             "broadcast_address": "127.0.0.1",
             "hostname": "host",
-            "tcp_port": tcp,
+            "tcp_port": free_port(),
             "http_port": fake.port,
-            "start_time": start,
         }
         entries = [{"topic_name": name, "depth": 1, "channels": []} for name in topics]
-        fake.answers["/stats"] = {"version": "1.3.0", "start_time": start, "topics": entries}
+        fake.answers["/stats"] = {**facts, "topics": entries}
         await self.start(fake)
         return fake
 
@@ -78,15 +77,12 @@ class Stage:
         await fake.start()
         self.stack.push_async_callback(fake.stop)
 
-    def cluster(
-        self, *lookupds: Fake, nsqds: tuple[Fake, ...] = (), quiet: bool = False
-    ) -> Cluster:
+    def cluster(self, *lookupds: Fake, nsqds: tuple[Fake, ...] = ()) -> Cluster:
         made = Cluster(
             [each.name for each in lookupds],
             [each.name for each in nsqds],
             connect_timeout=60,
             request_timeout=60,
-            quiet=quiet,
         )
         self.stack.push_async_callback(made.close)
         return made
@@ -112,8 +108,8 @@ def events(*channels: ChannelStats, published: int = 1, **values: Any) -> TopicS
     return TopicStats(**{"name": "events", "channels": channels, **known, **values})
 
 
-def producer(host: str, *topics: str, hidden: bool = False, hostname: str = "") -> Registration:
+def producer(host: str, *topics: str, hostname: str = "") -> Registration:
     """An nsqd as nsqlookupd lists it."""
-    marks = (hidden,) * len(topics)
+    marks = (False,) * len(topics)
     remote = "172.17.0.5:33000"
     return Registration(host, 4150, 4151, hostname or host, remote, "1.3.0", topics, marks)

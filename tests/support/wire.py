@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAGIC = b"  V2"
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
+DEFAULTS = (
+    '{"max_rdy_count":2500,"version":"1.3.0","max_msg_timeout":900000,"msg_timeout":60000,'
+    '"tls_v1":false,"deflate":false,"deflate_level":6,"max_deflate_level":6,"snappy":false,'
+    '"sample_rate":0,"auth_required":false,"output_buffer_size":16384,"output_buffer_timeout":250}'
+)
 
 
 def frame(kind: int, data: bytes) -> bytes:
@@ -27,22 +28,7 @@ def response(text: bytes) -> bytes:
 
 def negotiated(**settings: object) -> bytes:
     """The reply to IDENTIFY of an nsqd v1.3.0 with default options, with some settings changed."""
-    defaults: Mapping[str, object] = {
-        "max_rdy_count": 2500,
-        "version": "1.3.0",
-        "max_msg_timeout": 900000,
-        "msg_timeout": 60000,
-        "tls_v1": False,
-        "deflate": False,
-        "deflate_level": 6,
-        "max_deflate_level": 6,
-        "snappy": False,
-        "sample_rate": 0,
-        "auth_required": False,
-        "output_buffer_size": 16384,
-        "output_buffer_timeout": 250,
-    }
-    return response(json.dumps({**defaults, **settings}).encode())
+    return response(json.dumps(json.loads(DEFAULTS) | settings).encode())
 
 
 def error(text: str) -> bytes:
