@@ -164,11 +164,12 @@ def test_a_report_of_a_large_cluster_takes_little_memory(nsqtools_cli: Cli) -> N
     zero: dict[str, object] = {**dict.fromkeys(counts, 0), "paused": False}
     channels = [{"channel_name": f"channel-{n}", "clients": [], **zero} for n in range(CHANNELS)]
     topics = [{"topic_name": f"topic-{n}", "channels": channels, **zero} for n in range(TOPICS)]
-    stats = {"version": "1.3.0", "health": "OK", "start_time": 5, "topics": topics}
+    version = {"version": "1.3.0"}
+    stats = {**version, "health": "OK", "start_time": 5, "topics": topics}
     where = []
     with ExitStack() as stack:
         for number in range(3):
-            info = {"broadcast_address": f"host{number}", "tcp_port": 1, "http_port": 2}
+            info = {**version, "broadcast_address": f"host{number}", "tcp_port": 1, "http_port": 2}
             address = stack.enter_context(answering({"/stats": stats, "/info": info}))
             where += ["--nsqd-http-address", str(address)]
         rows = TOPICS * (CHANNELS + 1)
