@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.reporting import fill, lookup, registered
-from tests.support.terminal import Terminal
+from tests.support.process import Terminal
+from tests.support.servers import fill, lookup, registered
 
 if TYPE_CHECKING:
     from tests.support.process import Cli, Result

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.reporting import lookup
-from tests.support.servers import at
+from tests.support.servers import at, lookup
 
 if TYPE_CHECKING:
     from tests.support.process import Cli

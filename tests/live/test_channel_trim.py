@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.reporting import http
-from tests.support.servers import at
+from tests.support.servers import at, http
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,7 @@ import pytest
 from tests.support.binaries import give_up
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.reporting import fill, lookup, registered
-from tests.support.servers import at, free_port
+from tests.support.servers import at, fill, free_port, lookup, registered
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.metrics import Serving
-from tests.support.reporting import http, lookup
-from tests.support.servers import at
+from tests.support.servers import at, http, lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.reporting import lookup, registered
-from tests.support.servers import at, drained
-from tests.support.terminal import Terminal
+from tests.support.process import Terminal
+from tests.support.servers import at, drained, lookup, registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable

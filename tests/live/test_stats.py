@@ -14,7 +14,7 @@ from tests.support.eventually import eventually
 from tests.support.metrics import Serving
 from tests.support.nagios import read
 from tests.support.raw import Raw
-from tests.support.reporting import fill, http, lookup
+from tests.support.servers import fill, http, lookup
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.forkserver import ROOT
 from tests.support.process import COMMAND, neutral
-from tests.support.reporting import http
+from tests.support.servers import http
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,6 +194,7 @@ def test_the_view_never_flickers(window: Window, nsqds: list[Nsqd], tmp_path: Pa
 FAILING = """import sys
 from nsqtools.cli import main
 from nsqtools.cli.commands.stats.view import ViewState
+from tests.support.servers import http
 usual = getattr(ViewState, sys.argv[1])
 def fail(self, *args):
     if self._history:

@@ -11,11 +11,9 @@ import pytest
 
 from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
-from tests.support.process import COMMAND, neutral
+from tests.support.process import COMMAND, Terminal, neutral
 from tests.support.raw import Raw
-from tests.support.reporting import http, lookup, registered
-from tests.support.servers import at, empty
-from tests.support.terminal import Terminal
+from tests.support.servers import at, empty, http, lookup, registered
 
 if TYPE_CHECKING:
     from pathlib import Path

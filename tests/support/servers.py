@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import http.client
 import itertools
 import json
 import os
@@ -18,12 +17,14 @@ import struct
 import subprocess
 import tempfile
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
 from nsqtools.names import Address
 from tests.support.binaries import require_nsq
+from tests.support.eventually import eventually
 from tests.support.forkserver import Forked
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Server:
         return reply
 
     def _exchange(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self.http, timeout=REPLY_TIMEOUT)
+        connection = HTTPConnection(*self.http, timeout=REPLY_TIMEOUT)
         try:
             connection.request(method, path, body)
             reply = connection.getresponse()
@@ -334,3 +335,24 @@ def drained(nsqd: Nsqd, topic: str, channel: str) -> bool:
     of_topic, found = nsqd.topic(topic), nsqd.channel(topic, channel)
     held = (of_topic["depth"], *(found[name] for name in _HELD))
     return not any(held)
+
+
+def http(nsqds: Iterable[Nsqd]) -> list[str]:
+    return [word for nsqd in nsqds for word in ("--nsqd-http-address", str(nsqd.http))]
+
+
+def lookup(lookupds: Iterable[Nsqlookupd]) -> list[str]:
+    return [word for each in lookupds for word in ("--lookupd-http-address", str(each.http))]
+
+
+def fill(nsqd: Nsqd, topic: str, channel: str = "c", count: int = 3) -> None:
+    """Create them, and publish so many messages that then are in the channel."""
+    nsqd.create(topic, channel)
+    nsqd.publish(topic, [b"x"] * count)
+    eventually(lambda: nsqd.channel(topic, channel)["depth"] == count)
+
+
+def registered(topic: str, lookupds: Iterable[Nsqlookupd], count: int = 1) -> None:
+    """Wait until each of them lists the topic at so many nsqds."""
+    for lookupd in lookupds:
+        eventually(lambda lookupd=lookupd: len(lookupd.lookup(topic)) == count)  # type: ignore[misc]
