@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -125,23 +124,6 @@ def test_go_spellings_and_options_of_the_go_tools_work(
     assert sorted(tailed.stdout.splitlines()) == [f"{topic} | {x}".encode() for x in "abc"]
 
 
-@pytest.mark.nsqd_only("the sandbox's limits of output buffers are fixed")
-def test_defaults_that_nsqd_refuses_are_left_to_nsqd(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    """Only ``-v`` tells of it."""
-    nsqd = make_nsqd(
-        *("-max-output-buffer-size=32768", "-max-heartbeat-interval=5s"),
-        "-max-output-buffer-timeout=50ms",
-    )
-    nsqd.create(topic, "c")
-    published = nsqtools_cli("pub", "--topic", topic, *at(nsqd), "-v", "hello")
-    seen = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "-n", "1", *at(nsqd))
-    assert (published.code, seen.code, seen.stdout, seen.stderr) == (0, 0, b"hello\n", "")
-    names = ["heartbeat_interval", "output_buffer_size", "output_buffer_timeout"]
-    assert sorted(re.findall(r"refuses our (\w+)", published.stderr)) == names
-
-
 def test_messages_too_big_for_nsqd_are_refused_alone_with_status_4(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
 ) -> None:
@@ -180,35 +162,26 @@ def test_an_argument_is_json_as_a_line_of_a_file_is_and_one_wrong_keeps_all_back
     assert sorted(tailed.stdout.split()) == [b"x", b"\xff"]
 
 
-def closed() -> None:
-    os.close(0)
-
-
 @pytest.mark.parametrize(
-    ("file", "streams", "code", "named"),
+    ("file", "stdin", "code"),
     [
-        ("folder", {}, 2, b"--file folder: "),
-        ("-", {"preexec_fn": closed}, 2, b"standard input: "),
-        ("/proc/self/mem", {}, 1, b"/proc/self/mem: "),
-        ("-", {"stdin": "/proc/self/mem"}, 1, b"standard input: "),
+        ("folder", "", 2),
+        ("-", "closed", 2),
+        ("/proc/self/mem", "", 1),
+        ("-", "/proc/self/mem", 1),
     ],
 )
-def test_input_that_cannot_be_read_is_named_and_seen_before_all_is_published_if_it_can(
-    start: Start,
-    nsqd: Nsqd,
-    topic: str,
-    tmp_path: Path,
-    file: str,
-    streams: dict[str, Any],
-    code: int,
-    named: bytes,
+def test_input_that_cannot_be_read_is_named_before_all_is_published_if_that_is_known(
+    start: Start, nsqd: Nsqd, topic: str, tmp_path: Path, file: str, stdin: str, code: int
 ) -> None:
     nsqd.create(topic)
     (tmp_path / "first").write_text("one\n")
     (tmp_path / "folder").mkdir()
-    with open(streams.get("stdin", os.devnull), "rb") as stdin:
-        pub = start("--file", "first", "--file", file, **{**streams, "stdin": stdin})
+    closed = {"preexec_fn": lambda: os.close(0)} if stdin == "closed" else {}
+    with open("/proc/self/mem" if stdin.startswith("/") else os.devnull, "rb") as source:
+        pub = start("--file", "first", "--file", file, stdin=source, **closed)
     _, stderr = pub.communicate(timeout=60)
+    named = b"standard input: " if file == "-" else f"{file}: ".encode()
     assert (pub.returncode, named in stderr) == (code, True), stderr
     assert count(nsqd, topic) == (0 if code == 2 else 1)
 
