@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -39,16 +38,6 @@ def values(text: str) -> Values:
     return found
 
 
-def scrape(url: str) -> Values:
-    """What a process tells now; raises ConnectionError if it does not listen."""
-    try:
-        reply = httpx.get(url, trust_env=False, timeout=120.0)
-    except httpx.TransportError as error:
-        raise ConnectionError(str(error)) from error
-    assert reply.status_code == 200, reply.text
-    return values(reply.text)
-
-
 class Serving:
     """A command that serves metrics at a free port, which it logs: ``args`` say so."""
 
@@ -60,9 +49,15 @@ class Serving:
         self.url = found[0] if found else ""
 
     def all(self) -> Values:
-        return scrape(self.url)
+        """What it tells now; raises ConnectionError if it does not listen."""
+        try:
+            reply = httpx.get(self.url, trust_env=False, timeout=120.0)
+        except httpx.TransportError as error:
+            raise ConnectionError(str(error)) from error
+        assert reply.status_code == 200, reply.text
+        return values(reply.text)
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """The exit code after this signal."""
-        self.process.send_signal(number)
+    def end(self) -> int:
+        """The exit code after SIGTERM."""
+        self.process.terminate()
         return self.process.wait(100)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import itertools
 import json
 import os
@@ -17,6 +16,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from functools import cache, partialmethod
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -40,7 +40,7 @@ MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 _SHARES = [range(first, first + 500) for first in range(20000, 32500, 500)]
 
 
-@functools.cache
+@cache
 def _own_ports() -> Iterator[int]:
     """Every other port of a share that no other process of tests on this machine has."""
     folder = Path(tempfile.gettempdir(), f"nsqtools-tests-ports-{os.getuid()}")
@@ -173,13 +173,10 @@ class Server:
         return reply
 
     def _exchange(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        connection = HTTPConnection(*self.http, timeout=REPLY_TIMEOUT)
-        try:
+        with contextlib.closing(HTTPConnection(*self.http, timeout=REPLY_TIMEOUT)) as connection:
             connection.request(method, path, body)
             reply = connection.getresponse()
             return reply.status, reply.read()
-        finally:
-            connection.close()
 
     def _last_words(self) -> str:
         text = self.log.read_text(errors="replace")
@@ -235,58 +232,45 @@ class Nsqd(Server):
 
     def topic(self, topic: str) -> dict[str, Any]:
         """A topic's entry in ``/stats``; LookupError if there is none."""
-        for entry in self.stats(topic)["topics"] or ():
-            found: dict[str, Any] = entry
-            return found
-        raise LookupError(f"{self.tcp} has no topic {topic}")
+        found: list[dict[str, Any]] = self.stats(topic)["topics"]
+        if not found:
+            raise LookupError(f"{self.tcp} has no topic {topic}")
+        return found[0]
 
     def channel(self, topic: str, channel: str) -> dict[str, Any]:
         """A channel's entry in ``/stats``; LookupError if there is none."""
-        for entry in self.topic(topic)["channels"]:
-            if entry["channel_name"] == channel:
-                found: dict[str, Any] = entry
-                return found
-        raise LookupError(f"{self.tcp} has no channel {topic}/{channel}")
+        found: dict[str, dict[str, Any]] = {
+            each["channel_name"]: each for each in self.topic(topic)["channels"]
+        }
+        return found[channel]
 
     def create(self, topic: str, channel: str = "") -> None:
         self._change("create", topic)
         if channel:
             self._change("create", topic, channel)
 
-    def delete(self, topic: str, channel: str = "") -> None:
-        self._change("delete", topic, channel)
+    def _change(self, verb: str, topic: str, channel: str = "") -> None:
+        names = {"topic": topic, "channel": channel} if channel else {"topic": topic}
+        self.request("POST", f"/{'channel' if channel else 'topic'}/{verb}", **names)
 
-    def empty(self, topic: str, channel: str = "") -> None:
-        self._change("empty", topic, channel)
-
-    def pause(self, topic: str, channel: str = "") -> None:
-        self._change("pause", topic, channel)
-
-    def unpause(self, topic: str, channel: str = "") -> None:
-        self._change("unpause", topic, channel)
+    delete = partialmethod(_change, "delete")
+    empty = partialmethod(_change, "empty")
+    pause = partialmethod(_change, "pause")
+    unpause = partialmethod(_change, "unpause")
 
     def publish(self, topic: str, bodies: Iterable[bytes]) -> None:
         """Publish in order, in as few MPUBs as nsqd's size limit allows."""
-        pending: list[bytes] = []
-        size = 0
+        batches: list[list[bytes]] = []
+        size = MPUB_BYTES
         for body in bodies:
-            if pending and size + len(body) + 4 > MPUB_BYTES:
-                self._mpub(topic, pending)
-                pending, size = [], 0
-            pending.append(struct.pack(">I", len(body)) + body)
             size += len(body) + 4
-        if pending:
-            self._mpub(topic, pending)
-
-    def _mpub(self, topic: str, sized: Sequence[bytes]) -> None:
-        body = struct.pack(">I", len(sized)) + b"".join(sized)
-        self.request("POST", "/mpub", body, topic=topic, binary="true")
-
-    def _change(self, verb: str, topic: str, channel: str = "") -> None:
-        if channel:
-            self.request("POST", f"/channel/{verb}", topic=topic, channel=channel)
-        else:
-            self.request("POST", f"/topic/{verb}", topic=topic)
+            if size > MPUB_BYTES:
+                batches.append([])
+                size = len(body) + 4
+            batches[-1].append(struct.pack(">I", len(body)) + body)
+        for batch in batches:
+            sized = struct.pack(">I", len(batch)) + b"".join(batch)
+            self.request("POST", "/mpub", sized, topic=topic, binary="true")
 
 
 class Sandboxed(Server):
@@ -327,14 +311,11 @@ def empty(nsqd: Nsqd) -> tuple[str, ...]:
     return "--until-empty", "--nsqd-http-address", str(nsqd.http), *at(nsqd)
 
 
-_HELD = ("depth", "in_flight_count", "deferred_count")
-
-
 def drained(nsqd: Nsqd, topic: str, channel: str) -> bool:
     """Whether a channel holds nothing, and its topic nothing for it: all was finished."""
-    of_topic, found = nsqd.topic(topic), nsqd.channel(topic, channel)
-    held = (of_topic["depth"], *(found[name] for name in _HELD))
-    return not any(held)
+    found = nsqd.channel(topic, channel)
+    held = ("depth", "in_flight_count", "deferred_count")
+    return not (nsqd.topic(topic)["depth"] or any(found[name] for name in held))
 
 
 def http(nsqds: Iterable[Nsqd]) -> list[str]:
