@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
 PIPE = subprocess.PIPE
+DEAD = "127.0.0.1:1"
 SOON = 10.0
 """Seconds; a handshake, or a request to nsqlookupd, that hangs takes 20 or more."""
 
@@ -83,17 +84,18 @@ def test_a_dead_server_is_named_and_the_living_one_beside_it_is_consumed(
     nsqd.create(topic, "c")
     registered(topic, [nsqlookupd])
     tail = ("tail", "--topic", topic, "--channel", "c")
-    for place in (lookup([nsqlookupd]), at(nsqd)):
-        nsqd.publish(topic, [b"found", b"more"])
-        dead = (place[0], "127.0.0.1:1")
-        tailed = nsqtools_cli(*tail, "-n", "1", *dead, *place)
-        assert (tailed.code, tailed.stdout.strip() in (b"found", b"more")) == (0, True)
-        assert tailed.stderr.count("127.0.0.1:1: ") == tailed.stderr.count("\n") == 1
-        if place == at(nsqd):
-            place, dead = empty(nsqd), ("--nsqd-http-address", "127.0.0.1:1")
-        tailed = nsqtools_cli(*tail, "--until-empty", "--max-duration", "2s", *dead, *place)
-        assert (tailed.code, len(tailed.stdout.split())) == (4, 1)
-        assert "127.0.0.1:1: " in tailed.stderr
+    for place, asked_for_messages, asked_whether_empty in (
+        (lookup([nsqlookupd]), "--lookupd-http-address", "--lookupd-http-address"),
+        ([*at(nsqd), *http([nsqd])], "--nsqd-tcp-address", "--nsqd-http-address"),
+    ):
+        nsqd.publish(topic, [b"x", b"x"])
+        tailed = nsqtools_cli(*tail, *place, "-n", "1", asked_for_messages, DEAD)
+        assert (tailed.code, tailed.stdout) == (0, b"x\n")
+        assert tailed.stderr.count(f"{DEAD}: ") == tailed.stderr.count("\n") == 1
+        until_empty = ("--until-empty", "--max-duration", "2s", asked_whether_empty, DEAD)
+        tailed = nsqtools_cli(*tail, *place, *until_empty)
+        assert (tailed.code, tailed.stdout) == (4, b"x\n")
+        assert f"{DEAD}: " in tailed.stderr
 
 
 def test_a_service_waits_for_its_first_server_and_says_so_once_and_a_job_does_not(

@@ -38,6 +38,16 @@ def values(text: str) -> Values:
     return found
 
 
+def scrape(url: str) -> Values:
+    """What a process tells now; raises ConnectionError if it does not listen."""
+    try:
+        reply = httpx.get(url, trust_env=False, timeout=120.0)
+    except httpx.TransportError as error:
+        raise ConnectionError(str(error)) from error
+    assert reply.status_code == 200, reply.text
+    return values(reply.text)
+
+
 class Serving:
     """A command that serves metrics at a free port, which it logs: ``args`` say so."""
 
@@ -49,13 +59,7 @@ class Serving:
         self.url = found[0] if found else ""
 
     def all(self) -> Values:
-        """What it tells now; raises ConnectionError if it does not listen."""
-        try:
-            reply = httpx.get(self.url, trust_env=False, timeout=120.0)
-        except httpx.TransportError as error:
-            raise ConnectionError(str(error)) from error
-        assert reply.status_code == 200, reply.text
-        return values(reply.text)
+        return scrape(self.url)
 
     def end(self) -> int:
         """The exit code after SIGTERM."""

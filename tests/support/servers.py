@@ -250,8 +250,10 @@ class Nsqd(Server):
             self._change("create", topic, channel)
 
     def _change(self, verb: str, topic: str, channel: str = "") -> None:
-        names = {"topic": topic, "channel": channel} if channel else {"topic": topic}
-        self.request("POST", f"/{'channel' if channel else 'topic'}/{verb}", **names)
+        if channel:
+            self.request("POST", f"/channel/{verb}", topic=topic, channel=channel)
+        else:
+            self.request("POST", f"/topic/{verb}", topic=topic)
 
     delete = partialmethod(_change, "delete")
     empty = partialmethod(_change, "empty")
