@@ -50,10 +50,6 @@ SLOW = (
 """Slow modules, scheduled first, so that workers finish together."""
 
 
-left_out: Counter[str] = Counter()
-"""How many tests this run leaves out, by the reason."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nsqtools")
     group.addoption("--full", action="store_true", help="also what takes long, at its full sizes")
@@ -131,7 +127,7 @@ def _servers(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, others = [], []
+    kept, others, left_out = [], [], Counter[str]()
     for item in items:
         # A test that takes `full` also runs at full size, so it is part of `-m full`.
         if "full" in getattr(item, "fixturenames", ()):
@@ -154,6 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # hypothesis.seed() would also take from it the database of what failed before.
             name = item.nodeid.partition("[")[0]
             test._hypothesis_internal_use_seed = f"{config.option.seed}/{name}"
+    binaries.left_out.update(left_out)
     items[:] = sorted(kept, key=_turn)
     config.hook.pytest_deselected(items=others)
 
@@ -193,29 +190,21 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist tells what it missed and left out."""
+    """A process of pytest-xdist tells what it left out; each collects all tests."""
     if output := getattr(session.config, "workeroutput", None):
-        output["missing"] = binaries.missing
-        output["left out"] = dict(left_out)
+        output["left out"] = binaries.left_out
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    output = getattr(node, "workeroutput", {})
-    for program, tests in output.get("missing", {}).items():
-        for lost in tests:
-            binaries.remember(program, lost)
-    for why, count in output.get("left out", {}).items():
-        left_out[why] = count  # each process collects all tests
+    binaries.left_out.update(getattr(node, "workeroutput", {}).get("left out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if binaries.missing or left_out:
+    if binaries.left_out:
         terminalreporter.section("left out")
-    for program, lost in sorted(binaries.missing.items()):
-        terminalreporter.line(f"{program} is missing; it would have tested: {'; '.join(lost)}")
-    for why, count in sorted(left_out.items()):
-        terminalreporter.line(f"{count} {why}")
+    for why, count in sorted(binaries.left_out.items()):
+        terminalreporter.line(f"{count or ''} {why}".strip())
 
 
 @pytest.fixture(scope="session")

@@ -28,8 +28,8 @@ import pytest
 
 LIVE = "everything that talks to a real nsqd or nsqlookupd"
 
-missing: dict[str, list[str]] = {}
-"""Programs that tests asked for in vain, and what each would have tested."""
+left_out: dict[str, int] = {}
+"""Why this run leaves tests out, and how many; 0 if nobody knows."""
 
 takes_time = os.environ.get("NSQTOOLS_REQUIRE_TOOLS") == "1"
 """Whether a run may take minutes to build what it lacks; it may with ``--full`` too."""
@@ -127,7 +127,7 @@ def expect_nsq(*, build: bool) -> bool:
         return shutil.which("go") is not None
     failure = _build(NSQ)
     if failure and shutil.which("go"):
-        remember("nsqd", f"{LIVE} ({failure})")
+        left_out[f"nsqd is missing ({failure}); it would have tested: {LIVE}"] = 0
     return installed_nsq() is not None
 
 
@@ -140,16 +140,9 @@ def describe_nsq() -> str:
     return "the sandbox alone (for nsqd too: install it, set $NSQTOOLS_NSQD_BIN, or install go)"
 
 
-def remember(program: str, tests: str) -> None:
-    """A program is missing, and what it would have tested."""
-    lost = missing.setdefault(program, [])
-    if tests not in lost:
-        lost.append(tests)
-
-
 def give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
     """Skip a test that wants this program, or fail it with ``NSQTOOLS_REQUIRE_<kind>=1``."""
-    remember(program, tests)
+    left_out[f"{program} is missing; it would have tested: {tests}"] = 0
     text = f"{reason}; it would have tested {tests}"
     if os.environ.get(f"NSQTOOLS_REQUIRE_{kind}") == "1":
         pytest.fail(text, pytrace=False)
