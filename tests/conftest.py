@@ -55,11 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--full", action="store_true", help="also what takes long, at its full sizes")
     group.addoption("--server", choices=["nsqd", "sandbox"], help="what tests talk to")
     group.addoption("--seed", type=int, help="of all that is random, as an earlier run printed it")
-    group.addoption(
-        "--update-golden",
-        action="store_true",
-        help="write what commands and servers say to tests/golden and tests/conformance/dialogues",
-    )
+    group.addoption("--update-golden", action="store_true", help="write what is said to its files")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,16 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="nsqtools-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ[SHARED] = folder.name
-    for marker in (
-        "full(why): only with --full",
-        "nsqd_only(reason): wants what the sandbox does not have, so there is no variant",
-    ):
-        config.addinivalue_line("markers", marker)
     hypothesis.settings.register_profile(
         "nsqtools",
-        parent=hypothesis.settings.get_profile(
-            "default"
-        ),  # not that of CI, which remembers nothing
+        parent=hypothesis.settings.get_profile("default"),  # that of CI remembers nothing
         deadline=None,
         print_blob=True,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
