@@ -161,20 +161,6 @@ def test_a_terminal_gets_no_control_bytes_and_shows_what_until_empty_waits_for(t
         assert terminal.end() == 0
 
 
-def test_a_full_disk_is_one_line_and_status_1_and_nothing_is_finished(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
-) -> None:
-    tail = Tail(nsqtools_cli, make_nsqd("-msg-timeout=1s"), topic, tmp_path)
-    tail.make_known()
-    tail.publish([b"x"])
-    with open("/dev/full", "wb") as full:
-        running = tail.start(stdout=full)
-        assert running.process.wait(100) == 1
-    assert "No space left" in running.said
-    assert running.said.count("\n") == 1
-    eventually(lambda: tail.depth() == 1)
-
-
 def test_a_peek_shows_so_many_and_gives_them_back_and_touches_no_other(tail: Tail) -> None:
     """Not what is deferred, with another consumer, or in a paused channel."""
     tail.publish([b"%d" % number for number in range(102)])
