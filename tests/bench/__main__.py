@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from nsqtools.cli.complete import LINE
 from nsqtools.cli.exits import COMPLETE
-from tests.bench.lakes import Lakes
 from tests.bench.measuring import BODY, Pair, Run, Side, compare, drain, filled, measure
 from tests.support.binaries import require_nsq
 from tests.support.nginx import nginx
@@ -65,7 +64,6 @@ class Benches:
     def __init__(self, nsqd: Nsqd, n: int, endpoint: str, scratch: Path) -> None:
         self._nsqd, self._n, self._endpoint, self._scratch = nsqd, n, endpoint, scratch
         self._go = require_nsq().path
-        self._events = events(10_000)
 
     def pairs(self) -> list[Pair]:
         return [*self._lines(), *self._starts(), *self._archiving(), *self._delivering()]
@@ -114,7 +112,7 @@ class Benches:
 
     def _archiving(self) -> Iterator[Pair]:
         """With fsync on, until nsqd has nothing left to send."""
-        folder = self._scratch / "archive"
+        folder, bodies = self._scratch / "archive", events(10_000)
         # nsq_to_file wants <REV> for gzip.
         common = ["--filename-format", "<TOPIC><REV>.<DATETIME>.log", "--output-dir", str(folder)]
 
@@ -122,7 +120,7 @@ class Benches:
             def run() -> Run:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
-                return drain(self._nsqd, self._n, [*argv, *common], bodies=self._events)
+                return drain(self._nsqd, self._n, [*argv, *common], bodies=bodies)
 
             return Side(name, run)
 
@@ -172,12 +170,9 @@ def main() -> int:
         nginx(Path(scratch, "nginx")) as endpoint,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
-        benches = Benches(nsqd, args.n, endpoint, Path(scratch))
-        lakes = Lakes(nsqd, args.n, Path(scratch), events(10_000))
-        every = [*benches.pairs(), *lakes.pairs()]
-        wanted = [pair for pair in every if args.only in pair.ours.name]
+        pairs = Benches(nsqd, args.n, endpoint, Path(scratch)).pairs()
+        wanted = [pair for pair in pairs if args.only in pair.ours.name]
         kept = [compare(pair, args.rounds) for pair in wanted]
-        lakes.close()
     return 0 if all(kept) else 1
 
 
