@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import statistics
 import subprocess
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,33 +37,18 @@ class Run:
 
     messages: int
     seconds: float
-    cpu: float = 0.0
-    memory: float = 0.0
+    cpu: float
+    memory: float
 
     @property
     def rate(self) -> float:
         return self.messages / self.seconds
 
 
-class Peak(threading.Thread):
-    """Watches a process's peak memory; rusage would count what its parent had when it forked."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._status = Path(f"/proc/{pid}/status")
-        self._ended = threading.Event()
-        self.mebibytes = 0.0
-
-    def run(self) -> None:
-        while not self._ended.wait(0.02):
-            for line in self._status.read_text().splitlines():
-                if line.startswith("VmHWM"):
-                    self.mebibytes = int(line.split()[1]) / 1024
-
-    def end(self) -> float:
-        self._ended.set()
-        self.join()
-        return self.mebibytes
+def peak_of(pid: int) -> float:
+    """MiB of a process that runs; rusage would count what its parent had when it forked."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def measure(
@@ -88,19 +73,17 @@ def measure(
             stderr=subprocess.DEVNULL,
             env={**ENVIRONMENT, **(env or {})},
         )
-        peak = Peak(process.pid)
-        peak.start()
         reader = subprocess.Popen(["cat"], stdin=process.stdout, stdout=null) if to_pipe else None
         if process.stdout:
             process.stdout.close()
-        ended = os.pidfd_open(process.pid)
-        while not select.select([ended], [], [], _LOOK)[0] and not (is_done and is_done()):
-            pass
+        ended, memory = os.pidfd_open(process.pid), 0.0
+        while not select.select([ended], [], [], _LOOK)[0]:
+            memory = max(memory, peak_of(process.pid))
+            if is_done and is_done():
+                break
         seconds = time.perf_counter() - started
         os.kill(process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         os.close(ended)
-        memory = peak.end()
         _, status, usage = os.wait4(process.pid, 0)
         if reader:
             reader.wait()
