@@ -76,8 +76,7 @@ MINIO = GoModule(_TESTS / "minio", "minio")
 
 def needs_minio(tests: str) -> str:
     """Path of MinIO, built if that is the only way and may take time, or the test ends here."""
-    found = shutil.which("minio")
-    if found:
+    if found := shutil.which("minio"):
         return found
     may = takes_time or MINIO.target.exists()
     if failure := _build(MINIO) if may else "it takes minutes to build, which --full does":
@@ -92,10 +91,7 @@ def needs(program: str, tests: str) -> str:
 
 def require_nsq() -> Nsq:
     """The NSQ programs, built if that is the only way, or else the test ends here."""
-    found = installed_nsq()
-    if found:
-        return found
-    failure = _build(NSQ)
+    failure = "" if installed_nsq() else _build(NSQ)
     return installed_nsq() or give_up(
         "nsqd", LIVE, f"no nsqd 1.x on PATH or in $NSQTOOLS_NSQD_BIN, and {failure}", "NSQD"
     )

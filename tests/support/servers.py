@@ -30,9 +30,7 @@ from tests.support.forkserver import Forked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-START_TIMEOUT = 60.0
-REPLY_TIMEOUT = 60.0  # thousands of messages may be synced one by one
-STOP_TIMEOUT = 60.0
+PATIENCE = 60.0  # to start, to stop, and to reply: thousands of messages may be synced one by one
 MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 
 # Below the range that the kernel hands out for outgoing connections: a client cannot connect to
@@ -132,24 +130,22 @@ class Server:
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = self._spawn(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + PATIENCE
         while b": listening on" not in (said := self.log.read_bytes()[begin:]):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 taken = b"address already in use" in said
                 raise (PortTakenError if taken else RuntimeError)(self._last_words())
             time.sleep(0.005)
-        self._exchange("GET", "/ping")
+        self.request("GET", "/ping")
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that takes too long."""
         if self._process:
             self._process.terminate()
-            try:
-                self._process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self._process = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+            self.kill()
 
     def kill(self) -> None:
         """SIGKILL: no goodbye to clients, nothing in memory is saved."""
@@ -166,23 +162,17 @@ class Server:
     def request(self, method: str, path: str, body: bytes | None = None, **query: object) -> bytes:
         """The body of a reply of status 200; LookupError for 404, RuntimeError for others."""
         target = f"{path}?{urlencode(query)}" if query else path
-        status, reply = self._exchange(method, target, body)
-        if status != 200:
-            error = LookupError if status == 404 else RuntimeError
-            raise error(f"{self.program} {method} {target}: {status} {reply!r}")
-        return reply
-
-    def _exchange(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        with contextlib.closing(HTTPConnection(*self.http, timeout=REPLY_TIMEOUT)) as connection:
-            connection.request(method, path, body)
+        with contextlib.closing(HTTPConnection(*self.http, timeout=PATIENCE)) as connection:
+            connection.request(method, target, body)
             reply = connection.getresponse()
-            return reply.status, reply.read()
+            data = reply.read()
+        if reply.status != 200:
+            error = LookupError if reply.status == 404 else RuntimeError
+            raise error(f"{self.program} {method} {target}: {reply.status} {data!r}")
+        return data
 
     def _last_words(self) -> str:
-        text = self.log.read_text(errors="replace")
-        if len(text) > 5000:  # a bad flag is named first, with the usage after it
-            text = f"{text[:1000]}\n...\n{text[-4000:]}"
-        return f"{self.program} did not start:\n{text}"
+        return f"{self.program} did not start:\n{self.log.read_text(errors='replace')[:5000]}"
 
 
 class PortTakenError(RuntimeError):
