@@ -108,13 +108,11 @@ class Server:
     def __enter__(self) -> Self:
         self.data_path.mkdir(parents=True, exist_ok=True)
         for _ in range(5):
-            try:
+            with contextlib.suppress(PortTakenError):
                 self.start()
-            except PortTakenError:
-                self._new_ports()
-            else:
                 return self
-        raise PortTakenError(self._last_words())
+            self._new_ports()
+        raise PortTakenError(self.log.read_text())
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -134,8 +132,8 @@ class Server:
         while b": listening on" not in (said := self.log.read_bytes()[begin:]):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                taken = b"address already in use" in said
-                raise (PortTakenError if taken else RuntimeError)(self._last_words())
+                error = PortTakenError if b"address already in use" in said else RuntimeError
+                raise error(f"{self.program} did not start:\n{said[:5000].decode()}")
             time.sleep(0.005)
         self.request("GET", "/ping")
 
@@ -170,9 +168,6 @@ class Server:
             error = LookupError if reply.status == 404 else RuntimeError
             raise error(f"{self.program} {method} {target}: {reply.status} {data!r}")
         return data
-
-    def _last_words(self) -> str:
-        return f"{self.program} did not start:\n{self.log.read_text(errors='replace')[:5000]}"
 
 
 class PortTakenError(RuntimeError):
