@@ -32,7 +32,7 @@ from tests.support.spark import SHARED
 from tests.support.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -239,25 +239,21 @@ def nsqd_class(server: str) -> type[Nsqd]:
 
 @pytest.fixture
 def make_nsqlookupd(server: str, tmp_path: Path) -> Iterator[MakeNsqlookupd]:
-    numbers = itertools.count(1)
-    kind = Nsqlookupd if server == "nsqd" else SandboxNsqlookupd
-    with ExitStack() as running:
-
-        def make(*args: str) -> Nsqlookupd:
-            folder = tmp_path / f"nsqlookupd-{next(numbers)}"
-            return running.enter_context(kind(folder, *args))
-
-        yield make
+    yield from _maker(Nsqlookupd if server == "nsqd" else SandboxNsqlookupd, tmp_path)
 
 
 @pytest.fixture
 def make_nsqd(nsqd_class: type[Nsqd], tmp_path: Path) -> Iterator[MakeNsqd]:
+    yield from _maker(nsqd_class, tmp_path)
+
+
+def _maker(kind: Any, folder: Path) -> Iterator[Any]:
     numbers = itertools.count(1)
     with ExitStack() as running:
 
-        def make(*args: str, lookupds: Sequence[Nsqlookupd] = ()) -> Nsqd:
-            folder = tmp_path / f"nsqd-{next(numbers)}"
-            return running.enter_context(nsqd_class(folder, *args, lookupds=lookupds))
+        def make(*args: str, **options: Any) -> Any:
+            data_path = folder / f"{kind.program}-{next(numbers)}"
+            return running.enter_context(kind(data_path, *args, **options))
 
         yield make
 

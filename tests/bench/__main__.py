@@ -41,21 +41,13 @@ lookupd-http-address = ["127.0.0.1:4161"]
 def events(number: int) -> list[bytes]:
     """JSON objects of 200 bytes, which compress about as well as logs do."""
     rng = random.Random(1)
-    return [
-        json.dumps(
-            {
-                "id": each,
-                "user": rng.randrange(10**6),
-                "path": f"/{rng.choice('abcdefgh')}/{rng.randrange(1000)}",
-                "ip": ".".join(str(rng.randrange(256)) for _ in range(4)),
-                "agent": "Mozilla/5.0",
-                "seconds": rng.random(),
-            }
-        )
-        .ljust(200)[:200]
-        .encode()
-        for each in range(number)
-    ]
+    found = []
+    for each in range(number):
+        user, path, *ip = (rng.randrange(most) for most in (10**6, 1000, *[256] * 4))
+        event = {"id": each, "user": user, "path": f"/{rng.choice('abcdefgh')}/{path}"}
+        event |= {"ip": ".".join(map(str, ip)), "agent": "Mozilla/5.0", "seconds": rng.random()}
+        found.append(json.dumps(event).ljust(200)[:200].encode())
+    return found
 
 
 class Benches:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tests.support.nagios import Output
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
-    from tests.support.tls import Certificates
 
 
 @pytest.fixture
@@ -94,30 +93,6 @@ def test_a_metric_is_what_its_nsqd_says_of_the_topic_and_channel_asked_for(
     ups = {key[1] for key in found if key[0] in ("nsq_up", "nsq_nsqlookupd_up")}
     assert ups == {str(each.http) for each in (*filled, *lookupds)}
     assert exporter.end() == 0
-
-
-@pytest.mark.nsqd_only("the sandbox has no HTTPS")
-def test_an_nsqd_that_requires_tls_is_a_warning_and_counts_once_where_it_is_given_as_https(
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    nsqlookupd: Nsqlookupd,
-    certificates: Certificates,
-    topic: str,
-) -> None:
-    secure = make_nsqd(
-        "-tls-required=true", *certificates.server.nsqd_args(), lookupds=[nsqlookupd]
-    )
-    plain = make_nsqd(lookupds=[nsqlookupd])
-    plain.create(topic, "c")
-    https = (f"--nsqd-http-address=https://{secure.https}", "--tls-root-ca-file")
-    trusting = (*https, str(certificates.ca))
-    assert nsqtools_cli("topic", "create", topic, *trusting).code == 0
-    assert nsqtools_cli("channel", "create", topic, "c", *trusting).code == 0
-    eventually(lambda: listed([nsqlookupd], [secure, plain], topic))
-    refused = nsqtools_cli("stats", "--once", *lookup([nsqlookupd]))
-    assert (refused.code, f"https://{secure.https}" in refused.stderr) == (0, True)
-    said = ask(nsqtools_cli, topic, *lookup([nsqlookupd]), *trusting)
-    assert {each["nsqd"] for each in said["nsqds"]} == {str(secure.https), str(plain.http)}
 
 
 @pytest.mark.nsqd_only("the sandbox keeps no latencies")
