@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.dead import answering
-from tests.support.eventually import eventually
 from tests.support.metrics import Serving
 from tests.support.nagios import read
 from tests.support.raw import Raw
-from tests.support.servers import fill, http, lookup
+from tests.support.servers import fill, http, lookup, registered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,13 +29,8 @@ def filled(nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str) -> list[Ns
     """Three that nsqlookupds know, with 10, 20 and 30 messages in channel c."""
     for number, nsqd in enumerate(nsqds, 1):
         fill(nsqd, topic, count=10 * number)
-    eventually(lambda: listed(lookupds, nsqds, topic))
+    registered(topic, lookupds, 2)
     return nsqds
-
-
-def listed(lookupds: list[Nsqlookupd], nsqds: list[Nsqd], topic: str) -> bool:
-    found = {tcp for each in lookupds for tcp in each.lookup(topic)}
-    return found == {nsqd.tcp for nsqd in nsqds}
 
 
 def ask(cli: Cli, topic: str, *args: str) -> dict[str, Any]:
