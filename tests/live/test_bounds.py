@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import archives
-from tests.support.dead import answering, dead_cluster
+from tests.support.dead import dead_cluster
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
 
@@ -30,17 +30,6 @@ HUGE = 400
 TIMEOUT = 4
 SLACK = 26.0
 """Seconds besides --timeout, for a machine that is busy with much else."""
-NAMES = ["good", "\x1b[2J", "two\nlines", "bell\x07", "\ud800", "x" * 100]
-NODE = {
-    "broadcast_address": "127.0.0.1",
-    "tcp_port": 1,
-    "http_port": 1,
-    "hostname": "host\x1b[2J",
-    "remote_address": "two\nlines:1",
-    "version": "1\x07",
-    "topics": ["good"],
-    "tombstones": [False],
-}
 TOPICS = [f"t{number:02}" for number in range(40)]
 
 
@@ -119,31 +108,6 @@ def test_a_command_ends_in_time_and_stays_small_however_many_nsqds_are_dead(
             assert ended.code in {1, 3, 4}, ended.stderr[-2000:]
             assert "Traceback" not in ended.stderr
             assert ended.peak < LIMIT
-
-
-def test_what_a_hostile_server_calls_things_drives_no_terminal_and_forges_no_line(
-    nsqtools_cli: Cli,
-) -> None:
-    """It is an nsqlookupd and an nsqd."""
-    names = {"topics": NAMES, "channels": NAMES, "producers": [NODE]}
-    channels = [{"channel_name": name, "depth": 1} for name in NAMES]
-    topics = [{"topic_name": name, "depth": 1, "channels": channels} for name in NAMES]
-    topics.append({"topic_name": "deep", "depth": 10**4000, "channels": []})
-    stats = {"version": "1\x07", "health": "OK", "start_time": 5, "topics": topics}
-    answers = dict.fromkeys(("/topics", "/channels", "/lookup", "/nodes"), names)
-    with answering({**answers, "/stats": stats, "/info": NODE}) as server:
-        for words, code in (
-            (("lookup", "nodes", "--lookupd-http-address"), 0),
-            (("doctor", "--topic", "good", "--lookupd-http-address"), 1),
-            (("doctor", "--topic", "good", "--nsqd-http-address"), 1),
-        ):
-            ended = nsqtools_cli(*words, str(server))
-            lines = ended.stdout.decode().splitlines()
-            assert ended.code == code
-            assert all(line.replace("\t", " ").isprintable() for line in lines)
-            assert all(line.isprintable() for line in ended.stderr.splitlines())
-            assert any("127.0.0.1:1" in line for line in lines)
-            assert not any(line.startswith("lines") for line in lines)
 
 
 def test_too_few_open_files_lose_nothing_and_the_fix_is_named(
