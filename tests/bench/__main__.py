@@ -27,15 +27,7 @@ if TYPE_CHECKING:
 
 OURS = [sys.executable, "-m", "nsqtools"]
 SLOWEST_TAB = 1.6  # of the time to start Python and import click
-FILE = """\
-default_profile = "here"
-[defaults]
-log-format = "json"
-[tail]
-max-in-flight = 500
-[profile.here]
-lookupd-http-address = ["127.0.0.1:4161"]
-"""
+FILE = 'default_profile = "here"\n[tail]\nmax-in-flight = 500\n[profile.here]\nsnappy = true\n'
 
 
 def events(number: int) -> list[bytes]:

@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.servers import at, lookup
+from tests.support.servers import at_both, lookup
 
 if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
-
-
-def to(nsqd: Nsqd) -> tuple[str, ...]:
-    return *at(nsqd), "--nsqd-http-address", str(nsqd.http)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +31,7 @@ def test_all_messages_are_counted_and_the_topic_is_deleted(
     nsqtools_cli: Cli, nsqd: Nsqd, options: tuple[str, ...], measured: dict[str, bool]
 ) -> None:
     """Where it is published from here there is a latency."""
-    ended = nsqtools_cli("bench", *options, "-n", "1000", "--size", "50", "--json", *to(nsqd))
+    ended = nsqtools_cli("bench", *options, "-n", "1000", "--size", "50", "--json", *at_both(nsqd))
     assert ended.code == 0, ended.stderr
     said = json.loads(ended.stdout)
     assert measured.keys() == said.keys() & {"published", "received"}
@@ -53,7 +49,7 @@ def test_a_topic_that_exists_is_kept_with_its_channels(
 ) -> None:
     nsqd.create(topic, "others")
     options = ("--existing", "-n", "20", "--csv", "--consumer-opt", "output_buffer_size,-1")
-    ended = nsqtools_cli("bench", "e2e", "--topic", topic, *options, *to(nsqd))
+    ended = nsqtools_cli("bench", "e2e", "--topic", topic, *options, *at_both(nsqd))
     assert ended.code == 0, ended.stderr
     rows = list(csv.DictReader(ended.stdout.decode().splitlines()))
     both = [(row["direction"], row["messages"]) for row in rows]
@@ -64,7 +60,7 @@ def test_a_topic_that_exists_is_kept_with_its_channels(
 
 def test_a_signal_prints_the_results_and_deletes_the_topic(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
     bench = nsqtools_cli.start(
-        *("bench", "e2e", "--duration", "10m", "--json", *to(nsqd)), stdout=subprocess.PIPE
+        *("bench", "e2e", "--duration", "10m", "--json", *at_both(nsqd)), stdout=subprocess.PIPE
     )
     eventually(lambda: any(each["message_count"] > 9 for each in nsqd.stats()["topics"]))
     bench.send_signal(signal.SIGINT)
@@ -96,7 +92,7 @@ def test_messages_that_do_not_arrive_are_told_by_status_4(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
 ) -> None:
     nsqd = make_nsqd("-mem-queue-size=0")
-    options = ("--topic", f"{topic}#ephemeral", "-n", "1000", "--json", *to(nsqd))
+    options = ("--topic", f"{topic}#ephemeral", "-n", "1000", "--json", *at_both(nsqd))
     ended = nsqtools_cli("bench", "sub", *options)
     assert ended.code == 4, ended.stderr
     assert json.loads(ended.stdout)["received"]["messages"] < 1000

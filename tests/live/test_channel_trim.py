@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import signal
-import struct
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.proto.messages import Message
+from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
 from tests.support.servers import at, http
@@ -35,16 +36,12 @@ def nsqd(make_nsqd: MakeNsqd) -> Nsqd:
     made = make_nsqd("-mem-queue-size=100")
     made.create("t", "c")
     made.stop()
-    records = b""
-    for number in range(OLD):
-        header = struct.pack(">qH16s", time.time_ns() - 2 * DAY, 1, b"0ld%013x" % number)
-        message = header + b"old%d" % number
-        records += struct.pack(">i", len(message)) + message
-    name = f"{made.data_path}/t:c.diskqueue"
-    with open(f"{name}.000000.dat", "wb") as data:
-        data.write(records)
-    with open(f"{name}.meta.dat", "w") as meta:
-        meta.write(f"{OLD}\n0,0\n0,{len(records)}\n")
+    published = time.time_ns() - 2 * DAY
+    files = QueueFiles(made.data_path, "t:c")
+    size = files.write(
+        0, [Message(b"0ld%013x" % n, b"old%d" % n, published, 1) for n in range(OLD)]
+    )
+    files.point(OLD, (0, 0), (0, size))
     made.start()
     made.publish("t", [b"new%03d" % number for number in range(YOUNGER)])
     eventually(lambda: state(made) == (OLD + YOUNGER, 0, 0, 0))

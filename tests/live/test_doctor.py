@@ -17,14 +17,14 @@ import pytest
 from tests.support.binaries import give_up
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.servers import at, fill, free_port, lookup, registered
+from tests.support.servers import at, at_both, fill, free_port, http, lookup, registered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.authd import Authd
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqlookupd
     from tests.support.tls import Certificates
 
 
@@ -61,10 +61,6 @@ def doctor(nsqtools_cli: Cli, topic: str) -> Doctor:
     return Doctor(nsqtools_cli, topic)
 
 
-def http(nsqd: Nsqd) -> tuple[str, ...]:
-    return *at(nsqd), "--nsqd-http-address", str(nsqd.http)
-
-
 def test_what_is_well_is_said_to_be_and_a_tombstone_is_found(
     doctor: Doctor, make_nsqd: MakeNsqd, lookupds: list[Nsqlookupd]
 ) -> None:
@@ -77,7 +73,7 @@ def test_what_is_well_is_said_to_be_and_a_tombstone_is_found(
     assert (backlog["check"], "depth 3," in backlog["text"]) == ("channel", True)
     checks = {"nsqlookupd", "listing", "tcp", "clock", "topic", "channel"}
     assert {each["check"] for each in found} == checks
-    alone = doctor.ask("--channel", "new", "--nsqd-http-address", str(nsqd.http))
+    alone = doctor.ask("--channel", "new", *http([nsqd]))
     assert str(nsqd.tcp) in next(each["text"] for each in alone if each["check"] == "tcp")
     assert nsqd.stats()["topics"] == before  # looking changes nothing
     nsqd.empty(doctor.topic, "c")
@@ -97,7 +93,7 @@ def test_a_topic_that_nsqlookupds_do_not_list_where_it_is(
     for each in (nsqd, stranger):
         fill(each, doctor.topic)
     registered(doctor.topic, lookupds[:1])
-    given = (*lookup(lookupds[:1]), "--nsqd-http-address", str(stranger.http))
+    given = (*lookup(lookupds[:1]), *http([stranger]))
     text, fix = doctor.only("failure", "listing", *given)
     assert str(stranger.tcp) in text
     assert "--lookupd-tcp-address" in fix
@@ -115,17 +111,17 @@ def test_an_nsqd_without_a_channel_with_a_greedy_consumer_and_that_hangs(
 ) -> None:
     nsqd = make_nsqd("-max-rdy-count=100", "-snappy=false")
     nsqd.create(doctor.topic)
-    doctor.only("warning", "topic", *http(nsqd), "--max-in-flight", "9")  # nor messages
+    doctor.only("warning", "topic", *at_both(nsqd), "--max-in-flight", "9")  # nor messages
     nsqd.publish(doctor.topic, [b"x"] * 4)
-    text, fix = doctor.only("warning", "depth", *http(nsqd), "--max-in-flight", "9")
+    text, fix = doctor.only("warning", "depth", *at_both(nsqd), "--max-in-flight", "9")
     assert "4 messages" in text
     fix = fix.replace(" NAME ", " c ")
     assert doctor.cli(*fix.partition(": nsqtools ")[2].split()).code == 0
     eventually(lambda: nsqd.channel(doctor.topic, "c")["depth"] == 4)
-    text, fix = doctor.only("warning", "max-in-flight", *http(nsqd), "--max-in-flight", "500")
+    text, fix = doctor.only("warning", "max-in-flight", *at_both(nsqd), "--max-in-flight", "500")
     assert str(nsqd.tcp) in text
     assert "--max-in-flight 100" in fix
-    few = (*http(nsqd), "--max-in-flight", "100")
+    few = (*at_both(nsqd), "--max-in-flight", "100")
     text, _ = doctor.only("warning", "tcp", "--snappy", *few)
     assert str(nsqd.tcp) in text
     with Raw(nsqd.tcp) as raw:
@@ -136,7 +132,7 @@ def test_an_nsqd_without_a_channel_with_a_greedy_consumer_and_that_hangs(
     assert f"consumer {raw.address} (greedy.test, raw/1) holds all 4 messages" in text
     os.kill(nsqd.pid, signal.SIGSTOP)
     try:
-        found = doctor.wrong(*http(nsqd), "--timeout", "1600ms", code=3)
+        found = doctor.wrong(*at_both(nsqd), "--timeout", "1600ms", code=3)
     finally:
         os.kill(nsqd.pid, signal.SIGCONT)
     assert "no response within 1s" in next(each["text"] for each in found if each["check"] == "tcp")
@@ -147,12 +143,12 @@ def test_an_nsqd_that_requires_tls(
 ) -> None:
     nsqd = make_nsqd("-tls-required=tcp-https", *certificates.server.nsqd_args())
     fill(nsqd, doctor.topic)
-    text, fix = doctor.only("failure", "tls", *http(nsqd))
+    text, fix = doctor.only("failure", "tls", *at_both(nsqd))
     assert str(nsqd.tcp) in text
     assert "--tls-v1" in fix
     trusting = ("--tls-v1", "--tls-root-ca-file", str(certificates.ca))
-    assert doctor.wrong(*http(nsqd), *trusting) == []
-    text, _ = doctor.only("failure", "tls", *http(nsqd), "--tls-v1")
+    assert doctor.wrong(*at_both(nsqd), *trusting) == []
+    text, _ = doctor.only("failure", "tls", *at_both(nsqd), "--tls-v1")
     assert str(nsqd.tcp) in text
 
 
@@ -181,12 +177,12 @@ def test_an_nsqd_that_requires_auth(
     secret = ("--auth-secret-file", str(path))
     path.write_text("barley\n")
     for given in ((), secret):
-        text, fix = doctor.only("failure", "auth", *http(nsqd), *given)
+        text, fix = doctor.only("failure", "auth", *at_both(nsqd), *given)
         assert str(nsqd.tcp) in text
         assert "--auth-secret-file FILE" in fix
         assert ("E_AUTH_FAILED" in text) == bool(given)
     path.write_text("open sesame\n")
-    assert doctor.wrong(*http(nsqd), *secret) == []
+    assert doctor.wrong(*at_both(nsqd), *secret) == []
 
 
 BAD = ("-broadcast-address=h:99", "-broadcast-address=a b", "-broadcast-tcp-port=99999")

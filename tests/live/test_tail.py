@@ -13,7 +13,7 @@ from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
 from tests.support.process import COMMAND, Terminal, neutral
 from tests.support.raw import Raw
-from tests.support.servers import at, empty, http, lookup, registered
+from tests.support.servers import at, at_both, empty, http, lookup, registered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def test_a_dead_server_is_named_and_the_living_one_beside_it_is_consumed(
     tail = ("tail", "--topic", topic, "--channel", "c")
     for place, asked_for_messages, asked_whether_empty in (
         (lookup([nsqlookupd]), "--lookupd-http-address", "--lookupd-http-address"),
-        ([*at(nsqd), *http([nsqd])], "--nsqd-tcp-address", "--nsqd-http-address"),
+        ([*at_both(nsqd)], "--nsqd-tcp-address", "--nsqd-http-address"),
     ):
         nsqd.publish(topic, [b"x", b"x"])
         tailed = nsqtools_cli(*tail, *place, "-n", "1", asked_for_messages, DEAD)

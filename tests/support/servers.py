@@ -135,7 +135,8 @@ class Server:
                 error = PortTakenError if b"address already in use" in said else RuntimeError
                 raise error(f"{self.program} did not start:\n{said[:5000].decode()}")
             time.sleep(0.005)
-        self.request("GET", "/ping")
+        with contextlib.suppress(RuntimeError):  # it may require TLS
+            self.request("GET", "/ping")
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that takes too long."""
@@ -293,9 +294,14 @@ def at(nsqd: Nsqd) -> tuple[str, str]:
     return "--nsqd-tcp-address", str(nsqd.tcp)
 
 
+def at_both(nsqd: Nsqd) -> tuple[str, ...]:
+    """Options of nsqtools for both addresses of this nsqd."""
+    return *at(nsqd), *http([nsqd])
+
+
 def empty(nsqd: Nsqd) -> tuple[str, ...]:
     """Options of nsqtools to drain a channel of this nsqd."""
-    return "--until-empty", "--nsqd-http-address", str(nsqd.http), *at(nsqd)
+    return "--until-empty", *at_both(nsqd)
 
 
 def drained(nsqd: Nsqd, topic: str, channel: str) -> bool:
