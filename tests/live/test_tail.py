@@ -168,14 +168,14 @@ def test_a_peek_shows_so_many_and_gives_them_back_and_touches_no_other(tail: Tai
     with Raw(tail.nsqd.tcp) as other:
         other.identify()
         other.subscribe(tail.topic, "c", ready=2)
-        other.send(f"REQ {other.message().id} 600000")
+        later, _ = other.message(), other.message()
         other.send("RDY 0")
-        eventually(lambda: sum(tail.state()[1:3]) == 2)
-        before = tail.state()
+        other.send(f"REQ {later.id} 600000")
+        eventually(lambda: tail.state() == (100, 1, 1, 1, 0))
         ended = tail.cli(*tail.command(*peek, "-n", "5", "--max-attempts", "1"))
         assert (ended.code, len(set(ended.stdout.split()))) == (0, 5)
         assert "5 messages given back" in ended.stderr
-        after = (*before[:3], before[3] + 5, 0)
+        after = (100, 1, 1, 6, 0)
         eventually(lambda: tail.state() == after)
         tail.nsqd.pause(tail.topic, "c")
         ended = tail.cli(*tail.command(*peek, "-n", "9", "--idle-timeout", "300ms"))
