@@ -48,7 +48,7 @@ def test_messages_that_real_nsqds_take_pass_by_default(
     assert (seen.code, seen.stdout) == (0, size.to_bytes(4, "big") + body)
 
 
-def test_recovery_reads_no_line_that_is_larger_than_memory_may_be(
+def test_neither_recovery_nor_verify_reads_a_line_that_is_larger_than_memory_may_be(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "out"
@@ -78,6 +78,10 @@ def test_recovery_reads_no_line_that_is_larger_than_memory_may_be(
     (fresh,) = folder.glob("*.gz")
     assert json.loads(archives.plain(fresh))["body"] == "fresh"
     assert drained(nsqd, topic, "c")
+    whole = left.rename(tmp_path / "events.log.gz")
+    ended = nsqtools_cli.measured("verify", "--format", "json", str(whole))
+    assert (ended.code, "--max-msg-size" in ended.stderr) == (1, True)
+    assert ended.peak < LIMIT
 
 
 def test_a_message_that_relay_may_not_publish_is_read_all_the_same(
