@@ -76,10 +76,11 @@ def test_many_messages_pass_pub_and_tail_over_three_nsqds_unchanged(
     registered(topic, [nsqlookupd], 3)
     lines = [b"%d %s" % (each, os.urandom(12).hex().encode()) for each in range(number)]
     pub = ("pub", "--topic", topic, *(word for nsqd in nsqds for word in at(nsqd)))
-    published = nsqtools_cli(*pub, "--mode", "round-robin", stdin=b"\n".join(lines[1:]))
+    published = nsqtools_cli(*pub, "--mode", "round-robin", stdin=b"\n".join(lines[2:]))
     assert (published.code, published.stdout, published.stderr) == (0, b"", "")
     assert all(count(nsqd, topic) > number // 20 for nsqd in nsqds)
     assert "--mode all" in nsqtools_cli(*pub, lines[0].decode()).stderr
+    assert nsqtools_cli(*pub, "--mode", "hostpool", lines[1].decode()).stderr == ""
     tail = ("tail", "--topic", topic, "--channel", "copy", "-n", str(number))
     tailed = nsqtools_cli(*tail, *lookup([nsqlookupd]))
     assert (tailed.code, tailed.stderr) == (0, "")
