@@ -32,7 +32,7 @@ from tests.support.spark import SHARED
 from tests.support.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -50,20 +50,12 @@ SLOW = (
 """Slow modules, scheduled first, so that workers finish together."""
 
 
-left_out: Counter[str] = Counter()
-"""How many tests this run leaves out, by the reason."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nsqtools")
     group.addoption("--full", action="store_true", help="also what takes long, at its full sizes")
     group.addoption("--server", choices=["nsqd", "sandbox"], help="what tests talk to")
     group.addoption("--seed", type=int, help="of all that is random, as an earlier run printed it")
-    group.addoption(
-        "--update-golden",
-        action="store_true",
-        help="write what commands and servers say to tests/golden and tests/conformance/dialogues",
-    )
+    group.addoption("--update-golden", action="store_true", help="write what is said to its files")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,16 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="nsqtools-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ[SHARED] = folder.name
-    for marker in (
-        "full(why): only with --full",
-        "nsqd_only(reason): wants what the sandbox does not have, so there is no variant",
-    ):
-        config.addinivalue_line("markers", marker)
     hypothesis.settings.register_profile(
         "nsqtools",
-        parent=hypothesis.settings.get_profile(
-            "default"
-        ),  # not that of CI, which remembers nothing
+        parent=hypothesis.settings.get_profile("default"),  # that of CI remembers nothing
         deadline=None,
         print_blob=True,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
@@ -131,7 +116,7 @@ def _servers(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, others = [], []
+    kept, others, left_out = [], [], Counter[str]()
     for item in items:
         # A test that takes `full` also runs at full size, so it is part of `-m full`.
         if "full" in getattr(item, "fixturenames", ()):
@@ -154,6 +139,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # hypothesis.seed() would also take from it the database of what failed before.
             name = item.nodeid.partition("[")[0]
             test._hypothesis_internal_use_seed = f"{config.option.seed}/{name}"
+    binaries.left_out.update(left_out)
     items[:] = sorted(kept, key=_turn)
     config.hook.pytest_deselected(items=others)
 
@@ -193,29 +179,21 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist tells what it missed and left out."""
+    """A process of pytest-xdist tells what it left out; each collects all tests."""
     if output := getattr(session.config, "workeroutput", None):
-        output["missing"] = binaries.missing
-        output["left out"] = dict(left_out)
+        output["left out"] = binaries.left_out
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    output = getattr(node, "workeroutput", {})
-    for program, tests in output.get("missing", {}).items():
-        for lost in tests:
-            binaries.remember(program, lost)
-    for why, count in output.get("left out", {}).items():
-        left_out[why] = count  # each process collects all tests
+    binaries.left_out.update(getattr(node, "workeroutput", {}).get("left out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if binaries.missing or left_out:
+    if binaries.left_out:
         terminalreporter.section("left out")
-    for program, lost in sorted(binaries.missing.items()):
-        terminalreporter.line(f"{program} is missing; it would have tested: {'; '.join(lost)}")
-    for why, count in sorted(left_out.items()):
-        terminalreporter.line(f"{count} {why}")
+    for why, count in sorted(binaries.left_out.items()):
+        terminalreporter.line(f"{count or ''} {why}".strip())
 
 
 @pytest.fixture(scope="session")
@@ -261,25 +239,21 @@ def nsqd_class(server: str) -> type[Nsqd]:
 
 @pytest.fixture
 def make_nsqlookupd(server: str, tmp_path: Path) -> Iterator[MakeNsqlookupd]:
-    numbers = itertools.count(1)
-    kind = Nsqlookupd if server == "nsqd" else SandboxNsqlookupd
-    with ExitStack() as running:
-
-        def make(*args: str) -> Nsqlookupd:
-            folder = tmp_path / f"nsqlookupd-{next(numbers)}"
-            return running.enter_context(kind(folder, *args))
-
-        yield make
+    yield from _maker(Nsqlookupd if server == "nsqd" else SandboxNsqlookupd, tmp_path)
 
 
 @pytest.fixture
 def make_nsqd(nsqd_class: type[Nsqd], tmp_path: Path) -> Iterator[MakeNsqd]:
+    yield from _maker(nsqd_class, tmp_path)
+
+
+def _maker(kind: Any, folder: Path) -> Iterator[Any]:
     numbers = itertools.count(1)
     with ExitStack() as running:
 
-        def make(*args: str, lookupds: Sequence[Nsqlookupd] = ()) -> Nsqd:
-            folder = tmp_path / f"nsqd-{next(numbers)}"
-            return running.enter_context(nsqd_class(folder, *args, lookupds=lookupds))
+        def make(*args: str, **options: Any) -> Any:
+            data_path = folder / f"{kind.program}-{next(numbers)}"
+            return running.enter_context(kind(data_path, *args, **options))
 
         yield make
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import select
+import signal
 import statistics
 import subprocess
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from pathlib import Path
@@ -25,6 +27,9 @@ _LOOK = 0.02
 """Seconds between looks at nsqd, which cost both sides the same."""
 _numbers = count()
 
+# Users' Pythons keep compiled modules.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -39,35 +44,11 @@ class Run:
     def rate(self) -> float:
         return self.messages / self.seconds
 
-    @property
-    def cpu_per_message(self) -> float:
-        """Microseconds."""
-        return self.cpu / self.messages * 1e6
 
-
-# Users' Pythons keep compiled modules.
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-
-
-class Peak(threading.Thread):
-    """Watches a process's peak memory; rusage would count what its parent had when it forked."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._status = Path(f"/proc/{pid}/status")
-        self._ended = threading.Event()
-        self.mebibytes = 0.0
-
-    def run(self) -> None:
-        while not self._ended.wait(0.02):
-            for line in self._status.read_text().splitlines():
-                if line.startswith("VmHWM"):
-                    self.mebibytes = int(line.split()[1]) / 1024
-
-    def end(self) -> float:
-        self._ended.set()
-        self.join()
-        return self.mebibytes
+def peak_of(pid: int) -> float:
+    """MiB of a process that runs; rusage would count what its parent had when it forked."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def measure(
@@ -77,8 +58,12 @@ def measure(
     stdin: Path | None = None,
     to_pipe: bool = False,
     env: Mapping[str, str] | None = None,
+    is_done: Callable[[], bool] | None = None,
 ) -> Run:
-    """Run a command to its end; its output goes through a pipe to ``cat``, or nowhere."""
+    """Run a command to its end, or until it is done, and does not have to say goodbye.
+
+    Its output goes through a pipe to ``cat``, or nowhere.
+    """
     with open(stdin or os.devnull, "rb") as source, open(os.devnull, "wb") as null:
         started = time.perf_counter()
         process = subprocess.Popen(
@@ -88,19 +73,22 @@ def measure(
             stderr=subprocess.DEVNULL,
             env={**ENVIRONMENT, **(env or {})},
         )
-        peak = Peak(process.pid)
-        peak.start()
         reader = subprocess.Popen(["cat"], stdin=process.stdout, stdout=null) if to_pipe else None
         if process.stdout:
             process.stdout.close()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        ended, memory = os.pidfd_open(process.pid), 0.0
+        while not select.select([ended], [], [], _LOOK)[0]:
+            memory = max(memory, peak_of(process.pid))
+            if is_done and is_done():
+                break
         seconds = time.perf_counter() - started
-        memory = peak.end()
+        os.kill(process.pid, signal.SIGKILL)
+        os.close(ended)
         _, status, usage = os.wait4(process.pid, 0)
         if reader:
             reader.wait()
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if process.returncode != (-signal.SIGKILL if is_done else 0):
         raise RuntimeError(f"{argv[0]} ended with {process.returncode}")
     return Run(messages, seconds, usage.ru_utime + usage.ru_stime, memory)
 
@@ -115,15 +103,6 @@ def filled(nsqd: Nsqd, messages: int, bodies: Sequence[bytes] = (BODY,)) -> Iter
     nsqd.delete(topic)
 
 
-def consume(
-    nsqd: Nsqd, messages: int, argv: Sequence[str], *, bodies: Sequence[bytes] = (BODY,)
-) -> Run:
-    """Fill a topic and run a consumer of it into a pipe; TOPIC in argv stands for its name."""
-    with filled(nsqd, messages, bodies) as topic:
-        words = [topic if word == "TOPIC" else word for word in argv]
-        return measure(words, messages, to_pipe=True)
-
-
 def drain(
     nsqd: Nsqd,
     messages: int,
@@ -134,28 +113,13 @@ def drain(
 ) -> Run:
     """Run a consumer of a full topic until none waits, or, ``settled``, all are finished."""
     with filled(nsqd, messages, bodies) as topic:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [*argv, "--topic", topic, "--channel", "bench", *at(nsqd)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=ENVIRONMENT,
-        )
-        peak = Peak(process.pid)
-        peak.start()
-        while process.returncode is None:
+
+        def is_done() -> bool:
             channel = nsqd.channel(topic, "bench")
-            if not (channel["depth"] or (settled and channel["in_flight_count"])):
-                break
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK)
-        seconds = time.perf_counter() - started
-        process.kill()  # neither has to say goodbye
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        memory = peak.end()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return Run(messages, seconds, usage.ru_utime + usage.ru_stime, memory)
+            return not (channel["depth"] or (settled and channel["in_flight_count"]))
+
+        words = [*argv, "--topic", topic, "--channel", "bench", *at(nsqd)]
+        return measure(words, messages, is_done=is_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,5 +164,5 @@ def compare(pair: Pair, rounds: int) -> bool:
 
 def _show(runs: Sequence[Run]) -> str:
     rate = statistics.median(run.rate for run in runs)
-    cpu = statistics.median(run.cpu_per_message for run in runs)
+    cpu = statistics.median(run.cpu / run.messages * 1e6 for run in runs)
     return f"{rate:>9,.0f}/s {cpu:9.2f} us CPU {max(run.memory for run in runs):3.0f} MiB"

@@ -1,17 +1,18 @@
-"""``topic``, ``channel`` and ``node`` as processes on a cluster."""
+"""``topic``, ``channel``, ``node`` and ``lookup`` as processes on a cluster."""
 
 from __future__ import annotations
 
 import json
-import re
+import signal
+import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.reporting import fill, http, lookup, registered
-from tests.support.terminal import Terminal
+from tests.support.process import Terminal
+from tests.support.servers import fill, lookup, registered
 
 if TYPE_CHECKING:
     from tests.support.process import Cli, Result
@@ -20,170 +21,125 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Cluster:
-    """Three nsqds that two nsqlookupds know; two of them have the topic, with a channel ``c``."""
+    """Three nsqds that two nsqlookupds know; the first two have the topic, with a channel ``c``."""
 
     cli: Cli
     topic: str
     lookupds: list[Nsqlookupd]
     nsqds: list[Nsqd]
 
-    @property
-    def having(self) -> list[Nsqd]:
-        return self.nsqds[:2]
-
     def run(self, *words: str, code: int = 0) -> Result:
         ended = self.cli(*words, *lookup(self.lookupds))
         assert ended.code == code, (ended.stdout, ended.stderr)
         return ended
 
-    def results(self, *words: str, code: int = 0) -> dict[str, str]:
+    def results(self, *words: str) -> dict[str, str]:
         """What each server did, by its address."""
-        told = json.loads(self.run(*words, "--json", code=code).stdout)
+        told = json.loads(self.run(*words, "--json").stdout)
         return {each["address"]: each["result"] for each in told["servers"]}
 
-    def all(self, result: str, *, lookupds: bool = False) -> dict[str, str]:
-        """What ``results`` gives if all nsqds that have the topic did the same."""
-        servers = [*(self.lookupds if lookupds else []), *self.having]
-        return dict.fromkeys((str(each.http) for each in servers), result)
-
-    def topics(self) -> list[set[str]]:
-        """The topics that each server has, nsqlookupds first."""
-        known = [json.loads(each.request("GET", "/topics"))["topics"] for each in self.lookupds]
-        held = [[t["topic_name"] for t in each.stats()["topics"]] for each in self.nsqds]
-        return [set(names) for names in (*known, *held)]
-
-    def channels(self) -> list[set[str]]:
-        """The channels of the topic that each server has, of those that have the topic."""
-        known = [
-            json.loads(each.request("GET", "/channels", topic=self.topic))["channels"]
-            for each in self.lookupds
-        ]
-        held = [
-            [channel["channel_name"] for channel in each.topic(self.topic)["channels"]]
-            for each in self.having
-        ]
-        return [set(names) for names in (*known, *held)]
-
-    def state(self) -> list[Any]:
-        """Depth and pause of topic and channel on each nsqd that has them."""
-        entries = [(each.topic(self.topic), each.channel(self.topic, "c")) for each in self.having]
-        return [[(each["depth"], each["paused"]) for each in both] for both in entries]
+    def holds(self) -> list[dict[str, set[str]]]:
+        """The channels of each topic that each server has, nsqlookupds first."""
+        found = []
+        for each in self.lookupds:
+            topics = json.loads(each.request("GET", "/topics"))["topics"]
+            answers = {name: each.request("GET", "/channels", topic=name) for name in topics}
+            found.append({name: set(json.loads(answers[name])["channels"]) for name in topics})
+        for nsqd in self.nsqds:
+            held = {topic["topic_name"]: topic["channels"] for topic in nsqd.stats()["topics"]}
+            found.append({name: {each["channel_name"] for each in held[name]} for name in held})
+        return found
 
 
 @pytest.fixture
 def cluster(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, lookupds: list[Nsqlookupd], topic: str
 ) -> Cluster:
-    nsqds = [make_nsqd(lookupds=lookupds) for _ in range(3)]
-    for each in nsqds[:2]:
-        each.create(topic, "c")
-    nsqds[2].create("other")
-    found = Cluster(nsqtools_cli, topic, lookupds, nsqds)
-    eventually(lambda: all({topic, "other"} == names for names in found.topics()[:2]))
-    eventually(lambda: all(each == {"c"} for each in found.channels()))
+    found = Cluster(nsqtools_cli, topic, lookupds, [make_nsqd(lookupds=lookupds) for _ in range(3)])
+    for each in found.nsqds[:2]:
+        fill(each, topic)
+    found.nsqds[2].create("other")
+    eventually(lambda: found.holds()[:2] == [{topic: {"c"}, "other": set()}] * 2)
     registered(topic, lookupds, 2)
     return found
 
 
-def test_what_is_deleted_is_gone_everywhere_and_stays_away(cluster: Cluster) -> None:
-    channel = ("channel", "delete", cluster.topic, "c", "--yes")
-    assert cluster.results(*channel) == cluster.all("done", lookupds=True)
-    assert cluster.channels() == [set()] * 4
-    topic = ("topic", "delete", cluster.topic, "--yes")
-    assert cluster.results(*topic) == cluster.all("done", lookupds=True)
-    assert cluster.topics() == [{"other"}, {"other"}, set(), set(), {"other"}]
-    for words in (channel, topic):
-        assert cluster.run(*words, code=1).stdout == b""
+def test_a_deletion_tells_what_is_lost_and_asks_and_reaches_everybody(cluster: Cluster) -> None:
+    topic, has_it = cluster.topic, [*cluster.lookupds, *cluster.nsqds[:2]]
+    before = cluster.holds()
+    tried = cluster.run("topic", "delete", topic, "--dry-run")
+    requests = [line.split("\t")[2] for line in tried.stdout.decode().splitlines()]
+    assert set(requests) == {f"POST http://{a.http}/topic/delete?topic={topic}" for a in has_it}
+    assert "6 messages on 2 nsqds" in tried.stderr
 
-
-def test_a_dry_run_tells_the_requests_and_the_loss_and_changes_nothing(cluster: Cluster) -> None:
-    topic, node = cluster.topic, str(cluster.nsqds[0].http)
-    for nsqd in cluster.having:
-        fill(nsqd, topic)
-
-    def state() -> list[object]:
-        found = [each.lookup(topic) for each in cluster.lookupds]
-        return [cluster.topics(), cluster.channels(), cluster.state(), found]
-
-    before = state()
-    for lost, *words in (
-        (["6"], "topic", "delete", topic),
-        (["0"], "topic", "empty", topic),
-        ([], "topic", "pause", topic),
-        ([], "topic", "create", "fresh"),
-        ([], "channel", "create", topic, "fresh"),
-        (["6"], "channel", "delete", topic, "c"),
-        (["6"], "channel", "empty", topic, "c"),
-        ([], "channel", "pause", topic, "c"),
-        (["3"], "node", "tombstone", topic, node, "--delete"),
-    ):
-        kind, verb, *_ = words
-        ended = cluster.run(*words, "--dry-run")
-        path = "topic/tombstone" if kind == "node" else f"{kind}/{verb}"
-        server, address, request, _ = ended.stdout.decode().splitlines()[0].split("\t")
-        assert request.startswith(f"POST http://{address}/{path}?topic=")
-        assert server == ("nsqd" if verb in ("empty", "pause") else "nsqlookupd")
-        assert re.findall(r"(\d+) messages? on ", ended.stderr) == lost
-    assert state() == before
-
-
-def test_who_is_dead_is_named_and_the_others_do_what_was_asked(cluster: Cluster) -> None:
-    """Also an nsqlookupd that is only asked: it may list nsqds that others do not."""
-    mute, dead = cluster.lookupds[1], cluster.nsqds[1]
-    mute.kill()
-    paused = cluster.run("-q", "topic", "pause", cluster.topic, code=4)
-    assert paused.stderr.count(str(mute.http)) == 1
-    assert cluster.state() == [[(0, True), (0, False)]] * 2
-    told = cluster.results("channel", "create", cluster.topic, "more", code=4)
-    assert told == cluster.all("done", lookupds=True) | {str(mute.http): "failed"}
-    dead.kill()
-    words = ("topic", "unpause", cluster.topic, *http([dead]))
-    assert cluster.results(*words, code=4) == cluster.all("done") | {str(dead.http): "failed"}
-    assert not cluster.nsqds[0].topic(cluster.topic)["paused"]
-    assert str(dead.http) in cluster.run(*words, code=4).stderr
-    for each in (cluster.lookupds[0], cluster.nsqds[0], cluster.nsqds[2]):
-        each.kill()
-    nobody = cluster.run("topic", "pause", cluster.topic, code=3)
-    assert str(cluster.lookupds[0].http) in nobody.stderr
-    assert nobody.stderr.count("\n") == 1
-
-
-def test_on_a_terminal_the_loss_is_shown_and_confirmed(cluster: Cluster) -> None:
-    for nsqd in cluster.having:
-        fill(nsqd, cluster.topic, count=2)
-
-    def answer(typed: str, kind: str, *names: str) -> int:
-        words = (kind, "delete", *names, *lookup(cluster.lookupds))
-        with Terminal(cluster.cli, *words) as terminal:
-            shown = terminal.until(f"Type yes or {names[-1]} to ")
-            assert "4 messages on 2 nsqds" in shown or not cluster.channels()[0]
-            if typed == "SIGINT":
-                terminal.interrupt()
-            else:
-                terminal.type(typed)
+    def answer(typed: str, *words: str) -> int:
+        with Terminal(cluster.cli, *words, *lookup(cluster.lookupds)) as terminal:
+            assert "6 messages on 2 nsqds" in terminal.until(f"Type yes or {words[-1]} to ")
+            terminal.type(typed)
             return terminal.end()
 
-    topic = cluster.topic
-    assert [answer(typed, "topic", topic) for typed in ("y", "", "SIGINT")] == [1, 1, 130]
-    assert cluster.channels() == [{"c"}] * 4
-    assert answer("yes", "channel", topic, "c") == 0
-    assert cluster.channels() == [set()] * 4
-    assert answer(topic, "topic", topic) == 0
-    assert cluster.topics()[2:4] == [set()] * 2
+    assert [answer(typed, "topic", "delete", topic) for typed in ("y", "")] == [1, 1]
+    assert cluster.holds() == before
+    assert answer("c", "channel", "delete", topic, "c") == 0
+    bare = {topic: set[str]()}
+    assert cluster.holds() == [{**bare, "other": set()}] * 2 + [bare] * 2 + [{"other": set()}]
+    words = ("topic", "delete", topic, "--yes")
+    assert cluster.results(*words) == {str(each.http): "done" for each in has_it}
+    assert cluster.holds() == [{"other": set()}] * 2 + [{}] * 2 + [{"other": set()}]
+    assert cluster.run(*words, code=1).stdout == b""
 
 
-def test_a_tombstone_hides_one_nsqd_from_one_topic_and_can_delete_it_there(
+def test_lookup_unites_and_a_tombstone_hides_one_nsqd_from_one_topic_and_can_delete_it_there(
     cluster: Cluster,
 ) -> None:
-    hidden, other = cluster.having
+    topic, (hidden, other, third) = cluster.topic, cluster.nsqds
     hidden.create("second")
-    registered("second", cluster.lookupds, 1)
-    words = ("node", "tombstone", cluster.topic, str(hidden.http))
+    third.create(topic, "d")
+    registered("second", cluster.lookupds)
+    registered(topic, cluster.lookupds, 3)
+    assert cluster.run("lookup", "channels", topic).stdout == b"c\nd\n"
+    words = ("node", "tombstone", topic, str(hidden.http))
     assert cluster.results(*words) == {str(each.http): "done" for each in cluster.lookupds}
     for lookupd in cluster.lookupds:
-        assert lookupd.lookup(cluster.topic) == {other.tcp}
+        assert lookupd.lookup(topic) == {other.tcp, third.tcp}
         assert lookupd.lookup("second") == {hidden.tcp}
-    assert hidden.topic(cluster.topic)["channels"]
+    nodes = json.loads(cluster.run("lookup", "nodes", "--json").stdout)["producers"]
+    assert {node["tcp_port"]: any(node["tombstones"]) for node in nodes} == {
+        each.tcp.port: each is hidden for each in cluster.nsqds
+    }
+    assert hidden.topic(topic)["channels"]
     told = cluster.results(*words, "--delete", "--yes")
     assert told == {str(each.http): "done" for each in (*cluster.lookupds, hidden)}
-    assert cluster.topics()[2:4] == [{"second"}, {cluster.topic}]
+    assert [set(each) for each in cluster.holds()[2:4]] == [{"second"}, {topic}]
+
+
+def test_a_drain_names_what_never_drains_and_keeps_it(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    for topic in ("left", "shut"):
+        fill(nsqd, topic)
+    nsqd.create("bare")
+    nsqd.publish("bare", [b"x"])
+    nsqd.pause("shut", "c")
+    for topic in ("left", "shut", "bare"):
+        registered(topic, [nsqlookupd])
+    words = ("node", "drain", str(nsqd.http), "--timeout", "1s", "--json", "--evict")
+    ended = nsqtools_cli(*words, *lookup([nsqlookupd]))
+    said = json.loads(ended.stdout)
+    assert (ended.code, said["drained"]) == (4, False)
+    named = {(each["topic"], each["channel"]) for each in said["left"] if each["note"]}
+    assert named == {("bare", "-"), ("left", "c"), ("shut", "c")}
+    assert [nsqd.channel(topic, "c")["depth"] for topic in ("left", "shut")] == [3, 3]
+    assert nsqd.topic("bare")["depth"] == 1
+    assert not nsqlookupd.lookup("left")
+    assert nsqtools_cli(*words).code == 2
+    nsqlookupd.stop()
+    assert nsqtools_cli(*words, *lookup([nsqlookupd])).code == 3
+    drain = nsqtools_cli.start(*words[:3], stderr=subprocess.PIPE)
+    assert drain.stderr
+    assert b"so it does not drain" in drain.stderr.readline()
+    drain.send_signal(signal.SIGTERM)
+    assert drain.wait(60) == 4
+    nsqd.stop()
+    assert nsqtools_cli(*words[:5]).code == 3

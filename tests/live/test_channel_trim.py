@@ -5,103 +5,71 @@ from __future__ import annotations
 import gzip
 import json
 import signal
-import struct
 import subprocess
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.dead import dead_cluster
+from nsqtools.proto.messages import Message
+from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.reporting import http, lookup, registered
-from tests.support.servers import at
+from tests.support.servers import at, http
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.process import Cli, Result
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd, Nsqd
 
 DAY = 86_400 * 10**9
 OLD, YOUNGER = 500, 300
+TRIM = ("channel", "trim", "t", "c", "--older-than", "24h")
 
 pytestmark = pytest.mark.nsqd_only("it is about messages on disk")
 
 
-def age(nsqd: Nsqd, topic: str, bodies: list[bytes]) -> None:
-    """Put messages into channel ``c`` that were published two days ago."""
-    nsqd.create(topic, "c")
-    nsqd.stop()
+@pytest.fixture
+def nsqd(make_nsqd: MakeNsqd) -> Nsqd:
+    """Its channel has messages that were published two days ago, and younger ones."""
+    made = make_nsqd("-mem-queue-size=100")
+    made.create("t", "c")
+    made.stop()
     published = time.time_ns() - 2 * DAY
-    records = b""
-    for number, body in enumerate(bodies):
-        message = struct.pack(">qH16s", published, 1, b"0ld%013x" % number) + body
-        records += struct.pack(">i", len(message)) + message
-    name = f"{nsqd.data_path}/{topic}:c.diskqueue"
-    with open(f"{name}.000000.dat", "wb") as data:
-        data.write(records)
-    with open(f"{name}.meta.dat", "w") as meta:
-        meta.write(f"{len(bodies)}\n0,0\n0,{len(records)}\n")
-    nsqd.start()
+    files = QueueFiles(made.data_path, "t:c")
+    size = files.write(
+        0, [Message(b"0ld%013x" % n, b"old%d" % n, published, 1) for n in range(OLD)]
+    )
+    files.point(OLD, (0, 0), (0, size))
+    made.start()
+    made.publish("t", [b"new%03d" % number for number in range(YOUNGER)])
+    eventually(lambda: state(made) == (OLD + YOUNGER, 0, 0, 0))
+    return made
 
 
-def state(nsqd: Nsqd, topic: str) -> tuple[int, ...]:
-    """Depth, in flight, deferred and timed out of channel ``c``."""
-    found = nsqd.channel(topic, "c")
+def state(nsqd: Nsqd) -> tuple[int, ...]:
+    """Depth, in flight, deferred and timed out of the channel."""
+    found = nsqd.channel("t", "c")
     names = ("depth", "in_flight_count", "deferred_count", "timeout_count")
     return tuple(found[name] for name in names)
 
 
-@dataclass
-class Trimmed:
-    """An nsqd whose channel has old and younger messages."""
-
-    cli: Cli
-    nsqd: Nsqd
-    topic: str
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return ("channel", "trim", self.topic, "c", "--older-than", "24h", *http([self.nsqd]))
-
-    def run(self, *options: str, code: int = 0) -> Result:
-        ended = self.cli(*self.command, *options)
-        assert ended.code == code, ended.stderr
-        return ended
-
-    def rest(self) -> list[tuple[bytes, int]]:
-        """What the channel has in the end, each with its attempts."""
-        said = ("--format", "%s %a\\n", "--until-empty", *http([self.nsqd]), *at(self.nsqd))
-        ended = self.cli("tail", "--topic", self.topic, "--channel", "c", *said)
-        lines = [line.rsplit(b" ", 1) for line in ended.stdout.splitlines()]
-        return sorted((body, int(attempts)) for body, attempts in lines)
-
-
-@pytest.fixture
-def trimmed(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> Trimmed:
-    nsqd = make_nsqd("-mem-queue-size=100")
-    age(nsqd, topic, [b"old%d" % number for number in range(OLD)])
-    nsqd.publish(topic, [b"new%03d" % number for number in range(YOUNGER)])
-    eventually(lambda: state(nsqd, topic) == (OLD + YOUNGER, 0, 0, 0))
-    return Trimmed(nsqtools_cli, nsqd, topic)
-
-
 def test_what_is_old_is_in_the_archive_and_what_is_younger_in_the_channel(
-    trimmed: Trimmed, tmp_path: Path
+    nsqtools_cli: Cli, nsqd: Nsqd, tmp_path: Path
 ) -> None:
-    with Raw(trimmed.nsqd.tcp) as other:
+    """An nsqd that does not answer is named, and the others are trimmed."""
+    with Raw(nsqd.tcp) as other:
         other.identify()
-        other.subscribe(trimmed.topic, "c", ready=1)
+        other.subscribe("t", "c", ready=1)
         deferred = other.message()
         other.send("RDY 0")
         other.send(f"REQ {deferred.id} 3600000")
-        eventually(lambda: state(trimmed.nsqd, trimmed.topic) == (OLD + YOUNGER - 1, 0, 1, 0))
-    assert "800 messages" in trimmed.run("--dry-run").stderr
-    ended = trimmed.run("--archive", str(tmp_path / "old"), "--json")
-    (path,) = (tmp_path / "old").glob(f"{trimmed.topic}.c.*.json.gz")
+        eventually(lambda: state(nsqd) == (OLD + YOUNGER - 1, 0, 1, 0))
+    archive = ("--archive", str(tmp_path / "old"), "--json", *http([nsqd]))
+    ended = nsqtools_cli(*TRIM, *archive, "--nsqd-http-address", "127.0.0.1:1")
+    assert (ended.code, "127.0.0.1:1" in ended.stderr) == (4, True)
+    (path,) = (tmp_path / "old").glob("t.c.*.json.gz")
     lines = gzip.decompress(path.read_bytes()).splitlines()
     archived = {json.loads(line)["body"].encode() for line in lines}
     old = {b"old%d" % number for number in range(OLD)} - {deferred.body}
@@ -109,63 +77,46 @@ def test_what_is_old_is_in_the_archive_and_what_is_younger_in_the_channel(
     assert archived == old
     (server,) = json.loads(ended.stdout)["servers"]
     assert (server["finished"], server["younger"]) == (len(old), len(new))
-    assert state(trimmed.nsqd, trimmed.topic) == (len(new), 0, 1, 0)
-    checked = trimmed.cli("verify", "--format", "json", str(path))
-    assert checked.code == 0, checked.stdout
-    count = ("-n", str(len(new)), "--format", "%s %a\\n", *at(trimmed.nsqd))
-    tailed = trimmed.cli("tail", "--topic", trimmed.topic, "--channel", "c", *count)
+    assert state(nsqd) == (len(new), 0, 1, 0)
+    assert nsqtools_cli("verify", "--format", "json", str(path)).code == 0
+    count = ("-n", str(len(new)), "--format", "%s %a\\n", *at(nsqd))
+    tailed = nsqtools_cli("tail", "--topic", "t", "--channel", "c", *count)
     assert sorted(tailed.stdout.splitlines()) == sorted(body + b" 2" for body in new)
 
 
-def test_a_signal_gives_back_what_is_held(trimmed: Trimmed) -> None:
+def test_a_signal_gives_back_what_is_held(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Raw(trimmed.nsqd.tcp) as other:
+    with Raw(nsqd.tcp) as other:
         other.identify()
-        other.subscribe(trimmed.topic, "c", ready=1)
+        other.subscribe("t", "c", ready=1)
         taken = other.message()
         other.send("RDY 0")
-        running = trimmed.cli.start(*trimmed.command, "--yes", **pipes)
+        running = nsqtools_cli.start(*TRIM, "--yes", *http([nsqd]), **pipes)
         younger = YOUNGER - taken.body.startswith(b"new")
-        eventually(lambda: state(trimmed.nsqd, trimmed.topic) == (0, younger + 1, 0, 0))
+        eventually(lambda: state(nsqd) == (0, younger + 1, 0, 0))
         running.send_signal(signal.SIGINT)
         out, _ = running.communicate(timeout=60)
         finished = OLD + YOUNGER - 1 - younger
         assert out.split()[2:] == [b"%d" % finished, b"%d" % younger]
         assert running.returncode == 130
         other.send(f"REQ {taken.id} 0")
-        eventually(lambda: state(trimmed.nsqd, trimmed.topic)[0] == younger + 1)
-    assert len(trimmed.rest()) == younger + 1
+        eventually(lambda: state(nsqd) == (younger + 1, 0, 0, 0))
 
 
-def test_an_archive_that_cannot_be_written_loses_nothing(trimmed: Trimmed, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    ended = trimmed.cli(*trimmed.command, "--archive", str(tmp_path / "file"))
-    assert ended.code in (1, 2)
-    assert state(trimmed.nsqd, trimmed.topic) == (OLD + YOUNGER, 0, 0, 0)
-
-
-def test_nothing_is_done_without_consent_or_where_nothing_can_be_trimmed(trimmed: Trimmed) -> None:
-    trimmed.run(code=2)
-    ended = trimmed.cli(
-        *("channel", "trim", trimmed.topic, "d", "--older-than", "24h", "--yes"),
-        *http([trimmed.nsqd]),
-    )
-    assert ended.code == 1
-    assert len(trimmed.nsqd.topic(trimmed.topic)["channels"]) == 1
-    trimmed.nsqd.pause(trimmed.topic, "c")
-    assert "unpause" in trimmed.run("--yes", code=1).stderr
-    assert state(trimmed.nsqd, trimmed.topic) == (OLD + YOUNGER, 0, 0, 0)
-
-
-def test_an_nsqd_that_is_listed_and_dead_is_named_and_the_others_are_trimmed(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
+def test_nothing_is_done_without_consent_or_where_nothing_can_be_trimmed_or_archived(
+    nsqtools_cli: Cli, nsqd: Nsqd, tmp_path: Path
 ) -> None:
-    nsqd = make_nsqd(lookupds=[nsqlookupd])
-    age(nsqd, "t", [b"x"] * 9)
-    registered("t", [nsqlookupd])
-    with dead_cluster(refusing=1) as dead:
-        where = (*lookup([nsqlookupd]), "--lookupd-http-address", str(dead))
-        ended = nsqtools_cli("channel", "trim", "t", "c", "--older-than", "1h", "--yes", *where)
-    assert ended.code == 4
-    assert "127.1.0.1:1" in ended.stderr
-    assert state(nsqd, "t") == (0, 0, 0, 0)
+    (tmp_path / "file").touch()
+    for pauses, options, codes in (
+        (False, ("--dry-run",), {0}),
+        (False, (), {2}),
+        (False, ("--archive", str(tmp_path / "file")), {1, 2}),
+        (True, ("--yes",), {1}),
+    ):
+        if pauses:
+            nsqd.pause("t", "c")
+        assert nsqtools_cli(*TRIM, *http([nsqd]), *options).code in codes
+        assert state(nsqd) == (OLD + YOUNGER, 0, 0, 0)
+    absent = ("channel", "trim", "t", "d", "--older-than", "24h", "--yes", *http([nsqd]))
+    assert nsqtools_cli(*absent).code == 1
+    assert len(nsqd.topic("t")["channels"]) == 1

@@ -28,29 +28,6 @@ SANDBOX = "nsqtools sandbox --port 0"
 PUBLISH, TAKE, DRAIN = (step.line for step in steps()[:3])
 
 
-class Demo:
-    """A demo that was started, with a folder of its own for temporary files."""
-
-    def __init__(self, cli: Cli, folder: Path, *, stdout: int | None = None, **env: str) -> None:
-        self._scratch, self.out, self._err = (folder / name for name in ("scratch", "out", "err"))
-        self._scratch.mkdir()
-        with self.out.open("wb") as out, self._err.open("wb") as err:
-            self.process = cli.start(
-                "demo", env={"TMPDIR": str(self._scratch), **env}, stdout=stdout or out, stderr=err
-            )
-
-    def read_until(self, line: str) -> None:
-        """Wait until the demo has announced a command line."""
-        eventually(lambda: f"$ {line}\n" in self.out.read_text(), TIMEOUT)
-
-    def end(self) -> tuple[int, str]:
-        """Exit code and errors; all that it made must be gone."""
-        code = self.process.wait(TIMEOUT)
-        assert list(self._scratch.iterdir()) == []
-        eventually(lambda: not in_session(self.process.pid))
-        return code, self._err.read_text().removeprefix(PUBLISHED)
-
-
 def in_session(session: int) -> list[str]:
     """Processes of a session that live: the demo leads one, and groups of its own stay in it."""
     found = []
@@ -97,42 +74,46 @@ def test_its_surroundings_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("line", "signals", "code"),
+    ("line", "signals", "wc", "code", "said"),
     [
-        (SANDBOX, [signal.SIGINT] * 2, 130),
-        (PUBLISH, [signal.SIGTERM], 1),
+        (SANDBOX, [signal.SIGINT] * 2, "", 130, ()),
+        (PUBLISH, [signal.SIGTERM], "", 1, ("stopped",)),
+        (TAKE, [], "", -signal.SIGPIPE, ()),  # the reader leaves
+        ("", [], "echo 7", 1, (DRAIN, "'7', not 4997")),
+        ("", [], "exit 9", 1, (DRAIN, "status 9")),
     ],
+    ids=["SIGINT", "SIGTERM", "SIGPIPE", "other output", "failure"],
 )
-def test_a_signal_ends_it_with_all_that_it_started(
-    nsqtools_cli: Cli, tmp_path: Path, line: str, signals: list[signal.Signals], code: int
+def test_however_it_ends_before_its_end_it_leaves_nothing_behind(
+    nsqtools_cli: Cli,
+    tmp_path: Path,
+    line: str,
+    signals: list[signal.Signals],
+    wc: str,
+    code: int,
+    said: tuple[str, ...],
 ) -> None:
-    demo = Demo(nsqtools_cli, tmp_path)
-    demo.read_until(line)
+    (scratch := tmp_path / "scratch").mkdir()
+    (program := tmp_path / "wc").write_text(f"#!/bin/sh\ncat >/dev/null; {wc}\n")
+    program.chmod(0o755 if wc else 0o600)
+    with (tmp_path / "err").open("wb") as stderr:
+        demo = nsqtools_cli.start(
+            "demo",
+            env={"TMPDIR": str(scratch), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+    assert demo.stdout
+    assert not line or any(each.decode() == f"$ {line}\n" for each in demo.stdout)
     for number in signals:
-        demo.process.send_signal(number)
-    ended, stderr = demo.end()
-    assert ended == code
-    assert ("stopped" in stderr) == bool(stderr) == (code == 1)
-
-
-def test_a_reader_that_leaves_ends_it_quietly(nsqtools_cli: Cli, tmp_path: Path) -> None:
-    demo = Demo(nsqtools_cli, tmp_path, stdout=subprocess.PIPE)
-    assert demo.process.stdout
-    assert any(line.decode() == f"$ {TAKE}\n" for line in demo.process.stdout)
-    demo.process.stdout.close()
-    assert demo.end() == (-signal.SIGPIPE, "")
-
-
-@pytest.mark.parametrize(("does", "named"), [("echo 7", "'7', not 4997"), ("exit 9", "status 9")])
-def test_a_command_that_does_not_do_its_job_is_named(
-    nsqtools_cli: Cli, tmp_path: Path, does: str, named: str
-) -> None:
-    program = tmp_path / "bin" / "wc"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ncat >/dev/null; {does}\n")
-    program.chmod(0o755)
-    demo = Demo(nsqtools_cli, tmp_path, PATH=f"{program.parent}:{os.environ['PATH']}")
-    code, stderr = demo.end()
-    assert code == 1
-    assert DRAIN in stderr
-    assert named in stderr
+        demo.send_signal(number)
+    if code < 0:
+        demo.stdout.close()
+    else:
+        demo.stdout.read()
+    assert demo.wait(TIMEOUT) == code
+    assert list(scratch.iterdir()) == []
+    eventually(lambda: not in_session(demo.pid))
+    told = (tmp_path / "err").read_text().removeprefix(PUBLISHED)
+    assert bool(told) == bool(said)
+    assert all(each in told for each in said)

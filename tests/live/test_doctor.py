@@ -8,40 +8,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.binaries import give_up
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
-from tests.support.reporting import fill, lookup, registered
-from tests.support.servers import at
+from tests.support.servers import at, at_both, fill, free_port, http, lookup, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.support.authd import Authd
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqlookupd
     from tests.support.tls import Certificates
-
-    MakeListed = Callable[..., Nsqd]
-
-
-class Found(list[dict[str, str]]):
-    def said(self, level: str, check: str) -> list[str]:
-        return [each["text"] for each in self if (each["level"], each["check"]) == (level, check)]
-
-    @property
-    def not_ok(self) -> list[dict[str, str]]:
-        """But for a backlog that nobody consumes, which most of these set-ups leave."""
-        return [each for each in self if each["level"] != "ok" and not _is_backlog(each)]
-
-
-def _is_backlog(found: dict[str, str]) -> bool:
-    return found["check"] == "channel" and found["text"].endswith(" 0 consumers")
 
 
 @dataclass(slots=True)
@@ -51,16 +35,23 @@ class Doctor:
     cli: Cli
     topic: str
 
-    def ask(self, *args: str, code: int = 0) -> Found:
+    def ask(self, *args: str, code: int = 0) -> list[dict[str, str]]:
         ended = self.cli("doctor", "--topic", self.topic, "--json", *args)
         assert (ended.code, ended.stderr) == (code, ""), ended.stdout.decode()
-        told = json.loads(ended.stdout)
-        assert told["topic"] == self.topic
-        return Found(told["findings"])
+        findings: list[dict[str, str]] = json.loads(ended.stdout)["findings"]
+        return findings
+
+    def wrong(self, *args: str, code: int = 0) -> list[dict[str, str]]:
+        """But for a backlog that nobody consumes, which most of these set-ups leave."""
+        return [
+            each
+            for each in self.ask(*args, code=code)
+            if each["level"] != "ok" and not each["text"].endswith(" 0 consumers")
+        ]
 
     def only(self, level: str, check: str, *args: str) -> tuple[str, str]:
         """Text and fix of the only finding that is not ok."""
-        (found,) = self.ask(*args, code=1 if level == "failure" else 0).not_ok
+        (found,) = self.wrong(*args, code=1 if level == "failure" else 0)
         assert (found["level"], found["check"]) == (level, check), found
         return found["text"], found["fix"]
 
@@ -70,130 +61,81 @@ def doctor(nsqtools_cli: Cli, topic: str) -> Doctor:
     return Doctor(nsqtools_cli, topic)
 
 
-@pytest.fixture
-def listed(make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str) -> MakeListed:
-    """Makes an nsqd with messages of the topic in channel c, and has it registered."""
-
-    def make(*args: str, name: str = topic, lookupds: Sequence[Nsqlookupd] = ()) -> Nsqd:
-        nsqd = make_nsqd(*args, lookupds=lookupds or (nsqlookupd,))
-        before = len(nsqlookupd.lookup(name))
-        fill(nsqd, name)
-        registered(name, lookupds or (nsqlookupd,), before + 1)
-        return nsqd
-
-    return make
-
-
-@pytest.fixture
-def filled(nsqd: Nsqd, topic: str) -> Nsqd:
-    """The nsqd, with messages of the topic in channel c."""
-    fill(nsqd, topic)
-    return nsqd
-
-
-def http(nsqd: Nsqd) -> tuple[str, ...]:
-    return *at(nsqd), "--nsqd-http-address", str(nsqd.http)
-
-
-def secret(folder: Path, text: str) -> tuple[str, str]:
-    path = folder / "secret"
-    path.write_text(f"{text}\n")
-    path.chmod(0o600)
-    return "--auth-secret-file", str(path)
-
-
-def test_what_is_well_is_said_to_be_and_nothing_is_changed(
-    doctor: Doctor, listed: MakeListed, lookupds: list[Nsqlookupd]
+def test_what_is_well_is_said_to_be_and_a_tombstone_is_found(
+    doctor: Doctor, make_nsqd: MakeNsqd, lookupds: list[Nsqlookupd]
 ) -> None:
-    nsqd = listed(lookupds=lookupds)
-    found = doctor.ask("--channel", "c", *lookup(lookupds))
-    assert found.not_ok == []
+    nsqd, listed = make_nsqd(lookupds=lookupds), lookup(lookupds)
+    fill(nsqd, doctor.topic)
+    registered(doctor.topic, lookupds)
+    before = nsqd.stats()["topics"]
+    found = doctor.ask("--channel", "c", *listed)
+    (backlog,) = (each for each in found if each["level"] != "ok")
+    assert (backlog["check"], "depth 3," in backlog["text"]) == ("channel", True)
     checks = {"nsqlookupd", "listing", "tcp", "clock", "topic", "channel"}
     assert {each["check"] for each in found} == checks
-    fixed = doctor.ask("--channel", "c", *http(nsqd))
-    assert fixed.not_ok == []
-    (backlog,) = fixed.said("warning", "channel")
-    assert "depth 3," in backlog
-    nsqd.empty(doctor.topic, "c")
-    assert len(doctor.ask("--channel", "c", *lookup(lookupds)).said("ok", "channel")) == 1
-    before = nsqd.stats()["topics"]
-    alone = doctor.ask("--channel", "new", "--nsqd-http-address", str(nsqd.http))
-    assert str(nsqd.tcp) in alone.said("ok", "tcp")[0]
+    alone = doctor.ask("--channel", "new", *http([nsqd]))
+    assert str(nsqd.tcp) in next(each["text"] for each in alone if each["check"] == "tcp")
     assert nsqd.stats()["topics"] == before  # looking changes nothing
-
-
-def test_an_nsqd_that_hangs(doctor: Doctor, filled: Nsqd) -> None:
-    os.kill(filled.pid, signal.SIGSTOP)
-    try:
-        found = doctor.ask(*http(filled), "--timeout", "1600ms", code=3)
-    finally:
-        os.kill(filled.pid, signal.SIGCONT)
-    (text,) = found.said("failure", "tcp")
-    assert "no response within 1s" in text
-
-
-def test_a_topic_with_a_tombstone(
-    doctor: Doctor, listed: MakeListed, lookupds: list[Nsqlookupd]
-) -> None:
-    nsqd = listed(lookupds=lookupds)
+    nsqd.empty(doctor.topic, "c")
+    assert {each["level"] for each in doctor.ask("--channel", "c", *listed)} == {"ok"}
     for lookupd, level in zip(lookupds, ("warning", "failure"), strict=True):
-        node = str(nsqd.http)
-        lookupd.request("POST", "/topic/tombstone", topic=doctor.topic, node=node)
-        text, _ = doctor.only(level, "tombstone", *lookup(lookupds))
+        lookupd.request("POST", "/topic/tombstone", topic=doctor.topic, node=str(nsqd.http))
+        text, _ = doctor.only(level, "tombstone", *listed)
         assert str(nsqd.tcp) in text
         assert (str(lookupd.http) in text) == (level == "warning")
 
 
-def test_a_topic_that_nsqlookupd_does_not_list_where_it_is(
-    doctor: Doctor, listed: MakeListed, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
+def test_a_topic_that_nsqlookupds_do_not_list_where_it_is(
+    doctor: Doctor, make_nsqd: MakeNsqd, lookupds: list[Nsqlookupd]
 ) -> None:
-    """It was forgotten there, or that nsqd never registered."""
-    stranger = make_nsqd()
-    fill(stranger, doctor.topic)
-    given = (*lookup([nsqlookupd]), "--nsqd-http-address", str(stranger.http))
+    """Its nsqd never registered, did so at one of them only, or is known, and the topic is not."""
+    nsqd, stranger = make_nsqd(lookupds=lookupds[:1]), make_nsqd()
+    for each in (nsqd, stranger):
+        fill(each, doctor.topic)
+    registered(doctor.topic, lookupds[:1])
+    given = (*lookup(lookupds[:1]), *http([stranger]))
     text, fix = doctor.only("failure", "listing", *given)
     assert str(stranger.tcp) in text
     assert "--lookupd-tcp-address" in fix
-    nsqd = listed()
-    nsqlookupd.request("POST", "/topic/delete", topic=doctor.topic)
-    text, fix = doctor.only("failure", "listing", *lookup([nsqlookupd]))
+    text, _ = doctor.only("warning", "listing", *lookup(lookupds))
+    assert str(lookupds[1].http) in text
+    assert str(nsqd.tcp) in text
+    lookupds[0].request("POST", "/topic/delete", topic=doctor.topic)
+    text, fix = doctor.only("failure", "listing", *lookup(lookupds[:1]))
     assert str(nsqd.tcp) in text
     assert "restart" in fix
 
 
-def test_an_nsqlookupd_that_not_all_nsqds_know(
-    doctor: Doctor, listed: MakeListed, lookupds: list[Nsqlookupd]
+def test_an_nsqd_without_a_channel_with_a_greedy_consumer_and_that_hangs(
+    doctor: Doctor, make_nsqd: MakeNsqd
 ) -> None:
-    nsqd = listed(lookupds=lookupds[:1])
-    text, _ = doctor.only("warning", "listing", *lookup(lookupds))
-    assert str(lookupds[1].http) in text
-    assert str(nsqd.tcp) in text
-
-
-def test_the_fix_for_a_topic_without_a_channel_is_a_command_that_makes_one(
-    doctor: Doctor, nsqd: Nsqd
-) -> None:
+    nsqd = make_nsqd("-max-rdy-count=100", "-snappy=false")
     nsqd.create(doctor.topic)
-    doctor.only("warning", "topic", *http(nsqd))  # nor was anything published
+    doctor.only("warning", "topic", *at_both(nsqd), "--max-in-flight", "9")  # nor messages
     nsqd.publish(doctor.topic, [b"x"] * 4)
-    text, fix = doctor.only("warning", "depth", *http(nsqd))
+    text, fix = doctor.only("warning", "depth", *at_both(nsqd), "--max-in-flight", "9")
     assert "4 messages" in text
     fix = fix.replace(" NAME ", " c ")
     assert doctor.cli(*fix.partition(": nsqtools ")[2].split()).code == 0
     eventually(lambda: nsqd.channel(doctor.topic, "c")["depth"] == 4)
-
-
-def test_a_consumer_that_is_in_the_way(doctor: Doctor, filled: Nsqd) -> None:
-    with consumer(filled, doctor.topic, 100) as other:
-        eventually(lambda: filled.channel(doctor.topic, "c")["in_flight_count"] == 3)
-        text, _ = doctor.only("warning", "consumers", "--channel", "c", *http(filled))
-    assert f"consumer {other.address} (greedy.test, raw/1) holds all 3 messages" in text
-
-
-def consumer(nsqd: Nsqd, topic: str, ready: int) -> Raw:
-    raw = Raw(nsqd.tcp)
-    raw.identify(client_id="greedy", hostname="greedy.test", user_agent="raw/1")
-    return raw.subscribe(topic, "c", ready)
+    text, fix = doctor.only("warning", "max-in-flight", *at_both(nsqd), "--max-in-flight", "500")
+    assert str(nsqd.tcp) in text
+    assert "--max-in-flight 100" in fix
+    few = (*at_both(nsqd), "--max-in-flight", "100")
+    text, _ = doctor.only("warning", "tcp", "--snappy", *few)
+    assert str(nsqd.tcp) in text
+    with Raw(nsqd.tcp) as raw:
+        raw.identify(client_id="greedy", hostname="greedy.test", user_agent="raw/1")
+        raw.subscribe(doctor.topic, "c", 100)
+        eventually(lambda: nsqd.channel(doctor.topic, "c")["in_flight_count"] == 4)
+        text, _ = doctor.only("warning", "consumers", "--channel", "c", *few)
+    assert f"consumer {raw.address} (greedy.test, raw/1) holds all 4 messages" in text
+    os.kill(nsqd.pid, signal.SIGSTOP)
+    try:
+        found = doctor.wrong(*at_both(nsqd), "--timeout", "1600ms", code=3)
+    finally:
+        os.kill(nsqd.pid, signal.SIGCONT)
+    assert "no response within 1s" in next(each["text"] for each in found if each["check"] == "tcp")
 
 
 def test_an_nsqd_that_requires_tls(
@@ -201,12 +143,12 @@ def test_an_nsqd_that_requires_tls(
 ) -> None:
     nsqd = make_nsqd("-tls-required=tcp-https", *certificates.server.nsqd_args())
     fill(nsqd, doctor.topic)
-    text, fix = doctor.only("failure", "tls", *http(nsqd))
+    text, fix = doctor.only("failure", "tls", *at_both(nsqd))
     assert str(nsqd.tcp) in text
     assert "--tls-v1" in fix
     trusting = ("--tls-v1", "--tls-root-ca-file", str(certificates.ca))
-    assert doctor.ask(*http(nsqd), *trusting).not_ok == []
-    text, _ = doctor.only("failure", "tls", *http(nsqd), "--tls-v1")
+    assert doctor.wrong(*at_both(nsqd), *trusting) == []
+    text, _ = doctor.only("failure", "tls", *at_both(nsqd), "--tls-v1")
     assert str(nsqd.tcp) in text
 
 
@@ -222,7 +164,7 @@ def test_an_nsqd_that_speaks_only_https(
         assert str(given) in text
         assert fix == f"use --nsqd-http-address https://{nsqd.https}"
     followed = doctor.ask(*known, *fix.split()[1:])
-    assert len(followed.said("ok", "topic")) == 1
+    assert [each["level"] for each in followed if each["check"] == "topic"] == ["ok"]
 
 
 def test_an_nsqd_that_requires_auth(
@@ -231,19 +173,69 @@ def test_an_nsqd_that_requires_auth(
     authd.grant("open sesame")
     nsqd = make_nsqd(*authd.nsqd_args())
     fill(nsqd, doctor.topic)
-    for given in ((), secret(tmp_path, "barley")):
-        text, fix = doctor.only("failure", "auth", *http(nsqd), *given)
+    (path := tmp_path / "secret").touch(mode=0o600)
+    secret = ("--auth-secret-file", str(path))
+    path.write_text("barley\n")
+    for given in ((), secret):
+        text, fix = doctor.only("failure", "auth", *at_both(nsqd), *given)
         assert str(nsqd.tcp) in text
         assert "--auth-secret-file FILE" in fix
         assert ("E_AUTH_FAILED" in text) == bool(given)
-    assert doctor.ask(*http(nsqd), *secret(tmp_path, "open sesame")).not_ok == []
+    path.write_text("open sesame\n")
+    assert doctor.wrong(*at_both(nsqd), *secret) == []
 
 
-def test_what_nsqd_does_not_offer_is_told(doctor: Doctor, make_nsqd: MakeNsqd) -> None:
-    nsqd = make_nsqd("-max-rdy-count=100", "-snappy=false")
-    fill(nsqd, doctor.topic)
-    text, fix = doctor.only("warning", "max-in-flight", *http(nsqd), "--max-in-flight", "500")
-    assert str(nsqd.tcp) in text
-    assert "--max-in-flight 100" in fix
-    text, _ = doctor.only("warning", "tcp", "--snappy", *http(nsqd), "--max-in-flight", "100")
-    assert str(nsqd.tcp) in text
+BAD = ("-broadcast-address=h:99", "-broadcast-address=a b", "-broadcast-tcp-port=99999")
+
+
+def listed(lookupd: Nsqlookupd, topic: str) -> int:
+    """At how many nsqds, some of which have no address."""
+    return len(json.loads(lookupd.request("GET", "/lookup", topic=topic))["producers"])
+
+
+@pytest.mark.nsqd_only("it is how nsqd and nsqlookupd take such an address")
+def test_nsqds_that_are_registered_where_nobody_can_find_them_cost_no_message_of_the_others(
+    doctor: Doctor, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
+) -> None:
+    def names_all(texts: str) -> bool:
+        """Whether each is named, once."""
+        return all(texts.count(name) == 1 for name in ('nsqd "h:99"', 'nsqd "a b"', "is 99999,"))
+
+    good, *bad = [make_nsqd(*option, lookupds=[nsqlookupd]) for option in ((), *zip(BAD))]
+    for nsqd in (good, *bad):
+        fill(nsqd, doctor.topic, count=1)
+    eventually(lambda: listed(nsqlookupd, doctor.topic) == 1 + len(BAD))
+    where = ("--topic", doctor.topic, *lookup([nsqlookupd]))
+    tailed = doctor.cli("tail", "--channel", "c", "-n", "1", *where)
+    assert (tailed.code, tailed.stdout, names_all(tailed.stderr)) == (0, b"x\n", True)
+    found = doctor.ask(*lookup([nsqlookupd]), code=1)
+    wrong = [each for each in found if each["level"] == "failure"]
+    assert [each["check"] for each in wrong] == ["listing"] * len(BAD)
+    assert names_all("\n".join(each["text"] for each in wrong))
+    assert all("--broadcast-address" in each["fix"] for each in wrong)
+    assert [each["level"] for each in found if each["check"] == "tcp"] == ["ok"]
+
+
+@pytest.mark.nsqd_only("it is how nsqd and nsqlookupd take such an address")
+def test_an_ipv6_address_in_brackets_is_used(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    """nsqlookupd knows it with its brackets, and so it is told."""
+    ports = free_port(), free_port()
+    try:
+        socket.create_server(("::1", ports[0]), family=socket.AF_INET6).close()
+    except OSError as error:
+        give_up("::1", "addresses of IPv6", f"no ::1: {error}", "TOOLS")
+    nsqd = make_nsqd(
+        *("-broadcast-address=[::1]", f"-tcp-address=[::1]:{ports[0]}"),
+        *(f"-broadcast-http-port={ports[1]}", "-broadcast-tcp-port=0"),
+        lookupds=[nsqlookupd],
+    )
+    fill(nsqd, topic)
+    eventually(lambda: listed(nsqlookupd, topic))
+    where = lookup([nsqlookupd])
+    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "-n", "1", *where)
+    assert (tailed.code, tailed.stdout) == (0, b"x\n"), tailed.stderr
+    hidden = nsqtools_cli("node", "tombstone", topic, f"[::1]:{ports[1]}", "--yes", *where)
+    assert hidden.code == 0, hidden.stderr
+    assert listed(nsqlookupd, topic) == 0

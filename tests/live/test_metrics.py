@@ -1,9 +1,11 @@
-"""Metrics of commands that run on real servers."""
+"""What monitoring is told by commands that run on real servers: metrics, and systemd."""
 
 from __future__ import annotations
 
 import re
+import signal
 import socket
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.metrics import Serving
-from tests.support.servers import at
+from tests.support.servers import at, http, lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,24 +23,30 @@ if TYPE_CHECKING:
 
     Measure = Callable[..., Serving]
 
-
 MONITORING = Path(__file__).parents[2] / ".github" / "monitoring"
 
 
 @pytest.fixture
 def measure(nsqtools_cli: Cli, tmp_path: Path, nsqd: Nsqd, topic: str) -> Measure:
-    """Starts a command that consumes the topic; ``options`` are Popen's."""
+    """Starts ``tail`` of the topic; ``options`` are Popen's."""
 
-    def start(command: str, *args: str, **options: int) -> Serving:
+    def start(*args: str, **options: int) -> Serving:
         nsqd.create(topic, "c")
-        words = (command, "--topic", topic, "--channel", "c", *at(nsqd), *args)
+        words = ("tail", "--topic", topic, "--channel", "c", *at(nsqd), *args)
         return Serving(nsqtools_cli, tmp_path, *words, "--metrics-address", ":0", **options)
 
     return start
 
 
-def test_counters_are_those_of_the_topic(measure: Measure, nsqd: Nsqd, topic: str) -> None:
-    tail = measure("tail")
+def test_counters_are_those_of_the_topic_and_alerts_ask_for_what_is_served(
+    measure: Measure,
+    nsqtools_cli: Cli,
+    nsqd: Nsqd,
+    nsqlookupd: Nsqlookupd,
+    topic: str,
+    tmp_path: Path,
+) -> None:
+    tail = measure()
     nsqd.publish(topic, [b"12345"] * 10)
     names = ("messages_received", "received_bytes", "messages_finished", "connections_opened")
 
@@ -47,50 +55,9 @@ def test_counters_are_those_of_the_topic(measure: Measure, nsqd: Nsqd, topic: st
         return [found[f"nsqtools_{name}_total", "c", topic] for name in names]
 
     eventually(lambda: counted() == [10, 50, 10, 1])
-    assert tail.end() == 0
-
-
-def test_metrics_are_there_until_the_last_message_is_safe(
-    measure: Measure, nsqd: Nsqd, topic: str
-) -> None:
-    """A pipe that nobody reads keeps the messages in flight while it drains."""
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"x" * 10_000] * 1000)
-
-    def late_messages_wait() -> bool:
-        nsqd.publish(topic, [b"late"])
-        return bool(nsqd.channel(topic, "c")["depth"])
-
-    def in_flight() -> float:
-        return tail.all()["nsqtools_messages_in_flight", "c", topic]
-
-    read, write = socket.socketpair()
-    with read, write:
-        tail = measure("tail", "--drain-timeout", "60s", stdout=write.fileno())
-        write.close()
-        eventually(lambda: in_flight() > 100)
-        tail.process.terminate()
-        eventually(late_messages_wait)
-        assert in_flight() > 100
-        while read.recv(1 << 20):
-            pass
-        assert tail.process.wait(100) == 0
-    with pytest.raises(ConnectionError):
-        tail.all()
-
-
-def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_served(
-    measure: Measure, nsqtools_cli: Cli, nsqd: Nsqd, nsqlookupd: Nsqlookupd, tmp_path: Path
-) -> None:
-    tail = measure("tail")
-    servers = (
-        "--nsqd-http-address",
-        str(nsqd.http),
-        "--lookupd-http-address",
-        str(nsqlookupd.http),
-    )
     (tmp_path / "exporter").mkdir()
-    exporter = Serving(nsqtools_cli, tmp_path / "exporter", "stats", "--serve", ":0", *servers)
+    where = (*http([nsqd]), *lookup([nsqlookupd]))
+    exporter = Serving(nsqtools_cli, tmp_path / "exporter", "stats", "--serve", ":0", *where)
     served = {name for serving in (tail, exporter) for name, *_ in serving.all()}
     for file in ("alerts.yml", "dashboard.json"):
         text = (MONITORING / file).read_text(encoding="utf-8")
@@ -98,3 +65,58 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_served(
         assert asked
         assert asked - served == set()
     assert (tail.end(), exporter.end()) == (0, 0)
+
+
+def test_metrics_are_there_until_the_last_message_is_safe(
+    measure: Measure, nsqd: Nsqd, topic: str
+) -> None:
+    """A pipe that nobody reads keeps the messages in flight while it drains."""
+    tail = measure("--drain-timeout", "60s", stdout=subprocess.PIPE)
+    nsqd.publish(topic, [b"x" * 10_000] * 1000)
+
+    def in_flight() -> float:
+        return tail.all()["nsqtools_messages_in_flight", "c", topic]
+
+    def late_messages_wait() -> bool:
+        nsqd.publish(topic, [b"late"])
+        return bool(nsqd.channel(topic, "c")["depth"])
+
+    eventually(lambda: in_flight() > 100)
+    tail.process.terminate()
+    eventually(late_messages_wait)
+    assert in_flight() > 100
+    tail.process.communicate(timeout=100)
+    assert tail.process.returncode == 0
+    with pytest.raises(ConnectionError):
+        tail.all()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("tail", "--topic", "t"), "1 topic, 1 connection, "),
+        (("stats", "--serve", ":0"), "not scraped yet"),
+    ],
+    ids=["tail", "stats"],
+)
+def test_systemd_hears_that_it_is_ready_how_it_is_and_that_it_stops(
+    nsqtools_cli: Cli, nsqd: Nsqd, tmp_path: Path, words: tuple[str, ...], status: str
+) -> None:
+    told: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(60)
+
+        def hear(text: str) -> None:
+            while not any(text in each for each in told):
+                told.append(listener.recv(4096).decode())
+
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        where = at(nsqd) if words[0] == "tail" else http([nsqd])
+        process = nsqtools_cli.start(*words, *where, env=environment)
+        hear("READY=1")
+        hear(f"WATCHDOG=1\nSTATUS={status}")
+        process.send_signal(signal.SIGTERM)
+        hear("STOPPING=1")
+        assert process.wait(100) == 0
+    assert told.count("READY=1") == 1

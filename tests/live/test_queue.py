@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.diskqueues import QueueFiles, killed, push
+from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
 from tests.support.servers import empty
 
 if TYPE_CHECKING:
-    import random
-
     from tests.support.process import Cli, Result
     from tests.support.servers import MakeNsqd, Nsqd
 
@@ -137,31 +133,3 @@ def test_what_is_printed_can_be_given_to_one_channel_alone(
     nsqd.start()
     assert drain(nsqtools_cli, nsqd) == [0, 1, 2]
     assert not [*nsqd.data_path.glob("*.bad")]
-
-
-def test_a_push_that_is_killed_leaves_a_queue_that_nsqd_goes_on_with(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, rng: random.Random, full: bool
-) -> None:
-    """What is published after it comes too, over a further stop.
-
-    Any message may come again, for nsqd promises it at least once, as when it was too slow to stop
-    and was killed.
-    """
-    nsqd = start(make_nsqd)
-    waiting = {*ALL}
-    for step in itertools.count() if full else [rng.randrange(28)]:
-        nsqd.stop()
-        pushed, later = {1000 + 3 * step, 1001 + 3 * step}, 1002 + 3 * step
-        bodies = [b"%d " % number for number in sorted(pushed)]
-        was_killed = killed(partial(push, nsqd.data_path, bodies, "t:b"), step)
-        nsqd.start()
-        nsqd.publish("t", [b"%d " % later])
-        nsqd.restart()
-        found = set(drain(nsqtools_cli, nsqd))
-        assert found <= {*ALL, *range(1000, later + 1)}
-        assert found >= waiting | {later}
-        assert found & pushed in (set(), pushed)
-        assert not [*nsqd.data_path.glob("*.bad")]
-        waiting = set()
-        if not was_killed:
-            break

@@ -1,8 +1,7 @@
-"""``tail`` as a process on real servers: pipes, signals, failures, exit codes."""
+"""``tail`` as a process on real servers: pipes, signals, failures, exit codes, and ``--peek``."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -12,16 +11,20 @@ import pytest
 
 from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
-from tests.support.process import COMMAND, neutral
-from tests.support.servers import at, empty
+from tests.support.process import COMMAND, Terminal, neutral
+from tests.support.raw import Raw
+from tests.support.servers import at, at_both, empty, http, lookup, registered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
 PIPE = subprocess.PIPE
+DEAD = "127.0.0.1:1"
+SOON = 10.0
+"""Seconds; a handshake, or a request to nsqlookupd, that hangs takes 20 or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +33,18 @@ class Tail(Consuming):
 
     name = "tail"
 
+    def state(self) -> tuple[int, ...]:
+        """Depth, in flight, deferred, requeued and timed out of the channel."""
+        found = self.channel()
+        held = (found["depth"], found["in_flight_count"], found["deferred_count"])
+        return (*held, found["requeue_count"], found["timeout_count"])
+
 
 @pytest.fixture
 def tail(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> Tail:
     made = Tail(nsqtools_cli, nsqd, topic, tmp_path)
     made.create()
     return made
-
-
-def test_tail_leaves_as_soon_as_the_reader_of_its_pipe_has_gone(tail: Tail) -> None:
-    running = tail.start(stdout=PIPE)
-    running.connect()
-    assert running.process.stdout
-    running.process.stdout.close()
-    assert running.process.wait(100) == -signal.SIGPIPE
-    assert running.said == ""
 
 
 def test_a_short_reader_leaves_the_unread_messages_to_others(tail: Tail) -> None:
@@ -76,112 +76,123 @@ def test_a_signal_drains_what_is_in_flight(tail: Tail) -> None:
     eventually(lambda: tail.channel()["client_count"] == 0)
 
 
-def test_a_dead_server_beside_a_living_one_is_a_warning(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
+def test_a_dead_server_is_named_and_the_living_one_beside_it_is_consumed(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
-    lookupd = make_nsqlookupd()
-    nsqd = make_nsqd(lookupds=[lookupd])
+    """But nobody knows whether the dead one is empty."""
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
     nsqd.create(topic, "c")
-    eventually(lambda: lookupd.lookup(topic))
-    for place in (("--lookupd-http-address", str(lookupd.http)), at(nsqd)):
-        nsqd.publish(topic, [b"found"])
-        dead = (place[0], "127.0.0.1:1")
-        tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "-n", "1", *dead, *place)
-        assert (tailed.code, tailed.stdout) == (0, b"found\n")
-        assert tailed.stderr.count("127.0.0.1:1: ") == tailed.stderr.count("\n") == 1
-        alone = nsqtools_cli("tail", "--topic", topic, "-n", "1", *dead)
-        assert (alone.code, alone.stderr.count("\n")) == (3, 1)
+    registered(topic, [nsqlookupd])
+    tail = ("tail", "--topic", topic, "--channel", "c")
+    for place, asked_for_messages, asked_whether_empty in (
+        (lookup([nsqlookupd]), "--lookupd-http-address", "--lookupd-http-address"),
+        ([*at_both(nsqd)], "--nsqd-tcp-address", "--nsqd-http-address"),
+    ):
+        nsqd.publish(topic, [b"x", b"x"])
+        tailed = nsqtools_cli(*tail, *place, "-n", "1", asked_for_messages, DEAD)
+        assert (tailed.code, tailed.stdout) == (0, b"x\n")
+        assert tailed.stderr.count(f"{DEAD}: ") == tailed.stderr.count("\n") == 1
+        until_empty = ("--until-empty", "--max-duration", "2s", asked_whether_empty, DEAD)
+        tailed = nsqtools_cli(*tail, *place, *until_empty)
+        assert (tailed.code, tailed.stdout) == (4, b"x\n")
+        assert f"{DEAD}: " in tailed.stderr
 
 
-def test_stop_conditions(tail: Tail) -> None:
-    tail.publish([b"x"] * 3)
-    for condition in ["--idle-timeout=100ms"], ["--max-duration=100ms"], empty(tail.nsqd):
-        tailed = tail.cli(*tail.command(*condition, *at(tail.nsqd)))
-        assert (tailed.code, tailed.stderr) == (0, "")
-    assert tail.is_drained
+def test_a_service_waits_for_its_first_server_and_says_so_once_and_a_job_does_not(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str, tmp_path: Path
+) -> None:
+    """nsqlookupd, nsqd, or the destination of relay."""
+    nsqd, goal = make_nsqd(lookupds=[nsqlookupd]), make_nsqd()
+    nsqd.create(topic, "c")
+    registered(topic, [nsqlookupd])
+    nsqd.publish(topic, [b"x"] * 3)
+    consumed = ("--topic", topic, "--channel", "c")
+    relay = ("--destination-nsqd-tcp-address", str(goal.tcp), "--destination-topic", "copy")
+    for missing, words in (
+        (nsqlookupd, ("tail", *consumed, *lookup([nsqlookupd]))),
+        (nsqd, ("tail", *consumed, *at(nsqd))),
+        (goal, ("relay", *consumed, *at(nsqd), *relay)),
+    ):
+        missing.stop()
+        with (tmp_path / "log").open("w+b") as log:
+            process = nsqtools_cli.start(*words, stdout=log, stderr=log)
+            eventually(lambda: b"waiting until" in (tmp_path / "log").read_bytes())
+            missing.start()
+            if missing is nsqlookupd:
+                nsqd.restart()  # or it notices nsqlookupd only 15 s later
+            nsqd.create(topic, "c")
+            eventually(lambda: nsqd.channel(topic, "c")["client_count"])
+            process.terminate()
+            assert process.wait(SOON) == 0
+        assert (tmp_path / "log").read_bytes().count(b"waiting until") == 1
+        missing.stop()
+        job = nsqtools_cli(*words, "--max-duration", "60s")
+        assert (job.code, job.stderr.count("\n")) == (3, 1), job.stderr
+        missing.start()
 
 
 def test_until_empty_waits_for_deferred_messages_and_for_all_nsqds(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    lookupd = make_nsqlookupd()
-    nsqds = [make_nsqd(lookupds=[lookupd]) for _ in range(2)]
-    for nsqd in nsqds:
-        make_known(nsqd, topic)
-    eventually(lambda: len(lookupd.lookup(topic)) == 2)
-    nsqtools_cli("pub", "--topic", topic, "--defer", "1500ms", *at(nsqds[1]), "late")
-    nsqds[0].publish(topic, [b"early"])
-    tailed = nsqtools_cli(
-        *("tail", "--topic", topic, "--channel", "c", "--until-empty"),
-        *("--lookupd-http-address", str(lookupd.http)),
-    )
-    assert (tailed.code, tailed.stdout, tailed.stderr) == (0, b"early\nlate\n", "")
-
-
-def test_until_empty_names_the_server_of_which_it_is_unknown(tail: Tail) -> None:
-    tail.publish([b"x"])
-    tailed = tail.cli(
-        *tail.command("-q", "--until-empty", "--max-duration", "2s", *at(tail.nsqd)),
-        *("--nsqd-http-address", "127.0.0.1:1"),
-    )
-    assert (tailed.code, tailed.stdout) == (4, b"x\n")
-    assert "127.0.0.1:1: " in tailed.stderr
-
-
-def test_until_empty_names_the_nsqlookupd_of_which_it_is_unknown(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
-    nsqd = make_nsqd(lookupds=[nsqlookupd])
-    nsqd.create(topic, "c")
-    eventually(lambda: nsqlookupd.lookup(topic))
-    nsqd.publish(topic, [b"x"])
-    tailed = nsqtools_cli(
-        *("-q", "tail", "--topic", topic, "--channel", "c"),
-        *("--until-empty", "--max-duration", "2s"),
-        *("--lookupd-http-address", str(nsqlookupd.http), "--lookupd-http-address", "127.0.0.1:1"),
-    )
-    assert (tailed.code, tailed.stdout) == (4, b"x\n")
-    assert "127.0.0.1:1: " in tailed.stderr
+    nsqds = [make_nsqd(lookupds=[nsqlookupd]) for _ in range(2)]
+    for nsqd in nsqds:
+        make_known(nsqd, topic)
+    registered(topic, [nsqlookupd], 2)
+    nsqtools_cli("pub", "--topic", topic, "--defer", "1500ms", *at(nsqds[1]), "late")
+    nsqds[0].publish(topic, [b"early"])
+    tail = ("tail", "--topic", topic, "--channel", "c", *lookup([nsqlookupd]))
+    for condition, printed in (
+        ("--until-empty", b"early\nlate\n"),
+        ("--idle-timeout=100ms", b""),
+        ("--max-duration=100ms", b""),
+    ):
+        tailed = nsqtools_cli(*tail, condition)
+        assert (tailed.code, tailed.stdout, tailed.stderr) == (0, printed, "")
 
 
-def test_a_terminal_shows_what_until_empty_waits_for(tail: Tail) -> None:
+def test_a_terminal_gets_no_control_bytes_and_shows_what_until_empty_waits_for(tail: Tail) -> None:
     tail.make_known()
     tail.cli("pub", "--topic", tail.topic, "--defer", "1h", *at(tail.nsqd), "late")
-    leader, follower = os.openpty()
-    with tail.cli.start(
-        *tail.command(*empty(tail.nsqd)), stdout=subprocess.DEVNULL, stderr=follower
-    ) as process:
-        os.close(follower)
-        assert b"1 deferred" in os.read(leader, 1000)
-        process.terminate()
-        assert process.wait(100) == 0
-    os.close(leader)
-
-
-def test_a_full_disk_is_one_line_and_status_1_and_nothing_is_finished(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
-) -> None:
-    """One that was given up then is named, and makes status 4."""
-    tail = Tail(nsqtools_cli, make_nsqd("-msg-timeout=1s"), topic, tmp_path)
-    tail.make_known()
-    tail.publish([b"poison"])
-    with open("/dev/full", "wb") as full:
-        running = tail.start(stdout=full)
-        assert running.process.wait(100) == 1
-    assert "No space left" in running.said
-    assert running.said.count("\n") == 1
-    eventually(lambda: tail.depth() == 1)
-    tailed = tail.take(0, "--max-attempts", "1", "--idle-timeout", "1s")
-    assert (tailed.code, tailed.stdout) == (4, b"")
-    assert "gave up 1" in tailed.stderr
-    assert tail.is_drained
-
-
-def test_control_bytes_never_reach_a_terminal(tail: Tail) -> None:
     tail.publish([b"\x1b[31mred\x07"])
-    leader, follower = os.openpty()
-    running = tail.start("-n", "1", stdout=follower)
-    os.close(follower)
-    assert os.read(leader, 1000) == b"\\x1b[31mred\\x07\r\n"
-    assert running.process.wait(100) == 0
-    os.close(leader)
+    with Terminal(tail.cli, *tail.command(*empty(tail.nsqd))) as terminal:
+        terminal.until("\\x1b[31mred\\x07\r\n")
+        terminal.until("1 deferred")
+        terminal.process.terminate()
+        assert terminal.end() == 0
+
+
+def test_a_peek_shows_so_many_and_gives_them_back_and_touches_no_other(tail: Tail) -> None:
+    """Not what is deferred, with another consumer, or in a paused channel."""
+    tail.publish([b"%d" % number for number in range(102)])
+    peek = ("--peek", *at(tail.nsqd))
+    with Raw(tail.nsqd.tcp) as other:
+        other.identify()
+        other.subscribe(tail.topic, "c", ready=2)
+        later, _ = other.message(), other.message()
+        other.send("RDY 0")
+        other.send(f"REQ {later.id} 600000")
+        eventually(lambda: tail.state() == (100, 1, 1, 1, 0))
+        ended = tail.cli(*tail.command(*peek, "-n", "5", "--max-attempts", "1"))
+        assert (ended.code, len(set(ended.stdout.split()))) == (0, 5)
+        assert "5 messages given back" in ended.stderr
+        after = (100, 1, 1, 6, 0)
+        eventually(lambda: tail.state() == after)
+        tail.nsqd.pause(tail.topic, "c")
+        ended = tail.cli(*tail.command(*peek, "-n", "9", "--idle-timeout", "300ms"))
+        assert (ended.code, ended.stdout, tail.state()) == (0, b"", after)
+    tail.nsqd.create("bare")
+    bare = ("tail", "--topic", "bare", "--channel", "c", *peek, "-n", "1")
+    assert tail.cli(*bare, *http([tail.nsqd])).code == 1
+    assert tail.nsqd.topic("bare")["channels"] == []
+    for options in ((), ("-n", "1", "--until-empty"), ("-n", "1", "--sample-rate", "5")):
+        assert tail.cli(*tail.command(*peek, *options)).code == 2
+
+
+def test_a_signal_gives_back_what_a_peek_holds(tail: Tail) -> None:
+    tail.publish([b"x"] * 3)
+    running = tail.start("--peek", "-n", "9", "--idle-timeout", "1m", stdout=PIPE)
+    assert running.process.stdout
+    assert [running.process.stdout.readline() for _ in range(3)] == [b"x\n"] * 3
+    assert tail.state() == (0, 3, 0, 0, 0)
+    assert running.end(signal.SIGINT) == 130
+    assert tail.state() == (3, 0, 0, 3, 0)

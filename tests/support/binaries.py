@@ -28,8 +28,8 @@ import pytest
 
 LIVE = "everything that talks to a real nsqd or nsqlookupd"
 
-missing: dict[str, list[str]] = {}
-"""Programs that tests asked for in vain, and what each would have tested."""
+left_out: dict[str, int] = {}
+"""Why this run leaves tests out, and how many; 0 if nobody knows."""
 
 takes_time = os.environ.get("NSQTOOLS_REQUIRE_TOOLS") == "1"
 """Whether a run may take minutes to build what it lacks; it may with ``--full`` too."""
@@ -60,7 +60,6 @@ class GoModule:
 
     path: Path
     name: str
-    oldest_go: tuple[int, int]
 
     @property
     def target(self) -> Path:
@@ -71,14 +70,13 @@ class GoModule:
 
 
 _TESTS = Path(__file__).parents[1]
-NSQ = GoModule(_TESTS / "nsqd", "nsq-1.3.0", (1, 24))  # the first with `go install tool`
-MINIO = GoModule(_TESTS / "minio", "minio", (1, 25))
+NSQ = GoModule(_TESTS / "nsqd", "nsq-1.3.0")
+MINIO = GoModule(_TESTS / "minio", "minio")
 
 
 def needs_minio(tests: str) -> str:
     """Path of MinIO, built if that is the only way and may take time, or the test ends here."""
-    found = shutil.which("minio")
-    if found:
+    if found := shutil.which("minio"):
         return found
     may = takes_time or MINIO.target.exists()
     if failure := _build(MINIO) if may else "it takes minutes to build, which --full does":
@@ -93,10 +91,7 @@ def needs(program: str, tests: str) -> str:
 
 def require_nsq() -> Nsq:
     """The NSQ programs, built if that is the only way, or else the test ends here."""
-    found = installed_nsq()
-    if found:
-        return found
-    failure = _build(NSQ)
+    failure = "" if installed_nsq() else _build(NSQ)
     return installed_nsq() or give_up(
         "nsqd", LIVE, f"no nsqd 1.x on PATH or in $NSQTOOLS_NSQD_BIN, and {failure}", "NSQD"
     )
@@ -128,7 +123,7 @@ def expect_nsq(*, build: bool) -> bool:
         return shutil.which("go") is not None
     failure = _build(NSQ)
     if failure and shutil.which("go"):
-        remember("nsqd", f"{LIVE} ({failure})")
+        left_out[f"nsqd is missing ({failure}); it would have tested: {LIVE}"] = 0
     return installed_nsq() is not None
 
 
@@ -141,16 +136,9 @@ def describe_nsq() -> str:
     return "the sandbox alone (for nsqd too: install it, set $NSQTOOLS_NSQD_BIN, or install go)"
 
 
-def remember(program: str, tests: str) -> None:
-    """A program is missing, and what it would have tested."""
-    lost = missing.setdefault(program, [])
-    if tests not in lost:
-        lost.append(tests)
-
-
 def give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
     """Skip a test that wants this program, or fail it with ``NSQTOOLS_REQUIRE_<kind>=1``."""
-    remember(program, tests)
+    left_out[f"{program} is missing; it would have tested: {tests}"] = 0
     text = f"{reason}; it would have tested {tests}"
     if os.environ.get(f"NSQTOOLS_REQUIRE_{kind}") == "1":
         pytest.fail(text, pytrace=False)
@@ -173,10 +161,6 @@ def _build(module: GoModule) -> str:
     go = shutil.which("go")
     if not go:
         return "no go to build it with"
-    shown = _run_go(go, module.path, "env", "GOVERSION").stdout
-    version = re.match(r"go(\d+)\.(\d+)", shown)
-    if not version or (int(version[1]), int(version[2])) < module.oldest_go:
-        return f"{shown.strip() or 'this go'} is too old to build it"
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.parent / f"{target.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -184,22 +168,18 @@ def _build(module: GoModule) -> str:
             return ""
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             built = Path(scratch, "bin")
-            done = _run_go(go, module.path, "install", "tool", GOBIN=str(built))
-            if done.returncode:
+            done = subprocess.run(
+                [go, "install", "tool"],
+                cwd=module.path,
+                env={**os.environ, "GOWORK": "off", "CGO_ENABLED": "0", "GOBIN": str(built)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:  # of a go before 1.24 it is an unknown package
                 return f"`go install tool` failed: {done.stderr.strip().splitlines()[-1:]}"
             built.rename(target)
     return ""
-
-
-def _run_go(go: str, folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [go, *args],
-        cwd=folder,
-        env={**os.environ, "GOWORK": "off", "CGO_ENABLED": "0", **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 if __name__ == "__main__":

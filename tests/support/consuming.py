@@ -11,21 +11,15 @@ from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tests.support.process import Cli, Result
     from tests.support.servers import Nsqd
 
-QUICK = tuple(
-    word
-    for text in (
-        "default_requeue_delay,10ms",
-        "backoff_multiplier,10ms",
-        "max_backoff_duration,50ms",
-        "reconnect_delay,100ms",
-    )
-    for word in ("--consumer-opt", text)
+QUICK = (
+    *("--consumer-opt", "default_requeue_delay,10ms", "--consumer-opt", "backoff_multiplier,10ms"),
+    *("--consumer-opt", "max_backoff_duration,50ms", "--consumer-opt", "reconnect_delay,100ms"),
 )
 
 
@@ -108,8 +102,8 @@ class Consuming:
 
     def run(self, *options: str, timeout: float = 200.0) -> Result:
         """Run the command until the channel is empty."""
-        command = self.command(*options, *empty(self.nsqd))
-        return self.cli(*command, env=self.environment, timeout=timeout)
+        line = self.command(*options, *empty(self.nsqd))
+        return self.cli(*line, env=self.environment, timeout=timeout)
 
     def take(self, count: int, *options: str) -> Result:
         """Run the command for so many messages."""
@@ -154,17 +148,14 @@ class Running:
 
     def connect(self) -> None:
         """Wait until it has subscribed."""
-        eventually(lambda: self.process.poll() is not None or self.of.channel()["client_count"])
-        assert self.process.poll() is None, self.said
+        self._runs_until(lambda: self.of.channel()["client_count"])
 
     def drain(self, timeout: float = 100.0) -> None:
         """Wait until all that was published is finished, and it has come to see that."""
+        self._runs_until(lambda: self.of.channel()["client_count"] and self.of.is_drained, timeout)
 
-        def is_done() -> bool:
-            connected = self.of.channel()["client_count"] > 0
-            return self.process.poll() is not None or (connected and self.of.is_drained)
-
-        eventually(is_done, timeout)
+    def _runs_until(self, condition: Callable[[], object], timeout: float = 60.0) -> None:
+        eventually(lambda: self.process.poll() is not None or condition(), timeout)
         assert self.process.poll() is None, self.said
 
     def kill(self) -> None:

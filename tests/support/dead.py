@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import ExitStack, contextmanager
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from tests.support.webserver import Answer, WebServer
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
     from tests.support.webserver import Request
 
-REFUSED_PORT = 1
-
 
 @contextmanager
 def dead_cluster(*, refusing: int = 0, hanging: int = 0) -> Iterator[Address]:
@@ -25,17 +23,22 @@ def dead_cluster(*, refusing: int = 0, hanging: int = 0) -> Iterator[Address]:
 
     Of the nsqds some refuse connections, and some take them and say nothing; all have topic t.
     """
-    hosts = (f"127.{a}.{b}.{c}" for a, b, c in product(range(1, 255), range(250), range(1, 251)))
-    places = [(host, REFUSED_PORT) for host, _ in zip(hosts, range(refusing), strict=False)]
+    node = {"version": "1.3.0", "topics": ["t"], "tombstones": [False], "hostname": "host"}
+    places = ((f"127.{a}.{b}.1", 1) for a, b in product(range(1, 255), range(250)))
+    found = [*islice(places, refusing)]
     with ExitStack() as stack:
         for _ in range(hanging):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(8)
-            places.append(listener.getsockname())
-        nodes = {"channels": ["c"], "producers": [_node(*place) for place in places]}
-        answers = {"/nodes": nodes, "/lookup": nodes, "/topics": {"topics": ["t"]}}
-        yield stack.enter_context(answering({**answers, "/channels": {"channels": ["c"]}}))
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=8))
+            found.append(listener.getsockname())
+        nodes = {
+            "channels": ["c"],
+            "producers": [
+                {**node, "broadcast_address": host, "tcp_port": port, "http_port": port}
+                for host, port in found
+            ],
+        }
+        answers = dict.fromkeys(("/nodes", "/lookup", "/channels"), nodes)
+        yield stack.enter_context(answering({**answers, "/topics": {"topics": ["t"]}}))
 
 
 @contextmanager
@@ -49,16 +52,3 @@ def answering(answers: Mapping[str, object]) -> Iterator[Address]:
 
     with WebServer(answer) as server:
         yield server.address
-
-
-def _node(host: str, port: int) -> dict[str, object]:
-    return {
-        "remote_address": f"{host}:50000",
-        "hostname": "host",
-        "broadcast_address": host,
-        "tcp_port": port,
-        "http_port": port,
-        "version": "1.3.0",
-        "topics": ["t"],
-        "tombstones": [False],
-    }

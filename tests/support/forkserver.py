@@ -57,12 +57,9 @@ class Forked(subprocess.Popen[bytes]):
         stdin, stdout, stderr = pipes[0], pipes[3], pipes[5]
         asked = json.dumps([self._module, args[1:], str(cwd or os.getcwd()), self._environment])
         self._told, theirs = os.pipe()
+        streams = [own if fd == -1 else fd for own, fd in enumerate((stdin, stdout, stderr))]
         try:
-            _server().ask(
-                asked.encode(),
-                [own if fd == -1 else fd for own, fd in enumerate((stdin, stdout, stderr))]
-                + [theirs],
-            )
+            _server().ask(asked.encode(), [*streams, theirs])
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
             os.close(theirs)
@@ -85,33 +82,29 @@ class Forked(subprocess.Popen[bytes]):
 
 
 class _Server:
+    """The process that forks; ``ask`` gives it a module, and streams and a pipe for the answer."""
+
     def __init__(self) -> None:
         self._one = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
                 env={**{n: os.environ[n] for n in os.environ if n not in PICKY}, **LOCALE},
                 start_new_session=True,  # Ctrl-C ends the tests, and they end this
             )
+        atexit.register(process.wait)
+        atexit.register(self._socket.close)
 
     def ask(self, asked: bytes, fds: list[int]) -> None:
         with self._one:
             socket.send_fds(self._socket, [struct.pack("I", len(asked))], fds)
             self._socket.sendall(asked)
 
-    def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
 
-
-@functools.cache
-def _server() -> _Server:
-    server = _Server()
-    atexit.register(server.close)
-    return server
+_server = functools.cache(_Server)
 
 
 def _load() -> None:
@@ -129,41 +122,27 @@ def _load() -> None:
 
 def _serve(asking: socket.socket) -> str:
     """Fork at each request; return, in the child, the module that it is to run."""
-    children: dict[int, int] = {}
-    woken, wake = os.pipe()
-    for fd in (woken, wake):
-        os.set_blocking(fd, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake)
-
+    children: dict[int, tuple[int, int]] = {}
     while True:
-        ready = select.select([asking.fileno(), woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 4096)
-        while children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+        for ready in select.select([asking.fileno(), *children], [], [])[0]:
+            if ready in children:
+                pid, told = children.pop(ready)
+                os.write(told, struct.pack("i", os.waitpid(pid, 0)[1]))
+                os.close(told)
+                os.close(ready)
+                continue
+            header, fds, _, _ = socket.recv_fds(asking, 4, 4)
+            if not header:
+                os._exit(0)
+            request = asking.recv(struct.unpack("I", header)[0], socket.MSG_WAITALL)
+            pid = os.fork()
             if not pid:
-                break
-            told = children.pop(pid)
-            os.write(told, struct.pack("i", status))
-            os.close(told)
-        if asking.fileno() not in ready:
-            continue
-        header, fds, _, _ = socket.recv_fds(asking, 4, 4)
-        if not header:
-            os._exit(0)
-        size = struct.unpack("I", header)[0]
-        request = asking.recv(size, socket.MSG_WAITALL)
-        pid = os.fork()
-        if not pid:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return _become(fds[:3], *json.loads(request))
-        *streams, told = fds
-        for fd in streams:
-            os.close(fd)
-        children[pid] = told
-        os.write(told, struct.pack("i", pid))
+                return _become(fds[:3], *json.loads(request))
+            *streams, told = fds
+            for fd in streams:
+                os.close(fd)
+            children[os.pidfd_open(pid)] = pid, told
+            os.write(told, struct.pack("i", pid))
 
 
 def _become(

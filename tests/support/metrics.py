@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -62,7 +61,7 @@ class Serving:
     def all(self) -> Values:
         return scrape(self.url)
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """The exit code after this signal."""
-        self.process.send_signal(number)
+    def end(self) -> int:
+        """The exit code after SIGTERM."""
+        self.process.terminate()
         return self.process.wait(100)

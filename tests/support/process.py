@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.support.forkserver import LOCALE, PICKY, Forked, can_fork
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _PERSONAL = re.compile(r"_?NSQTOOLS_.*|(?i:\w+_proxy)|NO_COLOR|FORCE_COLOR|COLUMNS|LINES")
 
 COMMAND = (sys.executable, "-m", "nsqtools")
+PATIENCE = 120.0
 
 # A process of its own between the test and the command: what a child inherits of its parent's
 # peak is then small.
@@ -119,6 +121,52 @@ class Cli:
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         config, state = (str(self._folder / f"no-{name}") for name in ("config", "state"))
         return {**neutral(), "XDG_CONFIG_HOME": config, "XDG_STATE_HOME": state, **extra}
+
+
+class Terminal:
+    """A run of nsqtools whose streams are all a terminal; a context manager.
+
+    ``output`` is what was shown so far.
+    """
+
+    def __init__(self, cli: Cli, *args: str) -> None:
+        self.output = ""
+        self._fd, theirs = os.openpty()
+        self.process = cli.start(*args, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def until(self, text: str) -> str:
+        """Everything shown, once the text is among it."""
+        while text not in self.output:
+            assert self._read(), f"{text!r} was not shown: {self.output!r}"
+        return self.output
+
+    def type(self, line: str) -> None:
+        """A line, with Enter."""
+        os.write(self._fd, f"{line}\n".encode())
+
+    def end(self) -> int:
+        """The exit code, once it has ended."""
+        while self._read():
+            pass
+        return self.process.wait(PATIENCE)
+
+    def _read(self) -> bool:
+        """Whether more was shown, as opposed to the end of the process."""
+        ready, _, _ = select.select([self._fd], [], [], PATIENCE)
+        assert ready, f"nothing more than {self.output!r}"
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except OSError:  # how a terminal ends whose other side is closed
+            return False
+        self.output += data.decode()
+        return bool(data)
 
 
 def neutral() -> dict[str, str]:

@@ -44,44 +44,28 @@ def split_flags(args: Iterable[str], known: Sequence[str]) -> dict[str, list[str
     return found
 
 
-def options_of(flags: dict[str, list[str]]) -> NsqdOptions:
-    values: dict[str, Any] = {}
-    for name, declared in NsqdOptions.declared().items():
-        if given := flags.get(flag_name(name)):
-            values[name] = declared.parse(given[-1])
-    return NsqdOptions(**values)
-
-
-async def start_nsqd(args: Sequence[str]) -> None:
-    known = (*WITHOUT_MEANING, *WHERE, *map(flag_name, NsqdOptions.declared()))
-    flags = split_flags(args, known)
+async def start(program: str, args: Sequence[str]) -> None:
+    declared = NsqdOptions.declared()
+    own = [*map(flag_name, declared)] if program == "nsqd" else LOOKUPD
+    flags = split_flags(args, (*WITHOUT_MEANING, *WHERE, *own))
     tcp, http = (Address.parse(flags[f"{kind}-address"][-1]) for kind in ("tcp", "http"))
-    await Nsqd(options_of(flags)).start(
-        tcp.host,
-        tcp.port,
-        http.port,
-        lookupd_tcp_addresses=[
-            Address.parse(each) for each in flags.get("lookupd-tcp-address", ())
-        ],
-        broadcast_address=flags["broadcast-address"][-1],
-    )
-
-
-async def start_nsqlookupd(args: Sequence[str]) -> None:
-    flags = split_flags(args, (*WITHOUT_MEANING, *WHERE, *LOOKUPD))
-    tcp, http = (Address.parse(flags[f"{kind}-address"][-1]) for kind in ("tcp", "http"))
-    periods: dict[str, Any] = {
-        name.replace("-", "_"): parse_duration(flags[name][-1]) for name in LOOKUPD if name in flags
-    }
-    server = Nsqlookupd(broadcast_address=flags["broadcast-address"][-1], **periods)
-    await server.start(tcp.host, tcp.port, http.port)
+    values = {name: flags[flag_name(name)][-1] for name in declared if flag_name(name) in flags}
+    where: dict[str, Any] = {"broadcast_address": flags["broadcast-address"][-1]}
+    if program == "nsqd":
+        nsqd = Nsqd(NsqdOptions(**{name: declared[name].parse(values[name]) for name in values}))
+        lookupds = [Address.parse(each) for each in flags.get("lookupd-tcp-address", ())]
+        await nsqd.start(tcp.host, tcp.port, http.port, lookupd_tcp_addresses=lookupds, **where)
+    else:
+        periods = {name: parse_duration(flags[name][-1]) for name in LOOKUPD if name in flags}
+        where |= {name.replace("-", "_"): seconds for name, seconds in periods.items()}
+        await Nsqlookupd(**where).start(tcp.host, tcp.port, http.port)
 
 
 async def main(program: str, args: Sequence[str]) -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     try:
-        await (start_nsqd if program == "nsqd" else start_nsqlookupd)(args)
+        await start(program, args)
     except OSError as error:
         sys.exit(f"{error.filename}: {str(error.strerror).lower()}")
     print(f"{program}: listening on all ports", flush=True)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
-import http.client
 import itertools
 import json
 import os
@@ -18,20 +16,21 @@ import struct
 import subprocess
 import tempfile
 import time
+from functools import cache, partialmethod
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
 from nsqtools.names import Address
 from tests.support.binaries import require_nsq
+from tests.support.eventually import eventually
 from tests.support.forkserver import Forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-START_TIMEOUT = 60.0
-REPLY_TIMEOUT = 60.0  # thousands of messages may be synced one by one
-STOP_TIMEOUT = 60.0
+PATIENCE = 60.0  # to start, to stop, and to reply: thousands of messages may be synced one by one
 MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 
 # Below the range that the kernel hands out for outgoing connections: a client cannot connect to
@@ -39,7 +38,7 @@ MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 _SHARES = [range(first, first + 500) for first in range(20000, 32500, 500)]
 
 
-@functools.cache
+@cache
 def _own_ports() -> Iterator[int]:
     """Every other port of a share that no other process of tests on this machine has."""
     folder = Path(tempfile.gettempdir(), f"nsqtools-tests-ports-{os.getuid()}")
@@ -109,13 +108,11 @@ class Server:
     def __enter__(self) -> Self:
         self.data_path.mkdir(parents=True, exist_ok=True)
         for _ in range(5):
-            try:
+            with contextlib.suppress(PortTakenError):
                 self.start()
-            except PortTakenError:
-                self._new_ports()
-            else:
                 return self
-        raise PortTakenError(self._last_words())
+            self._new_ports()
+        raise PortTakenError(self.log.read_text())
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -131,24 +128,23 @@ class Server:
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = self._spawn(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + PATIENCE
         while b": listening on" not in (said := self.log.read_bytes()[begin:]):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                taken = b"address already in use" in said
-                raise (PortTakenError if taken else RuntimeError)(self._last_words())
+                error = PortTakenError if b"address already in use" in said else RuntimeError
+                raise error(f"{self.program} did not start:\n{said[:5000].decode()}")
             time.sleep(0.005)
-        self._exchange("GET", "/ping")
+        with contextlib.suppress(RuntimeError):  # it may require TLS
+            self.request("GET", "/ping")
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that takes too long."""
         if self._process:
             self._process.terminate()
-            try:
-                self._process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self._process = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+            self.kill()
 
     def kill(self) -> None:
         """SIGKILL: no goodbye to clients, nothing in memory is saved."""
@@ -165,26 +161,14 @@ class Server:
     def request(self, method: str, path: str, body: bytes | None = None, **query: object) -> bytes:
         """The body of a reply of status 200; LookupError for 404, RuntimeError for others."""
         target = f"{path}?{urlencode(query)}" if query else path
-        status, reply = self._exchange(method, target, body)
-        if status != 200:
-            error = LookupError if status == 404 else RuntimeError
-            raise error(f"{self.program} {method} {target}: {status} {reply!r}")
-        return reply
-
-    def _exchange(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self.http, timeout=REPLY_TIMEOUT)
-        try:
-            connection.request(method, path, body)
+        with contextlib.closing(HTTPConnection(*self.http, timeout=PATIENCE)) as connection:
+            connection.request(method, target, body)
             reply = connection.getresponse()
-            return reply.status, reply.read()
-        finally:
-            connection.close()
-
-    def _last_words(self) -> str:
-        text = self.log.read_text(errors="replace")
-        if len(text) > 5000:  # a bad flag is named first, with the usage after it
-            text = f"{text[:1000]}\n...\n{text[-4000:]}"
-        return f"{self.program} did not start:\n{text}"
+            data = reply.read()
+        if reply.status != 200:
+            error = LookupError if reply.status == 404 else RuntimeError
+            raise error(f"{self.program} {method} {target}: {reply.status} {data!r}")
+        return data
 
 
 class PortTakenError(RuntimeError):
@@ -234,58 +218,47 @@ class Nsqd(Server):
 
     def topic(self, topic: str) -> dict[str, Any]:
         """A topic's entry in ``/stats``; LookupError if there is none."""
-        for entry in self.stats(topic)["topics"] or ():
-            found: dict[str, Any] = entry
-            return found
-        raise LookupError(f"{self.tcp} has no topic {topic}")
+        found: list[dict[str, Any]] = self.stats(topic)["topics"]
+        if not found:
+            raise LookupError(f"{self.tcp} has no topic {topic}")
+        return found[0]
 
     def channel(self, topic: str, channel: str) -> dict[str, Any]:
         """A channel's entry in ``/stats``; LookupError if there is none."""
-        for entry in self.topic(topic)["channels"]:
-            if entry["channel_name"] == channel:
-                found: dict[str, Any] = entry
-                return found
-        raise LookupError(f"{self.tcp} has no channel {topic}/{channel}")
+        found: dict[str, dict[str, Any]] = {
+            each["channel_name"]: each for each in self.topic(topic)["channels"]
+        }
+        return found[channel]
 
     def create(self, topic: str, channel: str = "") -> None:
         self._change("create", topic)
         if channel:
             self._change("create", topic, channel)
 
-    def delete(self, topic: str, channel: str = "") -> None:
-        self._change("delete", topic, channel)
-
-    def empty(self, topic: str, channel: str = "") -> None:
-        self._change("empty", topic, channel)
-
-    def pause(self, topic: str, channel: str = "") -> None:
-        self._change("pause", topic, channel)
-
-    def unpause(self, topic: str, channel: str = "") -> None:
-        self._change("unpause", topic, channel)
-
-    def publish(self, topic: str, bodies: Iterable[bytes]) -> None:
-        """Publish in order, in as few MPUBs as nsqd's size limit allows."""
-        pending: list[bytes] = []
-        size = 0
-        for body in bodies:
-            if pending and size + len(body) + 4 > MPUB_BYTES:
-                self._mpub(topic, pending)
-                pending, size = [], 0
-            pending.append(struct.pack(">I", len(body)) + body)
-            size += len(body) + 4
-        if pending:
-            self._mpub(topic, pending)
-
-    def _mpub(self, topic: str, sized: Sequence[bytes]) -> None:
-        body = struct.pack(">I", len(sized)) + b"".join(sized)
-        self.request("POST", "/mpub", body, topic=topic, binary="true")
-
     def _change(self, verb: str, topic: str, channel: str = "") -> None:
         if channel:
             self.request("POST", f"/channel/{verb}", topic=topic, channel=channel)
         else:
             self.request("POST", f"/topic/{verb}", topic=topic)
+
+    delete = partialmethod(_change, "delete")
+    empty = partialmethod(_change, "empty")
+    pause = partialmethod(_change, "pause")
+    unpause = partialmethod(_change, "unpause")
+
+    def publish(self, topic: str, bodies: Iterable[bytes]) -> None:
+        """Publish in order, in as few MPUBs as nsqd's size limit allows."""
+        batches: list[list[bytes]] = []
+        size = MPUB_BYTES
+        for body in bodies:
+            size += len(body) + 4
+            if size > MPUB_BYTES:
+                batches.append([])
+                size = len(body) + 4
+            batches[-1].append(struct.pack(">I", len(body)) + body)
+        for batch in batches:
+            sized = struct.pack(">I", len(batch)) + b"".join(batch)
+            self.request("POST", "/mpub", sized, topic=topic, binary="true")
 
 
 class Sandboxed(Server):
@@ -321,16 +294,39 @@ def at(nsqd: Nsqd) -> tuple[str, str]:
     return "--nsqd-tcp-address", str(nsqd.tcp)
 
 
+def at_both(nsqd: Nsqd) -> tuple[str, ...]:
+    """Options of nsqtools for both addresses of this nsqd."""
+    return *at(nsqd), *http([nsqd])
+
+
 def empty(nsqd: Nsqd) -> tuple[str, ...]:
     """Options of nsqtools to drain a channel of this nsqd."""
-    return "--until-empty", "--nsqd-http-address", str(nsqd.http), *at(nsqd)
-
-
-_HELD = ("depth", "in_flight_count", "deferred_count")
+    return "--until-empty", *at_both(nsqd)
 
 
 def drained(nsqd: Nsqd, topic: str, channel: str) -> bool:
     """Whether a channel holds nothing, and its topic nothing for it: all was finished."""
-    of_topic, found = nsqd.topic(topic), nsqd.channel(topic, channel)
-    held = (of_topic["depth"], *(found[name] for name in _HELD))
-    return not any(held)
+    found = nsqd.channel(topic, channel)
+    held = ("depth", "in_flight_count", "deferred_count")
+    return not (nsqd.topic(topic)["depth"] or any(found[name] for name in held))
+
+
+def http(nsqds: Iterable[Nsqd]) -> list[str]:
+    return [word for nsqd in nsqds for word in ("--nsqd-http-address", str(nsqd.http))]
+
+
+def lookup(lookupds: Iterable[Nsqlookupd]) -> list[str]:
+    return [word for each in lookupds for word in ("--lookupd-http-address", str(each.http))]
+
+
+def fill(nsqd: Nsqd, topic: str, channel: str = "c", count: int = 3) -> None:
+    """Create them, and publish so many messages that then are in the channel."""
+    nsqd.create(topic, channel)
+    nsqd.publish(topic, [b"x"] * count)
+    eventually(lambda: nsqd.channel(topic, channel)["depth"] == count)
+
+
+def registered(topic: str, lookupds: Iterable[Nsqlookupd], count: int = 1) -> None:
+    """Wait until each of them lists the topic at so many nsqds."""
+    for lookupd in lookupds:
+        eventually(lambda lookupd=lookupd: len(lookupd.lookup(topic)) == count)  # type: ignore[misc]

@@ -60,13 +60,9 @@ def connected(pids: Iterable[int], address: Address) -> list[int]:
     """Those of the processes that are connected to a port, over IPv4."""
     port = f"{address.port:04X}"
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    sockets = {
-        f"socket:[{row[9]}]"
-        for row in rows
-        if row[3] == "01"  # established
-        and row[2].rpartition(":")[2] == port
-    }
-    return [pid for pid in pids if sockets and not sockets.isdisjoint(_open_files(pid))]
+    here = (row for row in rows if (row[3], row[2][-4:]) == ("01", port))  # established
+    sockets = {f"socket:[{row[9]}]" for row in here}
+    return [pid for pid in pids if sockets & _open_files(pid)]
 
 
 def _open_files(pid: int) -> set[str]:
