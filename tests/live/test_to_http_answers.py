@@ -46,7 +46,7 @@ def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Post
     """Who cannot be reached keeps messages from no other, and they are finished when it is back."""
     posting.publish([b"1", b"2"])
     batch = ("--batch", "10", "--batch-format", "json-array")
-    failing = per_message(Answer(status=500), Answer(cut="body"))
+    failing = per_message(Answer(status=500), Answer(cut=True))
     with WebServer() as one, WebServer(failing) as other, WebServer() as dead:
         dead.refuse()
         posts = [word for web in (one, other, dead) for word in ("--post", web.url())]
