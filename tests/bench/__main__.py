@@ -19,7 +19,7 @@ from tests.bench.delivering import delivering
 from tests.bench.lakes import Lakes
 from tests.bench.measuring import BODY, Pair, Side, compare, consume, measure
 from tests.support.binaries import require_nsq
-from tests.support.nginx import nginx
+from tests.support.nginx import Nginx
 from tests.support.servers import Nsqd
 
 if TYPE_CHECKING:
@@ -94,14 +94,14 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as scratch,
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
-        nginx(Path(scratch, "nginx")) as endpoint,
+        Nginx(Path(scratch, "nginx")) as endpoint,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
         lakes = Lakes(nsqd, nsq, args.n, scratch)
         every = [
             *pairs(nsqd, nsq, args.n, Path(scratch)),
             *archiving(nsqd, nsq, args.n, scratch),
-            *delivering(nsqd, nsq, args.n, endpoint),
+            *delivering(nsqd, nsq, args.n, endpoint.url),
             *lakes.pairs(),
         ]
         wanted = [pair for pair in every if args.only in pair.ours.name]
