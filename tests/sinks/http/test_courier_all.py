@@ -10,7 +10,7 @@ import pytest
 
 from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
-from tests.support.clock import elapse, virtual
+from tests.support.clock import virtual
 from tests.support.delivering import OK, REFUSES, RESETS, Answer, Delivering, delivering
 from tests.support.raw import unprefixed
 
@@ -22,24 +22,17 @@ def packed(running: Delivering) -> dict[str, list[list[bytes]]]:
 
 @virtual
 class TestOneMessage:
-    async def test_all_get_it_at_once_and_it_is_finished_when_all_have_taken_it(self) -> None:
-        async with delivering(hosts="abc", mode="all") as running:
-            running.web.ever = {"a": Answer(after=1), "c": Answer(after=5)}
-            await running.deliver(b"one", wait=4.9)
-            assert running.finished == []
-            await elapse(0.2)
-            assert running.finished == [b"one"]
-            assert running.web.hosts() == ["a", "b", "c"]
-            assert running.web.times() == [0, 0, 0]
-
     @pytest.mark.parametrize("trouble", [Answer(500), REFUSES, RESETS])
-    async def test_a_retry_is_for_those_alone_that_have_not_taken_it(self, trouble: Answer) -> None:
+    async def test_all_get_it_at_once_and_again_those_alone_that_have_not_taken_it(
+        self, trouble: Answer
+    ) -> None:
         async with delivering(hosts="abc", mode="all") as running:
-            running.web.next["b"] = [trouble, trouble]
+            running.web.next |= {"a": [Answer(after=1)], "b": [trouble, trouble]}
             for attempt in range(1, 4):
                 assert running.finished == []
-                await running.deliver(b"one")
+                await running.deliver(b"one", wait=2)
                 assert Counter(running.web.hosts()) == {"a": 1, "b": attempt, "c": 1}
+            assert running.web.times()[:3] == [0, 0, 0]
             assert running.requeued == [(b"one", None, True)] * 2
             assert running.finished == [b"one"]
             await running.deliver(b"one")  # done, it is forgotten
