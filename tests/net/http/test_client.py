@@ -71,14 +71,13 @@ async def peer() -> AsyncIterator[Server]:
     listening.close()
 
 
-async def test_requests_at_the_same_time_have_their_own(peer: Server) -> None:
-    await asyncio.gather(*(peer.ask() for _ in range(5)))
-    assert peer.connections == 5
-
-
-async def test_requests_in_turn_share_one(peer: Server) -> None:
+async def test_requests_in_turn_share_a_connection_and_those_at_once_have_their_own(
+    peer: Server,
+) -> None:
     await peer.answers(3)
     assert peer.connections == 1
+    await asyncio.gather(*(peer.ask() for _ in range(5)))
+    assert peer.connections == 5
 
 
 async def test_one_that_was_kept_and_closed_costs_nothing(peer: Server) -> None:
@@ -87,29 +86,20 @@ async def test_one_that_was_kept_and_closed_costs_nothing(peer: Server) -> None:
     assert len(peer.requests) == 3
 
 
-async def test_one_that_was_kept_and_closes_on_the_request_makes_it_go_out_again(
-    peer: Server,
-) -> None:
-    await peer.answers()
-    peer.script = [None, OK]
-    await peer.answers()
-    assert (peer.connections, len(peer.requests)) == (2, 3)
-
-
-async def test_bytes_that_nobody_asked_for_end_it(peer: Server) -> None:
-    peer.script = [OK + OK]
+async def test_one_that_cannot_be_used_again_is_replaced(peer: Server) -> None:
+    peer.script = [OK + OK]  # bytes that nobody asked for
     await peer.answers(2)
-    assert peer.connections == 2
-
-
-async def test_a_request_that_is_given_up_gives_it_up(peer: Server) -> None:
+    assert (peer.connections, len(peer.requests)) == (2, 2)
+    peer.script = [None, OK]  # it closes on the request, which goes out again
+    await peer.answers()
+    assert (peer.connections, len(peer.requests)) == (3, 4)
     peer.script = [HALF]
     call = asyncio.ensure_future(peer.ask())
-    await eventually_async(lambda: peer.requests)
+    await eventually_async(lambda: len(peer.requests) == 5)
     call.cancel()
     await asyncio.wait([call])
     await peer.answers()
-    assert peer.connections == 2
+    assert peer.connections == 4
 
 
 @pytest.mark.parametrize("kept", [0, 3])
@@ -123,49 +113,50 @@ async def test_a_request_goes_out_twice_at_most_and_once_on_a_fresh_connection(
     assert len(peer.requests) == kept + (2 if kept else 1)
 
 
-async def test_a_response_that_breaks_off_says_whether_its_head_came(peer: Server) -> None:
+@pytest.mark.parametrize(("answer", "begun"), [(HALF, False), (OK[:-1], True)])
+async def test_a_response_that_breaks_off_says_whether_its_head_came(
+    answer: bytes, begun: bool, peer: Server
+) -> None:
     peer.closes_after_answer = True
-    for answer, begun in ((HALF, False), (OK[:-1], True)):
-        peer.script = [answer]
-        with pytest.raises(ReplyError) as raised:
-            await peer.ask()
-        assert raised.value.begun is begun
-    assert len(peer.requests) == 2
-
-
-async def test_a_connection_that_cannot_be_made_says_why(unused_tcp_port: int) -> None:
-    hosts = {"127.0.0.1": ConnectionRefusedError, "a..b": UnicodeError}
-    for host, cause in hosts.items():
-        assert isinstance(await refusal(host, unused_tcp_port), cause)
+    peer.script = [answer]
+    with pytest.raises(ReplyError) as raised:
+        await peer.ask()
+    assert raised.value.begun is begun
+    assert len(peer.requests) == 1
 
 
 @pytest.mark.usefixtures("no_such_name")
-async def test_a_name_that_does_not_resolve_is_such_an_error() -> None:
-    assert isinstance(await refusal("nowhere.test", 80), socket.gaierror)
-
-
-async def refusal(host: str, port: int) -> BaseException | None:
-    client = Connections(None, connect_timeout=30.0, max_body=1000)
+@pytest.mark.parametrize(
+    ("host", "cause"),
+    [
+        ("127.0.0.1", ConnectionRefusedError),
+        ("a..b", UnicodeError),
+        ("nowhere.test", socket.gaierror),
+    ],
+)
+async def test_a_connection_that_cannot_be_made_says_why(
+    host: str, cause: type[Exception], peer: Server, unused_tcp_port: int
+) -> None:
+    peer.host, peer.port = host, unused_tcp_port
     with pytest.raises(DialError) as raised:
-        await client.exchange(("http", host, port), "GET", REQUEST)
-    return raised.value.__cause__
+        await peer.ask()
+    assert isinstance(raised.value.__cause__, cause)
 
 
 async def test_https_to_a_server_that_is_not_trusted_sends_nothing(
     certificates: Certificates, peer: Server
 ) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    context = certificates.server.context()
     secure = await asyncio.start_server(peer.serve, "127.0.0.1", 0, ssl=context)
-    port = secure.sockets[0].getsockname()[1]
-    for trusted, answers in ((certificates.ca, True), (certificates.other_ca, False)):
+    origin = ("https", *secure.sockets[0].getsockname())
+    for trusted in (certificates.ca, certificates.other_ca):
         own = ssl.create_default_context(cafile=str(trusted))
         client = Connections(own, connect_timeout=30.0, max_body=1000)
-        if answers:
-            assert (await client.exchange(("https", "127.0.0.1", port), "GET", REQUEST)).body
+        if trusted == certificates.ca:
+            assert (await client.exchange(origin, "GET", REQUEST)).body
         else:
             with pytest.raises(DialError) as raised:
-                await client.exchange(("https", "127.0.0.1", port), "GET", REQUEST)
+                await client.exchange(origin, "GET", REQUEST)
             assert isinstance(raised.value.__cause__, ssl.SSLCertVerificationError)
         client.close()
     assert len(peer.requests) == 1
