@@ -106,8 +106,8 @@ class Scripted(httpx.AsyncBaseTransport):
     def hosts(self) -> list[str]:
         return [sent.host for sent in self.sent]
 
-    def times(self, host: str = "") -> list[float]:
-        return [sent.at for sent in self.sent if host in ("", sent.host)]
+    def times(self) -> list[float]:
+        return [sent.at for sent in self.sent]
 
 
 class Letters(DeadLetters):
@@ -151,16 +151,12 @@ class Delivering:
         size: int = 1,
         wait: float = 0.2,
         rate: float = 0.0,
-        timeout: float = 20.0,
         batch_format: str = "length-prefixed",
         statuses: Statuses | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-        **more: Any,
     ) -> None:
         self.web = Scripted()
         self.letters = Letters()
         self.settled = Settled()
-        self.is_closed = False
         loop = asyncio.get_running_loop()
         endpoints = make_endpoints(
             post=[f"http://{host}/" for host in hosts],
@@ -168,11 +164,10 @@ class Delivering:
         )
         self.post = Post(
             endpoints,
-            transport or self.web,
+            self.web,
             statuses or Statuses(),
-            timeout=timeout,
+            timeout=20.0,
             wall=lambda: WALL + loop.time(),
-            **more,
         )
         rng = random.Random(1)
         self.courier: Courier
@@ -204,14 +199,10 @@ class Delivering:
         await elapse(wait)
         return messages
 
-    async def give_up(self, *bodies: bytes | Message, **more: Any) -> Batch:
+    async def give_up(self, *bodies: bytes, **more: Any) -> Batch:
         messages = batch(*bodies, settled=self.settled, **more)
         await self.sink.gave_up(messages)
         return messages
-
-    async def close(self, **more: Any) -> None:
-        self.is_closed = True
-        await self.sink.close(**more)
 
     @property
     def finished(self) -> list[bytes]:
@@ -242,8 +233,8 @@ async def delivering(topics: Sequence[str] = ("events",), **more: Any) -> AsyncI
     try:
         yield running
     finally:
-        if not running.is_closed:
-            await running.close(at_once=True)
+        if not running.web.is_closed:
+            await running.sink.close(at_once=True)
 
 
 async def open_breaker(running: Delivering) -> None:

@@ -156,7 +156,7 @@ class TestClosing:
         async with delivering(workers=2, size=2) as running:
             running.web.ever["a"] = NEVER
             await running.deliver(b"sent", b"with it", b"waiting", wait=0.1)
-            await running.close(at_once=True)
+            await running.sink.close(at_once=True)
             assert asyncio.all_tasks() == {asyncio.current_task()}
             await elapse(10)
         assert (running.finished, running.requeued) == ([], [])
