@@ -13,12 +13,10 @@ import pytest
 
 from nsqtools.config import ConsumerConfig, NsqdOptions, ProducerConfig
 from nsqtools.engine import consumer as consumer_module
-from nsqtools.engine.producer import Producer
-from nsqtools.errors import ConnectionLostError, PeerError, ServerError, UnreachableError
+from nsqtools.errors import ConnectionLostError, PeerError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection, Listener
 from nsqtools.sandbox.nsqd import Nsqd, client_link
-from tests.support import wire
 from tests.support.cancelling import Counted
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
@@ -141,26 +139,6 @@ async def test_a_cut_at_any_byte_is_an_error_at_the_start_and_survived_later(
         failed, survived = await cut_everywhere(nsqd, drain, cut, step)
     assert failed > 400 / step
     assert survived > 115 / step
-
-
-@pytest.mark.parametrize("cut", ["rst", "fin"])
-async def test_a_publish_cut_at_any_byte_arrives_all_the_same(
-    cut: Cut, certificates: Certificates, full: bool
-) -> None:
-    config = ProducerConfig(**SMALL, **QUICK)
-
-    async def publish(address: Address) -> None:
-        channel = load(nsqd, [])
-        async with Producer([address], config) as producer:
-            await producer.publish(channel.topic.name, [b"one", b"two"])
-            await producer.publish(channel.topic.name, [b"three"])
-        assert {message.body for message in channel.waiting} == {b"one", b"two", b"three"}
-
-    step = 3 if full else 17
-    async with serving(certificates) as nsqd:
-        failed, survived = await cut_everywhere(nsqd, publish, cut, step)
-    assert failed > 400 / step
-    assert survived > 50 / step
 
 
 async def test_a_secured_connection_that_is_cancelled_anywhere_is_closed(
@@ -298,23 +276,6 @@ async def test_a_server_that_reads_slowly_is_not_dropped_but_one_that_stops_is()
 
 
 @virtual
-async def test_an_error_of_nsqd_answers_the_oldest_request_and_ends_the_others() -> None:
-    owner = Owner()
-    async with undisturbed():
-        nsqd = Network().nsqd()
-        connection = await Connection.open(nsqd.address, ProducerConfig(), owner)
-        replies = [connection.request(word) for word in (b"first", b"second", b"third", b"fourth")]
-        nsqd.send(wire.OK + wire.error("E_BAD_TOPIC no") + wire.OK)
-        results = await asyncio.gather(*replies, return_exceptions=True)
-        with pytest.raises(ConnectionLostError):
-            connection.request(b"late")
-    assert results[0] == b"OK"
-    assert all("E_BAD_TOPIC no" in str(result) for result in results[1:])
-    assert [type(result) for result in results[1:]] == [ServerError] + [ConnectionLostError] * 2
-    assert len(owner.ends) == 1
-
-
-@virtual
 @pytest.mark.parametrize("end", [Connection.abort, Connection.close])
 async def test_a_connection_is_lost_as_soon_as_nothing_is_sent_over_it(
     end: Callable[[Connection], Awaitable[None] | None],
@@ -329,3 +290,5 @@ async def test_a_connection_is_lost_as_soon_as_nothing_is_sent_over_it(
         assert connection.is_lost
         await ending
         assert connection.is_lost
+        with pytest.raises(ConnectionLostError):
+            connection.request(b"late")
