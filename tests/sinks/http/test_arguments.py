@@ -246,19 +246,15 @@ class TestHeaders:
         [
             (b"A: b\nswordfish\n", " line 2: "),
             (b"A: b\n\nKey: swordfish\rfish\n", " line 3: "),
-            (b"Key: swordfish\0", " line 1: "),
             (b"Host: swordfish", " line 1: "),
-            (b"swordfish" * 200_000, ""),
             (b"Key: swordfish\xe4", ""),
-            (None, ""),
         ],
     )
     def test_a_fault_of_a_file_is_told_with_its_place(
-        self, tmp_path: Path, text: bytes | None, place: str
+        self, tmp_path: Path, text: bytes, place: str
     ) -> None:
         path = tmp_path / "headers"
-        if text is not None:
-            path.write_bytes(text)
+        path.write_bytes(text)
         said = fault_of_headers(files=(path,))
         assert said.startswith(f"--header-file {path}")
         assert place in said
