@@ -33,6 +33,7 @@ class Destination:
         self.answers = asyncio.Event()
         self.answers.set()
         self.cancelled = 0
+        self.is_connected = True
 
     async def connect(self) -> None:
         pass
