@@ -83,14 +83,17 @@ def envelope(data: object, code: int = 200, text: str = "OK", status: int = 200)
 class OneReply:
     """Answers the first request of every connection with the same bytes, or, if None, not at all.
 
-    Then it hangs up, or resets the connection, or holds it until the client hangs up. ``plain``
-    takes the first bytes for a request, whatever they are.
+    Then it hangs up, or resets the connection, or holds it until the client hangs up. ``keep``
+    answers further requests as well, until an answer is empty. ``plain`` takes the first bytes for
+    a request, whatever they are.
     """
 
     answer: Answer
     reset: bool = False
     hold: bool = False
+    keep: bool = False
     plain: bool = False
+    connections: int = 0
     address: Address = field(default_factory=lambda: Address("", 0))
     heads: list[str] = field(default_factory=list)
 
@@ -104,23 +107,29 @@ class OneReply:
         return self.head.split()[1]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            if self.plain:
-                await reader.read(65536)
-            else:
-                self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-            answer = await self.answer() if callable(self.answer) else self.answer
-            writer.write(answer or b"")
-            await writer.drain()
-            if answer is None or self.hold:
-                await reader.read()
-            if self.reset:
-                raw = writer.get_extra_info("socket")
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                writer.transport.abort()
+            while await self._answer(reader, writer) and self.keep:
+                pass
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if self.plain:
+            await reader.read(65536)
+        else:
+            self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        answer = await self.answer() if callable(self.answer) else self.answer
+        writer.write(answer or b"")
+        await writer.drain()
+        if answer is None or self.hold:
+            await reader.read()
+        if self.reset:
+            raw = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        return bool(answer)
 
 
 @contextlib.asynccontextmanager
