@@ -93,9 +93,9 @@ class OneReply:
     hold: bool = False
     keep: bool = False
     plain: bool = False
-    connections: int = 0
-    address: Address = field(default_factory=lambda: Address("", 0))
-    heads: list[str] = field(default_factory=list)
+    connections: int = field(default=0, init=False)
+    address: Address = field(default_factory=lambda: Address("", 0), init=False)
+    heads: list[str] = field(default_factory=list, init=False)
 
     @property
     def head(self) -> str:

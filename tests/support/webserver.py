@@ -180,7 +180,7 @@ class _Connection(BaseHTTPRequestHandler):
         raise ValueError(f"no HTTP request: {self.requestline[:100]!r}")
 
     def _answer(self) -> None:
-        headers = {name.lower(): ", ".join(self.headers.get_all(name)) for name in self.headers}
+        headers = {name.lower(): ", ".join(self.headers.get_all(name, [])) for name in self.headers}
         body = self.rfile.read(int(headers.get("content-length", 0)))
         request = Request(self.command, self.path, headers, body, time.monotonic())
         answer = self.server.web.take(request)

@@ -53,7 +53,7 @@ async def lookup_failure(server: OneReply | str, **options: Any) -> HTTPError:
     ],
 )
 async def test_what_is_no_success_is_explained(
-    answer: bytes | None, how: dict[str, bool], told: tuple[int, str, str], words: str
+    answer: bytes | None, how: dict[str, Any], told: tuple[int, str, str], words: str
 ) -> None:
     limits = {"request_timeout": 0.05} if "hold" in how else {}
     async with serving(answer, **how) as server:
