@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from nsqtools.errors import OutputError
@@ -51,21 +53,28 @@ class TestFailover:
 
 @virtual
 class TestBreaker:
-    @pytest.mark.parametrize("mode", MODES)
-    async def test_while_it_is_open_messages_are_held(self, mode: str) -> None:
-        async with delivering(mode=mode) as running:
+    @pytest.mark.parametrize("mode", [*MODES, "all"])
+    async def test_while_it_is_open_messages_are_held_unless_their_topic_is_drained(
+        self, mode: str
+    ) -> None:
+        async with delivering(mode=mode, topics=("events", "others")) as running:
             await open_breaker(running)
-            await running.deliver(*[b"%d" % n for n in range(20)], msg_timeout=2.0, wait=0.9)
+            bodies = [b"%d" % n for n in range(20)]
+            await running.handle(*bodies, msg_timeout=2.0)
+            await running.deliver(b"one", b"two", topic="others", wait=0.5)
+            assert running.requeued == []
+            await asyncio.wait_for(running.sink.drain("others"), 0.1)
+            assert running.requeued == [(b"one", 0, False), (b"two", 0, False)]
             assert running.web.sent == []
             await elapse(19)
             # The probes are of after 1, 2, 4 and 8 s.
             assert len(running.web.sent) == 4
             assert running.finished == []
-            assert len(running.requeued) == 4
-            held = {b"%d" % n for n in range(20)} - {body for body, *_ in running.requeued}
+            assert len(running.requeued) == 6
             running.web.ever = {"a": OK}
             await elapse(20)
-            assert set(running.finished) == held
+            assert {*running.finished, *(body for body, *_ in running.requeued[2:])} == {*bodies}
+            assert len(running.finished) == 16
 
     @pytest.mark.parametrize("mode", ["round-robin", "all"])
     async def test_one_request_finds_out_and_all_follow_when_it_succeeds(self, mode: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import OK, REFUSES, RESETS, SOON, Answer, delivering, open_breaker
+from tests.support.delivering import OK, REFUSES, RESETS, SOON, Answer, delivering
 
 NEVER = Answer(after=1e4)
 DISK_FULL = OutputError("dead: No space left on device")
@@ -123,22 +123,6 @@ class TestDraining:
             assert running.finished == [b"x", b"x"]
             for topic in ("events", "never joined"):
                 await running.sink.drain(topic)
-
-    @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy", "all"])
-    async def test_what_no_endpoint_can_be_tried_with_goes_back_without_delay_or_backoff(
-        self, mode: str
-    ) -> None:
-        async with delivering(mode=mode, topics=("events", "others")) as running:
-            await open_breaker(running)
-            await running.handle(b"one", b"two")
-            await running.deliver(b"three", topic="others", wait=0.5)
-            assert running.requeued == []
-            await asyncio.wait_for(running.sink.drain("events"), 0.1)
-            assert running.requeued == [(b"one", 0, False), (b"two", 0, False)]
-            assert running.web.sent == []
-            running.web.ever["a"] = OK
-            await elapse(1)
-            assert running.finished == [b"three"]
 
     async def test_what_waits_for_its_turn_when_the_topic_ends_goes_back(self) -> None:
         async with delivering(rate=1.0) as running:
