@@ -24,7 +24,7 @@ from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.sinks.http.courier import Courier
@@ -55,20 +55,25 @@ RESETS = Answer(error=RESET)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request as it came: ``at`` in seconds of virtual time."""
+    """A request as it came, and what it gets: ``at`` in seconds of virtual time."""
 
     at: float
     host: str
     body: bytes
     request: httpx.Request
+    answer: Answer
 
 
 class Scripted(httpx.AsyncBaseTransport):
-    """Hosts that answer with what ``next`` has for them, and then with what ``ever`` has."""
+    """Hosts that answer with what ``next`` has for them, and then with what ``ever`` has.
+
+    A body for which ``refuses`` is true gets status 400 wherever it comes.
+    """
 
     def __init__(self) -> None:
         self.next: defaultdict[str, list[Answer]] = defaultdict(list)
         self.ever: dict[str, Answer] = {}
+        self.refuses: Callable[[bytes], bool] = lambda _: False
         self.sent: list[Sent] = []
         self.most: Counter[str] = Counter()
         """Requests at once, by host."""
@@ -80,8 +85,11 @@ class Scripted(httpx.AsyncBaseTransport):
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
         if request.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
-        self.sent.append(Sent(asyncio.get_running_loop().time(), host, body, request))
         answer = self.next[host].pop(0) if self.next[host] else self.ever.get(host, OK)
+        if not answer.error and self.refuses(body):
+            answer = Answer(400)
+        now = asyncio.get_running_loop().time()
+        self.sent.append(Sent(now, host, body, request, answer))
         self._busy[host] += 1
         self.most[host] = max(self.most[host], self._busy[host])
         try:

@@ -10,7 +10,7 @@ from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import OK, REFUSES, RESETS, Answer, delivering, open_breaker
+from tests.support.delivering import OK, REFUSES, Answer, delivering, open_breaker
 
 MODES = ["round-robin", "hostpool", "epsilon-greedy"]
 GONE = Answer(410)
@@ -26,14 +26,6 @@ class TestFailover:
                 await running.deliver(b"%d" % number)
         assert running.finished == [b"%d" % number for number in range(20)]
         assert running.requeued == []
-
-    @pytest.mark.parametrize("answer", [RESETS, Answer(500), Answer(after=1e3), Answer(429)])
-    async def test_one_that_may_have_got_it_is_followed_by_no_other(self, answer: Answer) -> None:
-        async with delivering(hosts="ab") as running:
-            running.web.ever["a"] = answer
-            await running.deliver(b"one", wait=21)
-            assert running.web.hosts() == ["a"]
-            assert running.requeued == [(b"one", None, True)]
 
     async def test_a_probe_falls_due_while_the_others_are_tried(self) -> None:
         async with delivering(hosts="abc") as running:
@@ -125,14 +117,3 @@ class TestGone:
             assert sorted(running.requeued) == [(b"%d" % n, 0, False) for n in range(3)]
             assert running.finished == []
             assert isinstance(running.sink.failed.exception(), OutputError)
-
-
-@virtual
-class TestLimits:
-    @pytest.mark.parametrize("mode", [*MODES, "all"])
-    async def test_no_endpoint_gets_more_at_once_than_it_may(self, mode: str) -> None:
-        async with delivering(hosts="ab", mode=mode, workers=2) as running:
-            running.web.ever = {"a": Answer(after=1), "b": Answer(after=0.1)}
-            await running.deliver(*[b"x"] * 40, wait=30)
-            assert len(running.finished) == 40
-            assert max(running.web.most.values()) == 2

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from nsqtools.policy.verdicts import Statuses
 from nsqtools.sinks.http.courier import UNFIT
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import Answer, Delivering, delivering, open_breaker
@@ -69,19 +68,6 @@ class TestSettling:
             await running.deliver(b"1", b"2")
             assert len(sent(running)) == 1
             assert len(running.requeued) == 2
-
-    @pytest.mark.parametrize(("status", "drop_on"), [(400, ""), (422, ""), (500, "500")])
-    async def test_a_refused_batch_is_tried_one_by_one_and_only_the_bad_goes_back_or_is_dropped(
-        self, status: int, drop_on: str
-    ) -> None:
-        async with delivering(size=3, statuses=Statuses(drop_on=drop_on)) as running:
-            running.web.next["a"] = [Answer(status), Answer(), Answer(status), Answer()]
-            await running.deliver(b"1", b"2", b"3")
-            assert sent(running) == [[b"1", b"2", b"3"], [b"1"], [b"2"], [b"3"]]
-            assert running.letters.bodies == ([b"2"] if drop_on else [])
-            assert running.requeued == ([] if drop_on else [(b"2", None, True)])
-            assert sorted({*running.finished, b"2"}) == [b"1", b"2", b"3"]
-            assert (b"2" in running.finished) == bool(drop_on)
 
     @pytest.mark.parametrize("lossy", [False, True])
     async def test_a_body_that_is_no_json_takes_no_other_with_it(
