@@ -21,18 +21,8 @@ if TYPE_CHECKING:
     from tests.support.delivering import Sent
 
 LATE = Answer(after=1e3)
-ANSWERS = [
-    OK,
-    OK,
-    OK,
-    Answer(500),
-    Answer(400),
-    Answer(422),
-    REFUSES,
-    RESETS,
-    Answer(after=2),
-    LATE,
-]
+STATUSES = (302, 400, 408, 422, 425, 429, 500)
+ANSWERS = [*[OK] * 3, *map(Answer, STATUSES), REFUSES, RESETS, Answer(after=2), LATE]
 BLAMING = (400, 422)
 """Statuses for which the messages of a batch are tried one by one; 422 drops one."""
 

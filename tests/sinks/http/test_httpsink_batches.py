@@ -61,14 +61,6 @@ class TestGathering:
 
 @virtual
 class TestSettling:
-    @pytest.mark.parametrize("status", [500, 302, 408, 425, 429])
-    async def test_what_blames_no_message_is_not_tried_one_by_one(self, status: int) -> None:
-        async with delivering(size=2) as running:
-            running.web.next["a"] = [Answer(status)]
-            await running.deliver(b"1", b"2")
-            assert len(sent(running)) == 1
-            assert len(running.requeued) == 2
-
     @pytest.mark.parametrize("lossy", [False, True])
     async def test_a_body_that_is_no_json_takes_no_other_with_it(
         self, lossy: bool, caplog: pytest.LogCaptureFixture
