@@ -27,6 +27,8 @@ class TestAll:
             assert Counter(running.web.hosts()) == {"a": 4, "b": 4}
             await running.deliver(one)
             assert Counter(running.web.hosts()) == {"a": 4, "b": 5}
+            await running.deliver(one)  # done, it is forgotten
+            assert Counter(running.web.hosts()) == {"a": 5, "b": 6}
 
     async def test_so_many_are_remembered_that_wait_for_a_retry(
         self, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqtools.policy.verdicts import Statuses
@@ -69,6 +69,9 @@ def check_order(requests: Sequence[Sent]) -> None:
     count=st.integers(1, 6),
     bad=st.sets(st.sampled_from([b"0", b"2"])),
 )
+@example("all", "ab", {"size": 1, "workers": 1}, [Answer(422), Answer(500)], 1, set())
+@example("all", "ab", {"size": 2, "workers": 1}, [Answer(422), Answer(500)], 2, set())
+@example("all", "ab", {"size": 3, "workers": 1}, [OK, Answer(400), Answer(422)], 3, {b"2"})
 def test_each_message_is_taken_once_or_a_dead_letter_and_finished_only_then(
     mode: str,
     hosts: str,
