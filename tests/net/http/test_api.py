@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 HALF = reply("x" * 100)[:-50]
+WANTS_TLS = v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
+MOVED = reply("", 302, "Location: http://there:1/topics\r\n")
 
 
 async def lookup_failure(server: OneReply | str, **options: Any) -> HTTPError:
@@ -30,19 +32,9 @@ async def lookup_failure(server: OneReply | str, **options: Any) -> HTTPError:
 @pytest.mark.parametrize(
     ("answer", "how", "told", "words"),
     [
-        (
-            v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403),
-            {},
-            (403, "TLS_REQUIRED", ""),
-            "https://127.0.0.1:4152",
-        ),
+        (WANTS_TLS, {}, (403, "TLS_REQUIRED", ""), "https://127.0.0.1:4152"),
         (envelope(None, 403, "TLS_REQUIRED"), {}, (403, "TLS_REQUIRED", ""), ""),
-        (
-            reply("", 302, "Location: http://there:1/topics\r\n"),
-            {},
-            (302, "", ""),
-            "http://there:1/topics",
-        ),
+        (MOVED, {}, (302, "", ""), "http://there:1/topics"),
         (None, {"hold": True}, (0, "", "silence"), "50ms"),
         (HALF, {"hold": True}, (0, "", "silence"), "50ms"),
         (HALF, {"reset": True}, (0, "", ""), "incomplete: connection reset"),
@@ -83,19 +75,18 @@ async def test_a_reply_of_another_shape_is_an_error_that_names_the_endpoint(body
         assert error.__cause__ is not None
 
 
-async def test_a_refused_connection_is_called_that() -> None:
-    async with serving(b"") as server:
-        pass
-    error = await lookup_failure(server)
-    assert (error.status, error.reason) == (0, "dial")
-    assert error.__cause__ is not None
-
-
 @pytest.mark.usefixtures("no_such_name")
-async def test_a_name_that_does_not_resolve_is_quoted() -> None:
-    error = await lookup_failure("nowhere.test:4161")
-    assert error.reason == "name"
-    assert "nowhere.test" in error.text
+@pytest.mark.parametrize(
+    ("server", "reason", "words"),
+    [("127.0.0.1:1", "dial", "refused"), ("nowhere.test:4161", "name", "'nowhere.test'")],
+)
+async def test_a_server_that_is_not_reached_is_called_that(
+    server: str, reason: str, words: str
+) -> None:
+    error = await lookup_failure(server)
+    assert (error.status, error.reason) == (0, reason)
+    assert words in error.text
+    assert error.__cause__ is not None
 
 
 async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
