@@ -77,13 +77,13 @@ async def test_a_reply_of_another_shape_is_an_error_that_names_the_endpoint(body
 
 @pytest.mark.usefixtures("no_such_name")
 @pytest.mark.parametrize(
-    ("server", "reason", "words"),
+    ("where", "reason", "words"),
     [("127.0.0.1:1", "dial", "refused"), ("nowhere.test:4161", "name", "'nowhere.test'")],
 )
 async def test_a_server_that_is_not_reached_is_called_that(
-    server: str, reason: str, words: str
+    where: str, reason: str, words: str
 ) -> None:
-    error = await lookup_failure(server)
+    error = await lookup_failure(where)
     assert (error.status, error.reason) == (0, reason)
     assert words in error.text
     assert error.__cause__ is not None
