@@ -19,7 +19,7 @@ from nsqtools.cli.complete import LINE
 from nsqtools.cli.exits import COMPLETE
 from tests.bench.measuring import BODY, Pair, Run, Side, compare, drain, filled, measure
 from tests.support.binaries import require_nsq
-from tests.support.nginx import nginx
+from tests.support.nginx import Nginx
 from tests.support.servers import Nsqd, at
 
 if TYPE_CHECKING:
@@ -151,10 +151,10 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as scratch,
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
-        nginx(Path(scratch, "nginx")) as endpoint,
+        Nginx(Path(scratch, "nginx")) as nginx,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
-        pairs = Benches(nsqd, args.n, endpoint, Path(scratch)).pairs()
+        pairs = Benches(nsqd, args.n, nginx.url, Path(scratch)).pairs()
         wanted = [pair for pair in pairs if args.only in pair.ours.name]
         kept = [compare(pair, args.rounds) for pair in wanted]
     return 0 if all(kept) else 1

@@ -11,23 +11,18 @@ from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, Sour
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from nsqtools.sinks.http.httpsink import HttpSink
     from tests.support.tls import Certificates
 
-URL = "http://127.0.0.1:1/"
 
-
-def make(dead: Mapping[str, str] | None = None, **options: Any) -> HttpSink:
-    """The sink of these options, to one URL unless told."""
-    if "get" not in options:
-        options.setdefault("post", (URL,))
+def make(**options: Any) -> HttpSink:
+    """The sink of these options."""
     return http_sink(
         SourceOptions(topic=("events",), nsqd_tcp_address=("127.0.0.1:1",)),
-        HttpOptions(**options),
-        DeadLetterOptions(**(dead or {})),
+        HttpOptions(post=("http://127.0.0.1:1/",), **options),
+        DeadLetterOptions(),
         ConsumerConfig(),
     )
 
@@ -39,7 +34,7 @@ async def test_a_file_of_secrets_that_others_may_read_is_warned_of(
     file.write_text("Authorization: Bearer x\n")
     for mode, warned in ((0o600, 0), (0o644, 1)):
         file.chmod(mode)
-        await make(post=("http://a/",), header_file=(str(file),)).close()
+        await make(header_file=(str(file),)).close()
         assert [record.message for record in caplog.records] == [
             f"{file} may be read by others: chmod 600 it"
         ] * warned

@@ -13,7 +13,6 @@ import pytest
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
-from tests.support.relays import CHANNEL, Relay, arrived, published, to
 from tests.support.servers import at
 
 if TYPE_CHECKING:
@@ -23,10 +22,26 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
+CHANNEL = "nsq_to_nsq"
+
 
 @pytest.fixture
-def relay(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> Relay:
-    return Relay(nsqtools_cli, make_nsqd(), make_nsqd(), topic)
+def goal(make_nsqd: MakeNsqd) -> Nsqd:
+    return make_nsqd()
+
+
+def published(nsqd: Nsqd, topic: str, bodies: Sequence[bytes]) -> None:
+    """Messages that wait on relay's channel."""
+    nsqd.create(topic, CHANNEL)
+    nsqd.publish(topic, bodies)
+
+
+def arrived(cli: Cli, nsqd: Nsqd, topic: str) -> Counter[bytes]:
+    """All that an nsqd got of a topic since it was started."""
+    count = nsqd.topic(topic)["message_count"]
+    tailed = cli("tail", "--topic", topic, "--channel", "c", "--count", str(count), *at(nsqd))
+    assert tailed.code == 0, tailed.stderr
+    return Counter(tailed.stdout.splitlines())
 
 
 @pytest.mark.nsqd_only("compares with nsq_to_nsq, for which there is the real nsqd")
@@ -41,28 +56,27 @@ def relay(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> Relay:
     ids=" ".join,
 )
 def test_nsq_to_nsqs_flags_relay_the_same(
-    nsqtools_cli: Cli, relay: Relay, nsq: Nsq, topic: str, flags: Sequence[str]
+    nsqtools_cli: Cli, nsqd: Nsqd, goal: Nsqd, nsq: Nsq, topic: str, flags: Sequence[str]
 ) -> None:
     """Both get the very same words. Messages are such as nsq_to_nsq does not spoil."""
     program = nsq.path("nsq_to_nsq", "that relay is like nsq_to_nsq")
-    source, goal = relay.source, relay.goal
 
     def words(name: str) -> tuple[str, ...]:
         return (
             *(f"-topic={topic}", "-channel", name, "--destination-topic", name),
             *("-status-every=100", "--consumer-opt", "max_backoff_duration,2m", *flags),
-            f"-nsqd-tcp-address={source.tcp}",
+            f"-nsqd-tcp-address={nsqd.tcp}",
             f"-destination-nsqd-tcp-address={goal.tcp}",
         )
 
     for name in ("go", "py"):
-        source.create(topic, name)
+        nsqd.create(topic, name)
     objects = [
         {"a": number % 2, "n": number % 5, "s": ["text", "other"][number % 3 > 0]}
         for number in range(100)
     ]
-    source.publish(topic, [json.dumps(each).encode() for each in objects])
-    run_beside(nsqtools_cli, ("relay", *words("py")), (program, *words("go")), source, topic)
+    nsqd.publish(topic, [json.dumps(each).encode() for each in objects])
+    run_beside(nsqtools_cli, ("relay", *words("py")), (program, *words("go")), nsqd, topic)
     made = {name: arrived(nsqtools_cli, goal, name) for name in ("go", "py")}
     plain = {
         name: Counter(json.dumps(json.loads(body), sort_keys=True) for body in found.elements())
@@ -72,27 +86,26 @@ def test_nsq_to_nsqs_flags_relay_the_same(
     assert plain["py"]
 
 
-def test_several_topics_are_mapped_and_their_messages_deferred(relay: Relay) -> None:
-    other, goals = f"b.{relay.topic}", (relay.topic, f"second.{relay.topic}")
-    for goal in goals:
-        relay.goal.create(goal, "c")
-    relay.publish(b"one")
-    published(relay.source, other, [b"two"])
-    maps = ("--topic", other, "--map", r"b\.(.*)=second.\1", "--map", r"nosuch.*=x")
-    said = relay.good(*maps, "--count", "2", "--status-every", "9", "--defer", "1h")
-    for goal in goals:
-        eventually(lambda goal=goal: relay.goal.channel(goal, "c")["deferred_count"] == 1)  # type: ignore[misc]
-    assert f"{other} -> second.{relay.topic}: 1 received, 1 relayed" in said
-
-
-def test_what_is_not_json_is_a_dead_letter(relay: Relay) -> None:
-    bodies = [b"not json", b"[1]", b'{"a":1}']
-    dead = f"dead.{relay.topic}"
-    relay.publish(*bodies)
-    options = ("--require-json-field", "a", "--dead-letter-topic", dead, "--status-every", "9")
-    said = relay.good(*options, "--count", "3")
-    assert "3 received, 1 relayed, 0 filtered, 2 dead-lettered" in said
-    assert arrived(relay.cli, relay.source, dead) == Counter(bodies[:2])
+def test_topics_are_mapped_their_messages_deferred_and_what_is_not_json_is_a_dead_letter(
+    nsqtools_cli: Cli, nsqd: Nsqd, goal: Nsqd, topic: str
+) -> None:
+    other, dead, bad = f"b.{topic}", f"dead.{topic}", [b"not json", b"[1]"]
+    for each in (topic, f"second.{topic}"):
+        goal.create(each, "c")
+    published(nsqd, topic, [*bad, b'{"a":1}'])
+    published(nsqd, other, [b'{"a":2}'])
+    ended = nsqtools_cli(
+        *("relay", "--topic", topic, "--topic", other, "--map", r"b\.(.*)=second.\1"),
+        *("--map", r"nosuch.*=x", "--count", "4", "--status-every", "9", "--defer", "1h"),
+        *("--require-json-field", "a", "--dead-letter-topic", dead),
+        *("--destination-nsqd-tcp-address", str(goal.tcp), *at(nsqd)),
+    )
+    assert (ended.code, ended.stdout) == (0, b""), ended.stderr
+    for each in (topic, f"second.{topic}"):
+        eventually(lambda each=each: goal.channel(each, "c")["deferred_count"] == 1)  # type: ignore[misc]
+    assert f"{other} -> second.{topic}: 1 received, 1 relayed" in ended.stderr
+    assert "3 received, 1 relayed, 0 filtered, 2 dead-lettered" in ended.stderr
+    assert arrived(nsqtools_cli, nsqd, dead) == Counter(bad)
 
 
 # To relay to where it comes from, however that is called, is refused.
@@ -123,7 +136,8 @@ def test_a_loop_that_comes_once_something_was_relayed_is_a_failure(
     published(first, topic, [b"x"])
     eventually(lambda: lookupd.lookup(topic))
     relay = nsqtools_cli.start(
-        *("relay", "--topic", topic, "--lookupd-http-address", str(lookupd.http), *to(second)),
+        *("relay", "--topic", topic, "--lookupd-http-address", str(lookupd.http)),
+        *("--destination-nsqd-tcp-address", str(second.tcp)),
         *("--consumer-opt", "lookupd_poll_interval,100ms"),
         stderr=subprocess.PIPE,
     )

@@ -10,7 +10,6 @@ import pytest
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import RefusedError
 from tests.support.eventually import eventually_async
 from tests.support.scripted import Recorder, consume, running, undisturbed
 from tests.support.servers import at, drained
@@ -56,17 +55,6 @@ async def carry(nsqd: Nsqd, topic: str, bodies: list[bytes], **options: Any) -> 
     assert "reset by peer" not in nsqd.log.read_text()
     found: dict[str, Any] = client
     return found
-
-
-async def refused(nsqd: Nsqd, **options: Any) -> str:
-    """The text of the error by which the start of a consumer ends, one line that names nsqd."""
-    with pytest.raises(RefusedError) as caught:
-        async with undisturbed():
-            await consume(Recorder(), nsqd.tcp, **options).run()
-    text = str(caught.value)
-    assert text.startswith(f"{nsqd.tcp}: ")
-    assert "\n" not in text
-    return text
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tests.support.eventually import eventually
-from tests.support.webserver import HANG, Answer, WebServer, per_message
+from tests.support.webserver import Answer, WebServer, per_message
 
 if TYPE_CHECKING:
     from tests.support.posting import Posting
     from tests.support.webserver import Request
-
-CLOSING = 4  # the state of a client that has sent CLS
 
 
 def test_statuses_decide_what_is_delivered_tried_again_or_dropped(posting: Posting) -> None:
@@ -34,19 +32,11 @@ def test_statuses_decide_what_is_delivered_tried_again_or_dropped(posting: Posti
     assert dead == [204, 400, 409, 429, 503]
 
 
-def test_a_request_that_is_not_answered_in_time_costs_an_attempt(posting: Posting) -> None:
-    posting.publish([b"1"])
-    with WebServer(HANG) as web:
-        options = "--http-client-request-timeout", "200ms", *posting.dead_after(1)
-        posting.start("--post", web.url(), *options).finish()
-    assert [letter["body"] for letter in posting.dead_letters()] == ["1"]
-
-
 def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Posting) -> None:
     """Who cannot be reached keeps messages from no other, and they are finished when it is back."""
     posting.publish([b"1", b"2"])
     batch = ("--batch", "10", "--batch-format", "json-array")
-    failing = per_message(Answer(status=500), Answer(cut="body"))
+    failing = per_message(Answer(status=500), Answer(cut=True))
     with WebServer() as one, WebServer(failing) as other, WebServer() as dead:
         dead.refuse()
         posts = [word for web in (one, other, dead) for word in ("--post", web.url())]

@@ -9,37 +9,30 @@ import pytest
 from nsqtools.config import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.net.identity import identify_body
 
+GIVEN: dict[str, Any] = {
+    "client_id": "c",
+    "hostname": "h.example",
+    "user_agent": "u",
+    "deflate": True,
+    "deflate_level": 3,
+    "sample_rate": 10,
+    "topology_region": "r",
+    "topology_zone": "z",
+}
+
 
 def test_identify_asks_for_what_is_configured_in_milliseconds() -> None:
     config = ConsumerConfig(
-        client_id="c",
-        hostname="h.example",
-        user_agent="u",
-        heartbeat_interval=1.5,
-        output_buffer_timeout=0.5,
-        deflate=True,
-        deflate_level=3,
-        sample_rate=10,
-        msg_timeout=2.0,
-        topology_region="r",
-        topology_zone="z",
+        heartbeat_interval=1.5, output_buffer_timeout=0.5, msg_timeout=2.0, **GIVEN
     )
-    assert identify_body(config) == {
-        "client_id": "c",
-        "hostname": "h.example",
-        "user_agent": "u",
+    assert identify_body(config) == GIVEN | {
         "feature_negotiation": True,
         "heartbeat_interval": 1500,
         "output_buffer_size": 65536,
         "output_buffer_timeout": 500,
+        "msg_timeout": 2000,
         "tls_v1": False,
         "snappy": False,
-        "deflate": True,
-        "deflate_level": 3,
-        "sample_rate": 10,
-        "msg_timeout": 2000,
-        "topology_region": "r",
-        "topology_zone": "z",
     }
 
 

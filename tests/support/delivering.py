@@ -24,7 +24,7 @@ from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.sinks.http.courier import Courier
@@ -55,20 +55,25 @@ RESETS = Answer(error=RESET)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request as it came: ``at`` in seconds of virtual time."""
+    """A request as it came, and what it gets: ``at`` in seconds of virtual time."""
 
     at: float
     host: str
     body: bytes
     request: httpx.Request
+    answer: Answer
 
 
 class Scripted(httpx.AsyncBaseTransport):
-    """Hosts that answer with what ``next`` has for them, and then with what ``ever`` has."""
+    """Hosts that answer with what ``next`` has for them, and then with what ``ever`` has.
+
+    A body for which ``refuses`` is true gets status 400 wherever it comes.
+    """
 
     def __init__(self) -> None:
         self.next: defaultdict[str, list[Answer]] = defaultdict(list)
         self.ever: dict[str, Answer] = {}
+        self.refuses: Callable[[bytes], bool] = lambda _: False
         self.sent: list[Sent] = []
         self.most: Counter[str] = Counter()
         """Requests at once, by host."""
@@ -80,8 +85,11 @@ class Scripted(httpx.AsyncBaseTransport):
         body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
         if request.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
-        self.sent.append(Sent(asyncio.get_running_loop().time(), host, body, request))
         answer = self.next[host].pop(0) if self.next[host] else self.ever.get(host, OK)
+        if not answer.error and self.refuses(body):
+            answer = Answer(400)
+        now = asyncio.get_running_loop().time()
+        self.sent.append(Sent(now, host, body, request, answer))
         self._busy[host] += 1
         self.most[host] = max(self.most[host], self._busy[host])
         try:
@@ -106,8 +114,8 @@ class Scripted(httpx.AsyncBaseTransport):
     def hosts(self) -> list[str]:
         return [sent.host for sent in self.sent]
 
-    def times(self, host: str = "") -> list[float]:
-        return [sent.at for sent in self.sent if host in ("", sent.host)]
+    def times(self) -> list[float]:
+        return [sent.at for sent in self.sent]
 
 
 class Letters(DeadLetters):
@@ -151,16 +159,12 @@ class Delivering:
         size: int = 1,
         wait: float = 0.2,
         rate: float = 0.0,
-        timeout: float = 20.0,
         batch_format: str = "length-prefixed",
         statuses: Statuses | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-        **more: Any,
     ) -> None:
         self.web = Scripted()
         self.letters = Letters()
         self.settled = Settled()
-        self.is_closed = False
         loop = asyncio.get_running_loop()
         endpoints = make_endpoints(
             post=[f"http://{host}/" for host in hosts],
@@ -168,11 +172,10 @@ class Delivering:
         )
         self.post = Post(
             endpoints,
-            transport or self.web,
+            self.web,
             statuses or Statuses(),
-            timeout=timeout,
+            timeout=20.0,
             wall=lambda: WALL + loop.time(),
-            **more,
         )
         rng = random.Random(1)
         self.courier: Courier
@@ -204,14 +207,10 @@ class Delivering:
         await elapse(wait)
         return messages
 
-    async def give_up(self, *bodies: bytes | Message, **more: Any) -> Batch:
+    async def give_up(self, *bodies: bytes, **more: Any) -> Batch:
         messages = batch(*bodies, settled=self.settled, **more)
         await self.sink.gave_up(messages)
         return messages
-
-    async def close(self, **more: Any) -> None:
-        self.is_closed = True
-        await self.sink.close(**more)
 
     @property
     def finished(self) -> list[bytes]:
@@ -242,8 +241,8 @@ async def delivering(topics: Sequence[str] = ("events",), **more: Any) -> AsyncI
     try:
         yield running
     finally:
-        if not running.is_closed:
-            await running.close(at_once=True)
+        if not running.web.is_closed:
+            await running.sink.close(at_once=True)
 
 
 async def open_breaker(running: Delivering) -> None:

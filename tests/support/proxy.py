@@ -1,4 +1,4 @@
-"""A TCP proxy between client and server that cuts and delays."""
+"""A TCP proxy between client and server that cuts connections."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ Cut = Literal["rst", "fin"]
 class Faults:
     """What happens to one connection; "up" is from the client to the server.
 
-    After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut. What comes down is late
-    by ``delay_down`` seconds.
+    After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut.
     """
 
     cut_up_after: int | None = None
     cut_down_after: int | None = None
     cut: Cut = "rst"
-    delay_down: float = 0.0
 
 
 class Proxy:
@@ -78,8 +76,7 @@ class Proxy:
                 each.transport.set_write_buffer_limits(0)  # drain() waits until all is sent
             async with asyncio.TaskGroup() as pumps:
                 pumps.create_task(pair.pump(reader, far_writer, faults, faults.cut_up_after))
-                down = faults.cut_down_after
-                pumps.create_task(pair.pump(far_reader, writer, faults, down, faults.delay_down))
+                pumps.create_task(pair.pump(far_reader, writer, faults, faults.cut_down_after))
         except* OSError:
             pass  # either side went away, or the server cannot be reached
         finally:
@@ -96,26 +93,17 @@ class _Pair:
     discards: bool = False
 
     async def pump(
-        self,
-        reader: StreamReader,
-        writer: StreamWriter,
-        faults: Faults,
-        budget: int | None,
-        delay: float = 0.0,
+        self, reader: StreamReader, writer: StreamWriter, faults: Faults, budget: int | None
     ) -> None:
         """Copy one direction until its end of stream, or until ``budget`` bytes went through."""
-        later = asyncio.get_running_loop().call_later
         while budget != 0 and (chunk := await reader.read(65536)):
             if budget is not None:
                 chunk = chunk[:budget]
                 budget -= len(chunk)
-            if delay:
-                later(delay, writer.write, chunk)
-            elif not self.discards:
+            if not self.discards:
                 writer.write(chunk)
                 await writer.drain()
             await asyncio.sleep(0)
-        await asyncio.sleep(delay)
         if budget == 0:
             self.cut(faults.cut)
             while await reader.read(65536):  # what is left unread would turn the FIN into a RST

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import struct
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -78,18 +79,23 @@ def envelope(data: object, code: int = 200, text: str = "OK", status: int = 200)
     return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}), status)
 
 
+@dataclass(slots=True, kw_only=True)
 class OneReply:
     """Answers the first request of every connection with the same bytes, or, if None, not at all.
 
-    Then it hangs up, or resets the connection, or holds it until the client hangs up. ``plain``
-    takes the first bytes for a request, whatever they are.
+    Then it hangs up, or resets the connection, or holds it until the client hangs up. ``keep``
+    answers further requests as well, until an answer is empty. ``plain`` takes the first bytes for
+    a request, whatever they are.
     """
 
-    def __init__(self, answer: Answer) -> None:
-        self.heads: list[str] = []
-        self.address = Address("", 0)
-        self.reset = self.hold = self.plain = False
-        self._answer = answer
+    answer: Answer
+    reset: bool = False
+    hold: bool = False
+    keep: bool = False
+    plain: bool = False
+    connections: int = field(default=0, init=False)
+    address: Address = field(default_factory=lambda: Address("", 0), init=False)
+    heads: list[str] = field(default_factory=list, init=False)
 
     @property
     def head(self) -> str:
@@ -101,46 +107,44 @@ class OneReply:
         return self.head.split()[1]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                if self.plain:
-                    await reader.read(65536)
-                else:
-                    self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-                answer = await self._answer() if callable(self._answer) else self._answer
-                writer.write(answer or b"")
-                await writer.drain()
-                if answer is None or self.hold:
-                    await reader.read()
-                if self.reset:
-                    raw = writer.get_extra_info("socket")
-                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    writer.transport.abort()
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+        self.connections += 1
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while await self._answer(reader, writer) and self.keep:
+                pass
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if self.plain:
+            await reader.read(65536)
+        else:
+            self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        answer = await self.answer() if callable(self.answer) else self.answer
+        writer.write(answer or b"")
+        await writer.drain()
+        if answer is None or self.hold:
+            await reader.read()
+        if self.reset:
+            raw = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        return bool(answer)
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    answer: Answer,
-    *,
-    host: str = "127.0.0.1",
-    tls: ssl.SSLContext | None = None,
-    reset: bool = False,
-    hold: bool = False,
-    plain: bool = False,
+    answer: Answer, *, tls: ssl.SSLContext | None = None, **how: bool
 ) -> AsyncIterator[OneReply]:
-    script = OneReply(answer)
-    script.reset, script.hold, script.plain = reset, hold, plain
+    """A server at ``address``; ``how`` are the switches of OneReply."""
+    script = OneReply(answer=answer, **how)
     tasks: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.add(asyncio.ensure_future(script.serve(reader, writer)))
 
-    server = await asyncio.start_server(accept, host, 0, ssl=tls)
-    script.address = Address(host, server.sockets[0].getsockname()[1])
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+    script.address = Address(*server.sockets[0].getsockname())
     try:
         yield script
     finally:

@@ -3,57 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import socket
-import struct
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
-from typing import TYPE_CHECKING, Literal, Self
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Self
 
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tests.support.tls import Certificate
-
-Cut = Literal["", "request", "head", "body", "response"]
-How = Literal["rst", "fin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a request gets; ``delay`` is in seconds, and ``math.inf`` is for ever.
-
-    The connection is ``cut`` after the request was read, in the middle of the head or the body, or
-    after the response: reset, or closed without announcing it, as ``how`` says. ``close``
-    announces it. Content-Length is added unless ``headers`` have it or Transfer-Encoding. ``raw``
-    is sent as it is instead of head and body.
-    """
+    """What a request gets: nothing if the server ``hangs``, and half of a body that is ``cut``."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b"OK"
-    delay: float = 0.0
-    cut: Cut = ""
-    how: How = "rst"
-    close: bool = False
-    raw: bytes = b""
+    hangs: bool = False
+    cut: bool = False
 
 
 OK = Answer()
-HANG = Answer(delay=math.inf)
-
-
-def retry_after(value: str) -> Answer:
-    return Answer(status=429, headers=(("Retry-After", value),))
+HANG = Answer(hangs=True)
 
 
 def redirect(location: str, status: int = 307) -> Answer:
@@ -82,12 +60,10 @@ class Request:
         return [each.strip() for each in found.split(",") if each]
 
 
-Function = Callable[[Request], Answer]
-Script = Answer | Iterable[Answer] | Function
-"""One answer for all; some in turn and OK for those after them; or a function of the request."""
+Script = Callable[[Request], Answer]
 
 
-def per_message(*answers: Answer) -> Function:
+def per_message(*answers: Answer) -> Script:
     """The deliveries of each message (or batch) get these in turn, those after the last OK."""
     seen: Counter[str] = Counter()
 
@@ -99,61 +75,36 @@ def per_message(*answers: Answer) -> Function:
     return answer
 
 
-def _as_function(script: Script) -> Function:
-    if isinstance(script, Answer):
-        return lambda _: script
-    if callable(script):
-        return script
-    answers = iter(script)
-    return lambda _: next(answers, OK)
-
-
 class WebServer:
     """``with WebServer(script) as server``, then send requests to ``server.url()``.
 
-    With ``tls`` it is https.
-
-    ``connections`` counts those made (with TLS: whose handshake succeeded). What was no HTTP and
-    exceptions of the script are raised at the end.
+    The script is one answer for all, or a function of the request. With ``tls`` it is https. What
+    was no HTTP and exceptions of the script are raised at the end.
     """
 
-    def __init__(
-        self,
-        script: Script = OK,
-        *,
-        tls: Certificate | None = None,
-    ) -> None:
+    def __init__(self, script: Answer | Script = OK, *, tls: Certificate | None = None) -> None:
         self.address = Address("127.0.0.1", 0)
-        self.connections = 0
         self.script = script
         self.requests: list[Request] = []
         self.failures: list[BaseException] = []
         self.tls = tls.context() if tls else None
-        self.open: set[_Connection] = set()
-        self.flowing = threading.Event()
+        self.open: set[socket.socket] = set()
         self.ended = threading.Event()
         self._lock = threading.Lock()
         self._listener: _Listener | None = None
 
     def __enter__(self) -> Self:
-        self.flowing.set()
         self.listen()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.refuse()
         self.ended.set()
-        self.flowing.set()
-        self.cut()
+        for each in tuple(self.open):
+            with contextlib.suppress(OSError):  # the client was faster
+                each.shutdown(socket.SHUT_RDWR)
         if self.failures and error is None:
             raise self.failures[0]
-
-    # What was seen.
 
     @property
     def deliveries(self) -> Counter[str]:
@@ -168,16 +119,6 @@ class WebServer:
     def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
         return f"{'https' if self.tls else 'http'}://{host}:{self.address.port}{path}"
 
-    # What it is to do from now on.
-
-    @property
-    def script(self) -> Function:
-        return self._script
-
-    @script.setter
-    def script(self, script: Script) -> None:
-        self._script = _as_function(script)
-
     def listen(self) -> None:
         """Accept connections, again after ``refuse``."""
         self._listener = _Listener(self)
@@ -191,36 +132,18 @@ class WebServer:
             self._listener.socket.close()
             self._listener = None
 
-    def cut(self) -> None:
-        """End all open connections."""
-        for each in tuple(self.open):
-            each.hang_up()
-
-    def hold(self) -> None:
-        """Take requests, but answer none that comes from now on."""
-        self.flowing.clear()
-
-    def release(self) -> None:
-        """Answer again, beginning with those that wait."""
-        self.flowing.set()
-
-    # What its connections do.
-
     def take(self, request: Request) -> Answer:
         """What such a request gets, once it may have it."""
         with self._lock:
             self.requests.append(request)
-            answer = self._script(request)
-        self.flowing.wait()
-        if answer.delay:
-            self.ended.wait(None if math.isinf(answer.delay) else answer.delay)
+            answer = self.script(request) if callable(self.script) else self.script
+        if answer.hangs:
+            self.ended.wait()
         return answer
 
 
-class _Listener(ThreadingTCPServer):
-    daemon_threads = True
+class _Listener(ThreadingHTTPServer):
     block_on_close = False
-    allow_reuse_address = True
     request_queue_size = 1024
 
     def __init__(self, web: WebServer) -> None:
@@ -232,32 +155,23 @@ class _Listener(ThreadingTCPServer):
         if error and not isinstance(error, OSError):  # those are clients that went away
             self.web.failures.append(error)
 
-    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
-        self.close_request(request)  # a connection that is reset must not be closed before
-
 
 class _Connection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Listener
-    request: socket.socket
 
     def setup(self) -> None:
         web = self.server.web
         if web.tls:
             self.request = web.tls.wrap_socket(self.request, server_side=True)
         super().setup()
-        web.connections += 1
-        web.open.add(self)
+        web.open.add(self.request)
 
     def finish(self) -> None:
-        self.server.web.open.discard(self)
+        self.server.web.open.discard(self.request)
         super().finish()
         self.request.close()
-
-    def hang_up(self) -> None:
-        with contextlib.suppress(OSError):  # the client was faster
-            self.request.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -266,45 +180,23 @@ class _Connection(BaseHTTPRequestHandler):
         raise ValueError(f"no HTTP request: {self.requestline[:100]!r}")
 
     def _answer(self) -> None:
-        headers: dict[str, str] = {}
-        for name, value in self.headers.items():
-            key = name.lower()
-            headers[key] = f"{headers[key]}, {value}" if key in headers else value
+        headers = {name.lower(): ", ".join(self.headers.get_all(name, [])) for name in self.headers}
         body = self.rfile.read(int(headers.get("content-length", 0)))
         request = Request(self.command, self.path, headers, body, time.monotonic())
         answer = self.server.web.take(request)
-        if answer.close or answer.cut or self.server.web.ended.is_set():
-            self.close_connection = True
-        if not self.server.web.ended.is_set():
-            self._send(answer, request)
-
-    do_GET = do_HEAD = do_POST = _answer  # noqa: N815 - names that the base class looks for
-
-    def _send(self, answer: Answer, request: Request) -> None:
-        head, body = _rendered(answer, self.command)
-        data = head + body
-        if answer.cut in ("request", "head", "body"):
-            ends = {"request": 0, "head": len(head) // 2, "body": len(head) + len(body) // 2}
-            data = data[: ends[answer.cut]]
-        else:  # who has the last byte sees the status
+        self.close_connection = self.close_connection or answer.cut or answer.hangs
+        if answer.hangs:
+            return
+        if not answer.cut:  # who has the last byte sees the status
             request.status = answer.status
+        self.send_response(answer.status)
+        for header in answer.headers:
+            self.send_header(*header)
+        data = b""
+        if answer.status != 204:
+            self.send_header("Content-Length", str(len(answer.body)))
+            data = answer.body[: len(answer.body) // 2] if answer.cut else answer.body
+        self.end_headers()
         self.wfile.write(data)
-        if answer.cut and answer.how == "rst":
-            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-
-def _rendered(answer: Answer, method: str) -> tuple[bytes, bytes]:
-    """Head and body."""
-    if answer.raw:
-        return answer.raw, b""
-    status = answer.status
-    reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
-    lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {v}" for name, v in answer.headers)]
-    body = b"" if status < 200 or status in (204, 304) else answer.body
-    names = {name.lower() for name, _ in answer.headers}
-    if status not in (204, 304) and not names & {"content-length", "transfer-encoding"}:
-        lines.append(f"Content-Length: {len(body)}")
-    if answer.close:
-        lines.append("Connection: close")
-    head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-    return head, b"" if method == "HEAD" else body
+    do_GET = do_POST = _answer  # noqa: N815 - names that the base class looks for

@@ -99,6 +99,8 @@ class ClientLink(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Called by asyncio at the end of input; commands received so far are still answered."""
         self._ended = True
+        if self._tls and not self.tls:  # the handshake will never be completed
+            self._busy = False
         if not self._busy:
             self.close()
         return self._busy

@@ -19,28 +19,39 @@ if TYPE_CHECKING:
     from tests.support.tls import Certificates
 
 
+HALF = reply("x" * 100)[:-50]
+WANTS_TLS = v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
+MOVED = reply("", 302, "Location: http://there:1/topics\r\n")
+
+
 async def lookup_failure(server: OneReply | str, **options: Any) -> HTTPError:
     client = lookupd(server, **options)
     return await failure(client, client.lookup("t"))
 
 
-async def test_a_server_that_requires_tls_leads_to_its_https_port() -> None:
-    answer = v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
-    async with serving(answer) as server:
-        error = await lookup_failure(server)
-    assert error.code == "TLS_REQUIRED"
-    assert "https://127.0.0.1:4152" in error.text
-    async with serving(envelope(None, 403, "TLS_REQUIRED")) as server:
-        assert (await lookup_failure(server)).code == "TLS_REQUIRED"
-
-
-async def test_redirects_are_not_followed_but_named() -> None:
-    async with serving(v1({"topics": []})) as target:
-        answer = reply("", 302, f"Location: http://{target.address}/topics\r\n")
-        async with serving(answer) as server:
-            error = await lookup_failure(server)
-        assert target.heads == []
-    assert (error.status, f"http://{target.address}/topics" in error.text) == (302, True)
+@pytest.mark.parametrize(
+    ("answer", "how", "told", "words"),
+    [
+        (WANTS_TLS, {}, (403, "TLS_REQUIRED", ""), "https://127.0.0.1:4152"),
+        (envelope(None, 403, "TLS_REQUIRED"), {}, (403, "TLS_REQUIRED", ""), ""),
+        (MOVED, {}, (302, "", ""), "http://there:1/topics"),
+        (None, {"hold": True}, (0, "", "silence"), "50ms"),
+        (HALF, {"hold": True}, (0, "", "silence"), "50ms"),
+        (HALF, {"reset": True}, (0, "", ""), "incomplete: connection reset"),
+        (HALF, {}, (0, "", ""), "incomplete: "),
+        (b"", {}, (0, "", ""), "HTTP port"),
+        (b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL", {}, (0, "", ""), "HTTP port"),
+        (b"HTTP/1.1 200 OK\r\n", {}, (0, "", ""), "HTTP port"),
+    ],
+)
+async def test_what_is_no_success_is_explained(
+    answer: bytes | None, how: dict[str, Any], told: tuple[int, str, str], words: str
+) -> None:
+    limits = {"request_timeout": 0.05} if "hold" in how else {}
+    async with serving(answer, **how) as server:
+        error = await lookup_failure(server, **limits)
+    assert (error.status, error.code, error.reason) == told
+    assert words in error.text
 
 
 @pytest.mark.parametrize(
@@ -64,44 +75,18 @@ async def test_a_reply_of_another_shape_is_an_error_that_names_the_endpoint(body
         assert error.__cause__ is not None
 
 
-async def test_a_refused_connection_is_called_that() -> None:
-    async with serving(b"") as server:
-        pass
-    error = await lookup_failure(server)
-    assert (error.status, error.reason) == (0, "dial")
-    assert error.__cause__ is not None
-
-
 @pytest.mark.usefixtures("no_such_name")
-async def test_a_name_that_does_not_resolve_is_quoted() -> None:
-    error = await lookup_failure("nowhere.test:4161")
-    assert error.reason == "name"
-    assert "nowhere.test" in error.text
-
-
-@pytest.mark.parametrize("answer", [None, reply("x" * 100)[:-50]])
-async def test_no_whole_answer_in_time_ends_the_request(answer: bytes | None) -> None:
-    async with serving(answer, hold=True) as server:
-        error = await lookup_failure(server, request_timeout=0.05)
-    assert (error.status, error.reason) == (0, "silence")
-    assert "50ms" in error.text
-
-
-@pytest.mark.parametrize("reset", [False, True])
-async def test_a_reply_cut_short_is_no_answer(reset: bool) -> None:
-    async with serving(reply("x" * 100)[:-50], reset=reset) as server:
-        error = await lookup_failure(server)
-    assert ("reset" in error.text) is reset
-    assert error.__cause__ is not None
-
-
 @pytest.mark.parametrize(
-    "answer", [b"", b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL", b"HTTP/1.1 200 OK\r\n"]
+    ("where", "reason", "words"),
+    [("127.0.0.1:1", "dial", "refused"), ("nowhere.test:4161", "name", "'nowhere.test'")],
 )
-async def test_a_server_without_http_leads_to_checking_the_port(answer: bytes) -> None:
-    async with serving(answer) as server:
-        error = await lookup_failure(server)
-    assert "HTTP port" in error.text
+async def test_a_server_that_is_not_reached_is_called_that(
+    where: str, reason: str, words: str
+) -> None:
+    error = await lookup_failure(where)
+    assert (error.status, error.reason) == (0, reason)
+    assert words in error.text
+    assert error.__cause__ is not None
 
 
 async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

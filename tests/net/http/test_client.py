@@ -12,6 +12,7 @@ import pytest
 from nsqtools.net.http.client import Connections, DialError
 from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, render
 from tests.support.eventually import eventually_async
+from tests.support.scripted_http import OneReply, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,150 +24,128 @@ HALF = b"HTTP/1.1 200 OK\r\n"
 REQUEST = render("GET", b"/", b"Host: h\r\n")
 
 
-class Server:
-    """Answers each request with what ``script`` says: bytes, or None to hang up."""
+class Peer:
+    """A client, and a server that answers requests with what ``script`` has, and then with OK."""
 
-    def __init__(self) -> None:
-        self.host, self.port = "127.0.0.1", 0
-        self.script: list[bytes | None] = []
-        self.connections = 0
-        self.requests: list[bytes] = []
-        self.closes_after_answer = False
+    def __init__(self, server: OneReply) -> None:
+        self.server = server
+        self.script: list[bytes] = []
+        self.origin = ("http", *server.address)
         self.client = Connections(None, connect_timeout=30.0, max_body=1000)
+        server.answer = self._next
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                self.requests.append(head)
-                answer = self.script.pop(0) if self.script else OK
-                if answer is None:
-                    break
-                writer.write(answer)
-                await writer.drain()
-                if self.closes_after_answer:
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+    async def _next(self) -> bytes:
+        return self.script.pop(0) if self.script else OK
 
     async def ask(self) -> Reply:
         async with asyncio.timeout(60):
-            return await self.client.exchange(("http", self.host, self.port), "GET", REQUEST)
+            return await self.client.exchange(self.origin, "GET", REQUEST)
 
     async def answers(self, times: int = 1) -> None:
         for _ in range(times):
             reply = await self.ask()
             assert (reply.status, reply.body) == (200, b"ok")
 
+    @property
+    def seen(self) -> tuple[int, int]:
+        """Connections and requests."""
+        return self.server.connections, len(self.server.heads)
+
 
 @pytest.fixture
-async def peer() -> AsyncIterator[Server]:
-    peer = Server()
-    listening = await asyncio.start_server(peer.serve, peer.host, 0)
-    peer.port = listening.sockets[0].getsockname()[1]
-    yield peer
-    peer.client.close()
-    listening.close()
+async def peer() -> AsyncIterator[Peer]:
+    async with serving(OK, keep=True) as server:
+        peer = Peer(server)
+        yield peer
+        peer.client.close()
 
 
-async def test_requests_at_the_same_time_have_their_own(peer: Server) -> None:
-    await asyncio.gather(*(peer.ask() for _ in range(5)))
-    assert peer.connections == 5
-
-
-async def test_requests_in_turn_share_one(peer: Server) -> None:
-    await peer.answers(3)
-    assert peer.connections == 1
-
-
-async def test_one_that_was_kept_and_closed_costs_nothing(peer: Server) -> None:
-    peer.closes_after_answer = True
-    await peer.answers(3)
-    assert len(peer.requests) == 3
-
-
-async def test_one_that_was_kept_and_closes_on_the_request_makes_it_go_out_again(
-    peer: Server,
+async def test_requests_in_turn_share_a_connection_and_those_at_once_have_their_own(
+    peer: Peer,
 ) -> None:
-    await peer.answers()
-    peer.script = [None, OK]
-    await peer.answers()
-    assert (peer.connections, len(peer.requests)) == (2, 3)
+    await peer.answers(3)
+    assert peer.seen == (1, 3)
+    await asyncio.gather(*(peer.ask() for _ in range(5)))
+    assert peer.seen == (5, 8)
 
 
-async def test_bytes_that_nobody_asked_for_end_it(peer: Server) -> None:
-    peer.script = [OK + OK]
+async def test_one_that_was_kept_and_closed_costs_nothing(peer: Peer) -> None:
+    peer.server.keep = False
+    await peer.answers(3)
+    assert peer.seen == (3, 3)
+
+
+async def test_one_that_cannot_be_used_again_is_replaced(peer: Peer) -> None:
+    peer.script = [OK + OK]  # bytes that nobody asked for
     await peer.answers(2)
-    assert peer.connections == 2
-
-
-async def test_a_request_that_is_given_up_gives_it_up(peer: Server) -> None:
+    assert peer.seen == (2, 2)
+    peer.script = [b"", OK]  # it closes on the request, which goes out again
+    await peer.answers()
+    assert peer.seen == (3, 4)
     peer.script = [HALF]
     call = asyncio.ensure_future(peer.ask())
-    await eventually_async(lambda: peer.requests)
+    await eventually_async(lambda: peer.seen == (3, 5))
     call.cancel()
     await asyncio.wait([call])
     await peer.answers()
-    assert peer.connections == 2
+    assert peer.seen == (4, 6)
 
 
 @pytest.mark.parametrize("kept", [0, 3])
 async def test_a_request_goes_out_twice_at_most_and_once_on_a_fresh_connection(
-    kept: int, peer: Server
+    kept: int, peer: Peer
 ) -> None:
     await asyncio.gather(*(peer.ask() for _ in range(kept)))
-    peer.script = [None] * 9
+    peer.script = [b""] * 9
     with pytest.raises(ClosedError):
         await peer.ask()
-    assert len(peer.requests) == kept + (2 if kept else 1)
+    assert len(peer.server.heads) == kept + (2 if kept else 1)
 
 
-async def test_a_response_that_breaks_off_says_whether_its_head_came(peer: Server) -> None:
-    peer.closes_after_answer = True
-    for answer, begun in ((HALF, False), (OK[:-1], True)):
-        peer.script = [answer]
-        with pytest.raises(ReplyError) as raised:
-            await peer.ask()
-        assert raised.value.begun is begun
-    assert len(peer.requests) == 2
-
-
-async def test_a_connection_that_cannot_be_made_says_why(unused_tcp_port: int) -> None:
-    hosts = {"127.0.0.1": ConnectionRefusedError, "a..b": UnicodeError}
-    for host, cause in hosts.items():
-        assert isinstance(await refusal(host, unused_tcp_port), cause)
+@pytest.mark.parametrize(("answer", "begun"), [(HALF, False), (OK[:-1], True)])
+async def test_a_response_that_breaks_off_says_whether_its_head_came(
+    answer: bytes, begun: bool, peer: Peer
+) -> None:
+    peer.server.keep = False
+    peer.script = [answer]
+    with pytest.raises(ReplyError) as raised:
+        await peer.ask()
+    assert raised.value.begun is begun
+    assert peer.seen == (1, 1)
 
 
 @pytest.mark.usefixtures("no_such_name")
-async def test_a_name_that_does_not_resolve_is_such_an_error() -> None:
-    assert isinstance(await refusal("nowhere.test", 80), socket.gaierror)
-
-
-async def refusal(host: str, port: int) -> BaseException | None:
-    client = Connections(None, connect_timeout=30.0, max_body=1000)
+@pytest.mark.parametrize(
+    ("host", "cause"),
+    [
+        ("127.0.0.1", ConnectionRefusedError),
+        ("a..b", UnicodeError),
+        ("nowhere.test", socket.gaierror),
+    ],
+)
+async def test_a_connection_that_cannot_be_made_says_why(
+    host: str, cause: type[Exception], peer: Peer, unused_tcp_port: int
+) -> None:
+    peer.origin = ("http", host, unused_tcp_port)
     with pytest.raises(DialError) as raised:
-        await client.exchange(("http", host, port), "GET", REQUEST)
-    return raised.value.__cause__
+        await peer.ask()
+    assert isinstance(raised.value.__cause__, cause)
 
 
 async def test_https_to_a_server_that_is_not_trusted_sends_nothing(
-    certificates: Certificates, peer: Server
+    certificates: Certificates,
 ) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    secure = await asyncio.start_server(peer.serve, "127.0.0.1", 0, ssl=context)
-    port = secure.sockets[0].getsockname()[1]
-    for trusted, answers in ((certificates.ca, True), (certificates.other_ca, False)):
-        own = ssl.create_default_context(cafile=str(trusted))
-        client = Connections(own, connect_timeout=30.0, max_body=1000)
-        if answers:
-            assert (await client.exchange(("https", "127.0.0.1", port), "GET", REQUEST)).body
-        else:
-            with pytest.raises(DialError) as raised:
-                await client.exchange(("https", "127.0.0.1", port), "GET", REQUEST)
-            assert isinstance(raised.value.__cause__, ssl.SSLCertVerificationError)
-        client.close()
-    assert len(peer.requests) == 1
-    secure.close()
+    async with serving(OK, tls=certificates.server.context()) as server:
+        for trusted in (certificates.ca, certificates.other_ca):
+            peer = Peer(server)
+            own = ssl.create_default_context(cafile=str(trusted))
+            peer.client = Connections(own, connect_timeout=30.0, max_body=1000)
+            peer.origin = ("https", *server.address)
+            if trusted == certificates.ca:
+                await peer.answers()
+            else:
+                with pytest.raises(DialError) as raised:
+                    await peer.ask()
+                assert isinstance(raised.value.__cause__, ssl.SSLCertVerificationError)
+            peer.client.close()
+        assert len(server.heads) == 1

@@ -16,6 +16,7 @@ from tests.support.archiving import message
 from tests.support.requesting import header, receive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import httpx
@@ -31,19 +32,21 @@ def posted(url: str, **more: Any) -> httpx.Request:
     return endpoint.build("t", "c", [message(b"x")], 1e9)
 
 
-def fault(**arguments: Any) -> str:
+def refused(make: Callable[[], object]) -> str:
+    """The text of the error, which shows no secret."""
     with pytest.raises(ConfigError) as caught:
-        make_endpoints(**arguments)
-    assert str(caught.value).isprintable()
-    return str(caught.value)
-
-
-def fault_of_headers(*lines: str, files: tuple[Path, ...] = ()) -> str:
-    with pytest.raises(ConfigError) as caught:
-        read_headers(lines, list(map(str, files)))
+        make()
     assert str(caught.value).isprintable()
     assert "swordfish" not in str(caught.value)
     return str(caught.value)
+
+
+def fault(**arguments: Any) -> str:
+    return refused(lambda: make_endpoints(**arguments))
+
+
+def fault_of_headers(*lines: str, files: tuple[Path, ...] = ()) -> str:
+    return refused(lambda: read_headers(lines, list(map(str, files))))
 
 
 class TestURLs:
@@ -75,19 +78,16 @@ class TestURLs:
             *("http://1.2.3.999/%s", "http://a:port/%s", "http://a:0/%s", "http://a:65536/%s"),
             *("http://a:-1/%s", "http://a/?x=%s#frag", "http://a/x y%s", " http://a/%s"),
             *("http://a/%s\u00a0", "http://a/%s\u2028", "http://a/" + "x" * 70000 + "%s"),
+            *("http://ann:swordfish@:80/%s", "http://ann:swordfish@h:port/%s"),
+            *("ann:swordfish@h/%s", "http://ann:sword#swordfish@h/%s", "ftp://a:swordfish@h/%s"),
+            *("http://ann:sword/swordfish@h/%s", "http://ann:sword?swordfish@h/%s"),
+            *("http://ann:sword@swordfish@h:0/%s", "http://ann:swordfish@h/a b%s"),
+            *("http://h:0/?token=swordfish&v=%s", "http://h/?token=swordfish&v=%s#x"),
         ],
     )
     def test_a_faulty_one_is_refused(self, url: str) -> None:
         for flag in ("post", "get"):
             assert fault(**{flag: [url]}).startswith(f"--{flag} '")
-
-    @pytest.mark.parametrize(
-        "url", ["http://a{}/%s", "http://a/%s{}", "http://u{}:p@a/%s", "{}http://a/%s"]
-    )
-    def test_one_with_a_control_character_is_refused(self, url: str) -> None:
-        for control in (*CONTROLS, "\t", "\x85"):
-            for flag in ("post", "get"):
-                assert fault(**{flag: [url.format(control)]}).startswith(f"--{flag} ")
 
     @pytest.mark.parametrize(
         "url",
@@ -144,21 +144,6 @@ class TestUserAndPassword:
             sent = [header(e.build("t", "c", [message(b"")], 1), "Authorization") for e in made]
             assert sent == expected
 
-    @pytest.mark.parametrize(
-        "url",
-        [
-            *("http://ann:swordfish@:80/", "http://ann:swordfish@h:port/", "ann:swordfish@h/"),
-            *("http://ann:sword#swordfish@h/", "http://ann:sword/swordfish@h/"),
-            *("http://ann:sword?swordfish@h/", "http://ann:sword@swordfish@h:0/"),
-            *("http://ann:swordfish@h/a b", "http://ann:swordfish\n@h/", "ftp://a:swordfish@h/"),
-            *("http://h:0/?token=swordfish", "http://h/?token=swordfish#x"),
-        ],
-    )
-    def test_no_error_shows_a_secret(self, url: str) -> None:
-        assert "swordfish" not in fault(post=[url])
-
-
-class TestNames:
     def test_a_name_hides_the_values_of_the_query_but_not_the_place_of_the_body(self) -> None:
         (endpoint,) = make_endpoints(get=["http://u:p@h/x?token=abc&v=%s&flag&abc%20def=&x=y=z"])
         query = f"token={HIDDEN}&v=%s&{HIDDEN}&abc%20def={HIDDEN}&x={HIDDEN}"
@@ -166,26 +151,30 @@ class TestNames:
         assert "abc&" not in repr(endpoint)
 
 
-class TestCombinations:
-    @pytest.mark.parametrize(
-        ("given", "line", "flag"),
-        [
-            ({"content_type": "a/b"}, "content-Type: c/d", "--content-type"),
-            ({"compress": True}, "Content-Encoding: br", "--compress"),
-            ({"signer": SIGNER}, "Webhook-Id: 1", "--sign-secret-file"),
-            ({"signer": SIGNER}, "webhook-signature: v1,x", "--sign-secret-file"),
-        ],
-    )
-    def test_a_header_cannot_contradict_a_flag(
-        self, given: dict[str, Any], line: str, flag: str
-    ) -> None:
-        headers = read_headers([line])
-        assert fault(post=["http://h/"], headers=headers, **given).startswith(f"{flag}: ")
-        make_endpoints(post=["http://h/"], headers=headers)
+@pytest.mark.parametrize(
+    ("given", "line", "flag"),
+    [
+        ({"content_type": "a/b"}, "content-Type: c/d", "--content-type"),
+        ({"compress": True}, "Content-Encoding: br", "--compress"),
+        ({"signer": SIGNER}, "Webhook-Id: 1", "--sign-secret-file"),
+        ({"signer": SIGNER}, "webhook-signature: v1,x", "--sign-secret-file"),
+    ],
+)
+def test_a_header_cannot_contradict_a_flag(given: dict[str, Any], line: str, flag: str) -> None:
+    headers = read_headers([line])
+    assert fault(post=["http://h/"], headers=headers, **given).startswith(f"{flag}: ")
+    make_endpoints(post=["http://h/"], headers=headers)
 
-    def test_a_content_type_cannot_hold_a_control_character(self) -> None:
-        for control in CONTROLS:
-            assert "--content-type" in fault(post=["http://h/"], content_type=f"a/b{control}")
+
+def test_a_control_character_is_refused_wherever_it_stands() -> None:
+    for control in CONTROLS:
+        assert "--content-type" in fault(post=["http://h/"], content_type=f"a/b{control}")
+        for line in ("Key: swordfish{}", "Key: {}x", "Key: a{}X: b", "Key:{}", "K{}y: x", "{}K: x"):
+            assert fault_of_headers(line.format(control)).startswith("--header number 1: ")
+    for control in (*CONTROLS, "\t", "\x85"):
+        for url in ("http://a{}/%s", "http://a/%s{}", "http://u{}:swordfish@a/%s", "{}http://a/%s"):
+            for flag in ("post", "get"):
+                assert fault(**{flag: [url.format(control)]}).startswith(f"--{flag} ")
 
 
 class TestHeaders:
@@ -216,14 +205,6 @@ class TestHeaders:
     )
     def test_what_has_no_name_is_refused(self, line: str) -> None:
         assert fault_of_headers("A: b", line).startswith("--header number 2: ")
-
-    @pytest.mark.parametrize(
-        "line",
-        ["Key: swordfish{}", "Key: {}x", "Key: a{}X-Evil: b", "Key:{}", "K{}y: x", "{}Key: x"],
-    )
-    def test_a_control_character_is_refused_wherever_it_stands(self, line: str) -> None:
-        for control in CONTROLS:
-            assert fault_of_headers(line.format(control)).startswith("--header number 1: ")
 
     @given(TEXT, TEXT)
     def test_what_is_taken_is_one_header(self, name: str, value: str) -> None:
@@ -265,19 +246,15 @@ class TestHeaders:
         [
             (b"A: b\nswordfish\n", " line 2: "),
             (b"A: b\n\nKey: swordfish\rfish\n", " line 3: "),
-            (b"Key: swordfish\0", " line 1: "),
             (b"Host: swordfish", " line 1: "),
-            (b"swordfish" * 200_000, ""),
             (b"Key: swordfish\xe4", ""),
-            (None, ""),
         ],
     )
     def test_a_fault_of_a_file_is_told_with_its_place(
-        self, tmp_path: Path, text: bytes | None, place: str
+        self, tmp_path: Path, text: bytes, place: str
     ) -> None:
         path = tmp_path / "headers"
-        if text is not None:
-            path.write_bytes(text)
+        path.write_bytes(text)
         said = fault_of_headers(files=(path,))
         assert said.startswith(f"--header-file {path}")
         assert place in said

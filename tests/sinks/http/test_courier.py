@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import OK, REFUSES, RESETS, Answer, delivering, open_breaker
+from tests.support.delivering import OK, REFUSES, Answer, delivering, open_breaker
 
 MODES = ["round-robin", "hostpool", "epsilon-greedy"]
 GONE = Answer(410)
@@ -24,14 +26,6 @@ class TestFailover:
                 await running.deliver(b"%d" % number)
         assert running.finished == [b"%d" % number for number in range(20)]
         assert running.requeued == []
-
-    @pytest.mark.parametrize("answer", [RESETS, Answer(500), Answer(after=1e3), Answer(429)])
-    async def test_one_that_may_have_got_it_is_followed_by_no_other(self, answer: Answer) -> None:
-        async with delivering(hosts="ab") as running:
-            running.web.ever["a"] = answer
-            await running.deliver(b"one", wait=21)
-            assert running.web.hosts() == ["a"]
-            assert running.requeued == [(b"one", None, True)]
 
     async def test_a_probe_falls_due_while_the_others_are_tried(self) -> None:
         async with delivering(hosts="abc") as running:
@@ -51,21 +45,28 @@ class TestFailover:
 
 @virtual
 class TestBreaker:
-    @pytest.mark.parametrize("mode", MODES)
-    async def test_while_it_is_open_messages_are_held(self, mode: str) -> None:
-        async with delivering(mode=mode) as running:
+    @pytest.mark.parametrize("mode", [*MODES, "all"])
+    async def test_while_it_is_open_messages_are_held_unless_their_topic_is_drained(
+        self, mode: str
+    ) -> None:
+        async with delivering(mode=mode, topics=("events", "others")) as running:
             await open_breaker(running)
-            await running.deliver(*[b"%d" % n for n in range(20)], msg_timeout=2.0, wait=0.9)
+            bodies = [b"%d" % n for n in range(20)]
+            await running.handle(*bodies, msg_timeout=2.0)
+            await running.deliver(b"one", b"two", topic="others", wait=0.5)
+            assert running.requeued == []
+            await asyncio.wait_for(running.sink.drain("others"), 0.1)
+            assert running.requeued == [(b"one", 0, False), (b"two", 0, False)]
             assert running.web.sent == []
             await elapse(19)
             # The probes are of after 1, 2, 4 and 8 s.
             assert len(running.web.sent) == 4
             assert running.finished == []
-            assert len(running.requeued) == 4
-            held = {b"%d" % n for n in range(20)} - {body for body, *_ in running.requeued}
+            assert len(running.requeued) == 6
             running.web.ever = {"a": OK}
             await elapse(20)
-            assert set(running.finished) == held
+            assert {*running.finished, *(body for body, *_ in running.requeued[2:])} == {*bodies}
+            assert len(running.finished) == 16
 
     @pytest.mark.parametrize("mode", ["round-robin", "all"])
     async def test_one_request_finds_out_and_all_follow_when_it_succeeds(self, mode: str) -> None:
@@ -116,14 +117,3 @@ class TestGone:
             assert sorted(running.requeued) == [(b"%d" % n, 0, False) for n in range(3)]
             assert running.finished == []
             assert isinstance(running.sink.failed.exception(), OutputError)
-
-
-@virtual
-class TestLimits:
-    @pytest.mark.parametrize("mode", [*MODES, "all"])
-    async def test_no_endpoint_gets_more_at_once_than_it_may(self, mode: str) -> None:
-        async with delivering(hosts="ab", mode=mode, workers=2) as running:
-            running.web.ever = {"a": Answer(after=1), "b": Answer(after=0.1)}
-            await running.deliver(*[b"x"] * 40, wait=30)
-            assert len(running.finished) == 40
-            assert max(running.web.most.values()) == 2

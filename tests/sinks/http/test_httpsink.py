@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.metrics import Measured
 from nsqtools.policy.verdicts import Statuses
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import OK, REFUSES, RESETS, SOON, Answer, delivering, open_breaker
+from tests.support.delivering import OK, REFUSES, RESETS, SOON, Answer, delivering
 
 NEVER = Answer(after=1e4)
 DISK_FULL = OutputError("dead: No space left on device")
@@ -19,19 +18,6 @@ CANCELLED = asyncio.CancelledError("of its own")
 
 @virtual
 class TestSettling:
-    async def test_a_message_is_finished_when_the_response_is_there_and_not_before(self) -> None:
-        async with delivering() as running:
-            running.web.next["a"] = [Answer(201, after=3)]
-            messages = await running.deliver(b"one", wait=2.9)
-            assert messages.held
-            assert running.finished == []
-            await elapse(0.2)
-            assert running.finished == [b"one"]
-            assert messages.is_settled
-            assert not running.sink.failed.done()
-            assert isinstance(running.sink, Measured)
-        assert running.requeued == []
-
     @pytest.mark.parametrize(
         ("answer", "delay"),
         [
@@ -83,10 +69,15 @@ class TestSettling:
 
 @virtual
 class TestDrops:
-    async def test_what_is_dropped_or_given_up_is_a_dead_letter_and_then_finished(self) -> None:
+    @pytest.mark.parametrize("lossy", [False, True])
+    async def test_what_is_dropped_or_given_up_is_a_dead_letter_or_lost_and_then_finished(
+        self, lossy: bool
+    ) -> None:
         async with delivering(statuses=Statuses(drop_on="4xx")) as running:
+            running.letters.is_lossy = lossy
             running.web.next["a"] = [Answer(422, b"no such\r\nthing"), OK]
             await running.deliver(b"bad", b"good")
+            await running.give_up(b"comes again", is_lost=lambda: True)
             messages = await running.give_up(b"one")
             assert messages.held
             await elapse(SOON)
@@ -95,7 +86,7 @@ class TestDrops:
         letters = [(b"bad", "status 422, response 'no such thing'"), (b"one", "too many attempts")]
         assert running.letters.written == letters
         assert sorted(running.finished) == [b"bad", b"good", b"one"]
-        assert running.sink.lost == 0
+        assert running.sink.lost == (2 if lossy else 0)
         assert len(running.web.sent) == 2
 
     @pytest.mark.parametrize("error", [DISK_FULL, ZeroDivisionError("a bug"), CANCELLED])
@@ -116,23 +107,6 @@ class TestDrops:
         assert running.letters.bodies == running.finished == [b"later"]
         assert running.sink.lost == 0
 
-    async def test_what_is_only_logged_counts_as_lost(self) -> None:
-        async with delivering(statuses=Statuses(drop_on="422")) as running:
-            running.letters.is_lossy = True
-            running.web.next["a"] = [Answer(422)]
-            await running.handle(b"refused")
-            await running.give_up(b"one", b"two")
-            await elapse(SOON)
-            assert running.sink.lost == 3
-            assert sorted(running.finished) == [b"one", b"refused", b"two"]
-
-    async def test_no_dead_letter_is_written_of_what_comes_again_anyway(self) -> None:
-        async with delivering() as running:
-            await running.give_up(b"lost", is_lost=lambda: True)
-            await elapse(SOON)
-            await asyncio.wait_for(running.sink.drain("events"), 1)
-        assert running.letters.written == []
-
 
 @virtual
 class TestDraining:
@@ -150,22 +124,6 @@ class TestDraining:
             for topic in ("events", "never joined"):
                 await running.sink.drain(topic)
 
-    @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy", "all"])
-    async def test_what_no_endpoint_can_be_tried_with_goes_back_without_delay_or_backoff(
-        self, mode: str
-    ) -> None:
-        async with delivering(mode=mode, topics=("events", "others")) as running:
-            await open_breaker(running)
-            await running.handle(b"one", b"two")
-            await running.deliver(b"three", topic="others", wait=0.5)
-            assert running.requeued == []
-            await asyncio.wait_for(running.sink.drain("events"), 0.1)
-            assert running.requeued == [(b"one", 0, False), (b"two", 0, False)]
-            assert running.web.sent == []
-            running.web.ever["a"] = OK
-            await elapse(1)
-            assert running.finished == [b"three"]
-
     async def test_what_waits_for_its_turn_when_the_topic_ends_goes_back(self) -> None:
         async with delivering(rate=1.0) as running:
             await running.deliver(b"1", b"2", b"3", wait=0.5)
@@ -182,7 +140,7 @@ class TestClosing:
         async with delivering(workers=2, size=2) as running:
             running.web.ever["a"] = NEVER
             await running.deliver(b"sent", b"with it", b"waiting", wait=0.1)
-            await running.close(at_once=True)
+            await running.sink.close(at_once=True)
             assert asyncio.all_tasks() == {asyncio.current_task()}
             await elapse(10)
         assert (running.finished, running.requeued) == ([], [])

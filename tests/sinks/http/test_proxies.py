@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,12 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.post import read
 from nsqtools.sinks.http.proxies import with_proxies
 from tests.support.delivering import Scripted
+from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from tests.support.tls import Certificates
 
 CONTEXT = ssl.create_default_context()
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUEST_METHOD")
@@ -30,7 +34,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Proxy:
-    """A real one that answers all requests itself."""
+    """A real one, which tunnels to ports of this host alone, and answers all else itself."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -38,19 +42,27 @@ class Proxy:
         self.heads: list[dict[str, str]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 self.lines.append(lines[0])
                 fields = [line.partition(": ") for line in lines[1:] if line]
                 self.heads.append({name.lower(): value for name, _, value in fields})
-                answer = "403 No" if lines[0].startswith("CONNECT") else "204 Yes"
-                length = "" if answer.startswith("204") else "Content-Length: 0\r\n"
-                writer.write(f"HTTP/1.1 {answer}\r\n{length}\r\n".encode())
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+                if not lines[0].startswith("CONNECT"):
+                    writer.write(b"HTTP/1.1 204 Yes\r\n\r\n")
+                elif (port := lines[0].split()[1].partition(":")[2]) == "443":
+                    writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+                else:
+                    far, near = await asyncio.open_connection("127.0.0.1", port)
+                    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                    await asyncio.gather(pump(reader, near), pump(far, writer))
+        writer.close()
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    writer.close()
 
 
 @pytest.fixture
@@ -63,10 +75,10 @@ async def proxy() -> AsyncIterator[Proxy]:
     server.close()
 
 
-async def asked(given: str, *urls: str) -> list[str]:
+async def asked(given: str, *urls: str, context: ssl.SSLContext = CONTEXT) -> list[str]:
     """The hosts that were asked directly, with this for --proxy."""
     web = Scripted()
-    transport = with_proxies(web, given, CONTEXT, urls)
+    transport = with_proxies(web, given, context, urls)
     try:
         for url in urls:
             await read(await transport.handle_async_request(httpx.Request("GET", url)))
@@ -79,7 +91,7 @@ async def asked(given: str, *urls: str) -> list[str]:
 class TestGiven:
     async def test_one_is_used_for_all_with_a_scheme_or_without(self, proxy: Proxy) -> None:
         for given in (proxy.url, proxy.url.removeprefix("http://")):
-            urls = ["http://a.test/x?y=%20", "http://b.test:81/"] * 2
+            urls = ["http://a.test/x?y=%20", "http://b.test:81/", "http://127.0.0.1:81/"]
             assert await asked(given, *urls) == []
         assert proxy.lines == [f"GET {url} HTTP/1.1" for url in urls * 2]
 
@@ -91,8 +103,19 @@ class TestGiven:
         monkeypatch.setenv("no_proxy", "a.test")
         assert await asked(proxy.url, "http://a.test/") == []
 
-    async def test_user_and_password_are_for_the_proxy(self, proxy: Proxy) -> None:
-        await asked(proxy.url.replace("//", "//me:secret@"), "http://a.test/")
+    async def test_tls_goes_through_its_tunnel_and_the_password_no_further(
+        self, proxy: Proxy, certificates: Certificates
+    ) -> None:
+        context = ssl.create_default_context(cafile=str(certificates.ca))
+        given = proxy.url.replace("//", "//me:secret@")
+        with WebServer(tls=certificates.other_host) as web:
+            url = web.url("/in", "elsewhere.test")
+            assert await asked(given, url, context=context) == []
+            with pytest.raises(httpx.ConnectError):
+                await asked(given, url)
+            (request,) = web.requests
+        assert request.target == "/in"
+        assert "proxy-authorization" not in request.headers
         assert proxy.heads[0]["proxy-authorization"] == "Basic bWU6c2VjcmV0"
 
     @pytest.mark.parametrize(
@@ -110,33 +133,35 @@ class TestGiven:
 
 
 class TestEnvironment:
-    @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
-    async def test_it_is_heeded(
-        self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str
-    ) -> None:
-        monkeypatch.setenv(name, proxy.url)
-        assert await asked("", "http://a.test/") == []
-        assert len(proxy.lines) == 1
-
     @pytest.mark.parametrize(
         ("spared", "url", "direct"),
         [
+            ("", "http://a.test/", False),
+            ("", "http://127.1.2.3:81/", True),
+            ("", "http://localhost/", True),
+            ("", "http://[::1]:81/", True),
             ("a.test", "http://a.test/", True),
             ("a.test", "http://www.a.test/", True),
             (".a.test", "http://www.a.test/", True),
             ("a.test", "http://ba.test/", False),
             ("b.test, a.test", "http://a.test:81/", True),
             ("*", "http://a.test/", True),
-            ("::1", "http://[::1]:81/", True),
             ("a.test:81", "http://a.test:81/", True),
             ("a.test:81", "http://a.test:82/", False),
             ("a.test:80", "http://a.test/", True),
         ],
     )
-    async def test_no_proxy_names_hosts_that_are_asked_directly(
-        self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, spared: str, url: str, direct: bool
+    @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+    async def test_it_is_for_all_but_this_host_and_those_of_no_proxy(
+        self,
+        proxy: Proxy,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        spared: str,
+        url: str,
+        direct: bool,
     ) -> None:
-        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv(name, proxy.url)
         monkeypatch.setenv("no_proxy", spared)
         assert (len(await asked("", url)), len(proxy.lines)) == ((1, 0) if direct else (0, 1))
 
@@ -148,16 +173,6 @@ class TestEnvironment:
         with pytest.raises(httpx.ProxyError, match="403"):
             await asked("", "https://a.test/")
         assert proxy.lines == ["CONNECT a.test:443 HTTP/1.1"]
-
-    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "[::1]"])
-    async def test_it_is_not_for_this_host(
-        self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, host: str
-    ) -> None:
-        monkeypatch.setenv("http_proxy", proxy.url)
-        assert len(await asked("", f"http://{host}:81/")) == 1
-        assert proxy.lines == []
-        await asked(proxy.url, f"http://{host}:81/")
-        assert len(proxy.lines) == 1
 
     @pytest.mark.parametrize("name", ["http_proxy", "all_proxy"])
     def test_a_bad_one_is_named_where_it_is_needed(

@@ -156,23 +156,20 @@ class TestFields:
     ) -> None:
         assert applied(body, whitelist_json_field=names) == kept
 
-    @pytest.mark.parametrize(
-        "options",
-        [
+    def test_what_is_not_json_is_refused_and_fields_are_of_objects_but_jq_knows_all_values(
+        self,
+    ) -> None:
+        fields: list[dict[str, Any]] = [
             {"require_json_field": "a"},
             {"whitelist_json_field": ("a",)},
-            {"where": "."},
-            {"set": (".",)},
-        ],
-    )
-    def test_what_is_not_json_is_refused(self, options: dict[str, Any]) -> None:
-        with pytest.raises(RecordError, match="not JSON"):
-            applied(b"{not json", **options)
-
-    def test_fields_are_of_objects_but_jq_knows_all_values(self) -> None:
-        with pytest.raises(RecordError, match="not a JSON object"):
-            applied(b"[1]", whitelist_json_field=("a",))
-        assert applied(b"[1]", where=".[0] == 1") == b"[1]"
+        ]
+        for options in (*fields, {"where": "."}, {"set": (".",)}):
+            with pytest.raises(RecordError, match="not JSON"):
+                applied(b"{not json", **options)
+        for options in fields:
+            with pytest.raises(RecordError, match="not a JSON object"):
+                applied(b"[1]", **options)
+        assert applied(b"[1]", where=".[0] == 1", set=(".",)) == b"[1]"
 
 
 class TestJq:
@@ -191,13 +188,11 @@ class TestJq:
     def test_where_decides_by_its_first_value(self, where: str, passes: bool) -> None:
         assert applied(BIG, where=where) == (BIG if passes else None)
 
-    def test_set_leaves_order_and_numbers_and_what_is_not_ascii(self) -> None:
+    def test_set_leaves_order_and_numbers_and_comes_after_the_whitelist(self) -> None:
         assert applied(BIG, set=(".x = .z", "del(.c) # gone")) == (
             b'{"z":12345678901234567890.10,"a":"<<","b":[1,2],"x":12345678901234567890.10}'
         )
         assert applied('{"a":"é😀<&>"}'.encode(), set=(".",)) == '{"a":"é😀<&>"}'.encode()
-
-    def test_set_comes_after_the_whitelist_and_where_before_it(self) -> None:
         done = applied(BIG, where=".z", whitelist_json_field=("c",), set=('.added = "x"',))
         assert done == b'{"c":null,"added":"x"}'
 
@@ -218,18 +213,20 @@ class TestJq:
             applied(BIG, **options)
 
     @pytest.mark.parametrize("program", [".a b", "nosuch(1)", ")", ".) | (.", ".a |", "'"])
-    def test_a_faulty_expression_is_an_error_of_one_line(self, program: str) -> None:
-        for flag, options in (("--where", {"where": program}), ("--set", {"set": (program,)})):
+    def test_a_faulty_expression_is_an_error_of_one_line_and_so_is_one_without_the_package(
+        self, program: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        both: list[tuple[str, dict[str, Any]]] = [
+            ("--where", {"where": program}),
+            ("--set", {"set": (program,)}),
+        ]
+        for flag, options in both:
             with pytest.raises(ConfigError) as caught:
                 make_filter(RelayOptions(**options))
             assert str(caught.value).startswith(f"{flag} {program!r}: ")
             assert "\n" not in str(caught.value)
-
-    def test_without_the_package_the_error_says_what_to_install(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
         monkeypatch.setitem(sys.modules, "jq", None)
-        for options in ({"where": "."}, {"set": (".",)}):
+        for _, options in both:
             with pytest.raises(ConfigError, match=r"pip install 'nsqtools\[jq\]'"):
                 make_filter(RelayOptions(**options))
         make_filter(RelayOptions(whitelist_json_field=("a",)))

@@ -3,19 +3,116 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.config import RelayOptions
-from nsqtools.errors import AuthError, NSQError, OutputError, PublishError
+from nsqtools.errors import AuthError, NSQError, OutputError, PublishError, ServerError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.relay.filter import Filter, make_filter
+from nsqtools.sinks.relay.relaysink import RelaySink
 from nsqtools.sinks.threads import Threads
+from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse, turns, virtual
+from tests.support.delivering import Letters
 from tests.support.eventually import eventually_async
-from tests.support.relaying import TOO_BIG, relaying
+from tests.support.scripted import undisturbed
+from tests.support.sinking import InLoop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from nsqtools.engine.handler import Batch
+
+TOO_BIG = ServerError("E_BAD_MESSAGE MPUB message too big")
+
+
+class Destination:
+    """In place of a Producer: ``publish`` returns once ``answers`` is set, or raises ``errors``."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, list[bytes]]] = []
+        self.defers: list[float | None] = []
+        self.times: list[float] = []
+        self.errors: list[BaseException] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.cancelled = 0
+        self.is_connected = True
+
+    async def connect(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
+    ) -> None:
+        self.published.append((topic, list(bodies)))
+        self.defers.append(defer)
+        self.times.append(asyncio.get_running_loop().time())
+        try:
+            await self.answers.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.errors:
+            raise self.errors.pop(0)
+
+    @property
+    def bodies(self) -> list[list[bytes]]:
+        return [bodies for _, bodies in self.published]
+
+
+class Relaying:
+    """An open sink for topics ``t`` and ``u``, which go to ``T`` and ``U``."""
+
+    def __init__(self, *, rules: Filter | None = None, lossy: bool = False, **more: Any) -> None:
+        self.destination = Destination()
+        self.letters = Letters()
+        self.letters.is_lossy = lossy
+        self.fates = Settled()
+        self.sink = RelaySink(
+            self.destination,  # type: ignore[arg-type]
+            {"t": "T", "u": "U"},
+            rules or Filter(),
+            self.letters,
+            **{"threads": InLoop(), **more},
+        )
+
+    async def handle(self, *bodies: bytes, topic: str = "t", **more: Any) -> Batch:
+        made = batch(*bodies, settled=self.fates, topic=topic, **more)
+        await self.sink.handle(made)
+        return made
+
+    async def gave_up(self, *bodies: bytes) -> Batch:
+        made = batch(*bodies, settled=self.fates, topic="t")
+        await self.sink.gave_up(made)
+        return made
+
+    async def drain(self) -> None:
+        for topic in ("t", "u"):
+            await self.sink.drain(topic)
+            await self.sink.join(topic)
+
+
+@contextlib.asynccontextmanager
+async def relaying(**more: Any) -> AsyncIterator[Relaying]:
+    """``more`` is that of Relaying."""
+    async with undisturbed():
+        made = Relaying(**more)
+        await made.sink.open()
+        for topic in ("t", "u"):
+            await made.sink.join(topic)
+        try:
+            yield made
+        finally:
+            await made.sink.close()
 
 
 def numbers(*span: int) -> list[bytes]:
@@ -45,26 +142,22 @@ async def test_a_rule_that_takes_long_holds_up_its_topic_but_not_the_loop() -> N
 
 @virtual
 class TestPublishing:
-    async def test_a_batch_is_one_publish_and_is_finished_after_its_answer(self) -> None:
+    async def test_a_batch_is_one_publish_to_its_destination_and_finished_after_its_answer(
+        self,
+    ) -> None:
         async with relaying(defer=1.5) as run:
             run.destination.answers.clear()
             batch = await run.handle(b"1", b"2", b"3")
+            await run.handle(b"lost", is_lost=lambda: True)
+            await run.handle(b"4", topic="u")
             await turns()
-            assert run.destination.published == [("T", [b"1", b"2", b"3"])]
-            assert run.destination.defers == [1.5]
+            assert run.destination.published == [("T", [b"1", b"2", b"3"]), ("U", [b"4"])]
+            assert run.destination.defers == [1.5, 1.5]
             assert batch.held
             assert run.fates.finished == []
             run.destination.answers.set()
             await turns()
-            assert run.fates.finished == [b"1", b"2", b"3"]
-
-    async def test_topics_go_to_their_destinations_but_no_batch_of_a_lost_connection(self) -> None:
-        async with relaying() as run:
-            await run.handle(b"1")
-            await run.handle(b"lost", is_lost=lambda: True)
-            await run.handle(b"2", topic="u")
-            await run.drain()
-            assert run.destination.published == [("T", [b"1"]), ("U", [b"2"])]
+            assert run.fates.finished == [b"1", b"2", b"3", b"4"]
 
     async def test_what_comes_while_publishes_are_under_way_shares_the_next_one(self) -> None:
         async with relaying() as run:
@@ -157,26 +250,25 @@ class TestDeadLetters:
             assert run.fates.requeued == [(b"not json", None, False)]
             assert run.sink.left_behind == 1
 
-    @pytest.mark.parametrize("cause", [None, TOO_BIG])
-    async def test_a_body_that_no_nsqd_takes_is_one_alone(self, cause: Exception | None) -> None:
-        async with relaying() as run:
-            run.destination.errors.append(refused(1, permanent=True, cause=cause))
-            await run.handle(b"1", b"huge", b"3")
-            await run.drain()
-            assert run.letters.written == [(b"huge", "refused")]
-            assert sorted(run.fates.finished) == [b"1", b"3", b"huge"]
-            assert run.fates.requeued == []
-
-    @pytest.mark.parametrize("cause", [AuthError("E_UNAUTHORIZED"), None])
-    async def test_what_is_no_fault_of_a_body_goes_back_with_backoff(
-        self, cause: Exception | None
+    @pytest.mark.parametrize(
+        ("error", "letters"),
+        [
+            (refused(1, permanent=True), [b"huge"]),
+            (refused(1, permanent=True, cause=TOO_BIG), [b"huge"]),
+            (refused(1, permanent=True, cause=AuthError("E_UNAUTHORIZED")), []),
+            (refused(1), []),
+        ],
+    )
+    async def test_a_body_that_no_nsqd_takes_is_one_alone_and_what_is_no_fault_of_it_goes_back(
+        self, error: NSQError, letters: list[bytes]
     ) -> None:
         async with relaying() as run:
-            run.destination.errors.append(refused(0, 1, permanent=cause is not None, cause=cause))
-            await run.handle(b"1", b"2")
+            run.destination.errors.append(error)
+            await run.handle(b"1", b"huge", b"3")
             await run.drain()
-            assert run.letters.written == []
-            assert run.fates.requeued == [(b"1", None, True), (b"2", None, True)]
+            assert run.letters.written == [(body, "refused") for body in letters]
+            assert sorted(run.fates.finished) == [b"1", b"3", *letters]
+            assert run.fates.requeued == ([] if letters else [(b"huge", None, True)])
             assert run.sink.left_behind == 0
 
     @pytest.mark.parametrize(
@@ -195,8 +287,9 @@ class TestDeadLetters:
             back = [(b"not json", None, backoff), (b"{}", None, backoff)]
             assert sorted(run.fates.requeued) == back
 
-    async def test_messages_given_up_are_finished_after_theirs(self) -> None:
-        async with relaying() as run:
+    @pytest.mark.parametrize("lossy", [False, True])
+    async def test_messages_given_up_are_finished_after_theirs_or_lost(self, lossy: bool) -> None:
+        async with relaying(lossy=lossy) as run:
             run.letters.takes = 100.0
             batch = await run.gave_up(b"1", b"2")
             assert batch.held
@@ -206,14 +299,7 @@ class TestDeadLetters:
             assert run.letters.written == [(b"1", "too many attempts"), (b"2", "too many attempts")]
             assert run.fates.finished == [b"1", b"2"]
             assert run.destination.published == []
-            assert run.sink.lost == 0
-
-    async def test_messages_given_up_without_one_are_lost(self) -> None:
-        async with relaying(lossy=True) as run:
-            await run.gave_up(b"1", b"2")
-            await run.drain()
-            assert run.fates.finished == [b"1", b"2"]
-            assert run.sink.lost == 2
+            assert run.sink.lost == (2 if lossy else 0)
 
 
 @virtual
