@@ -16,6 +16,7 @@ from nsqtools.spark.staging import redelivered
 from nsqtools.spark.staging.ledger import Ledger
 from tests.support.ledgers import (
     NSQD,
+    SETTLED,
     STREAM,
     UNSETTLED,
     Actor,
