@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.source import receive as receiving
-from nsqtools.spark.staging import redelivered
 from nsqtools.spark.staging.log import FencedError
 from tests.support import wire
 from tests.support.eventually import eventually
@@ -45,25 +40,8 @@ def test_an_attempt_takes_over_what_an_earlier_one_has_staged(staging: Staging) 
         assert len(bodies_of(rows)) == len(rows) == number
 
 
-@pytest.mark.parametrize(("after", "cut"), [(300, "fin"), (40_000, "rst")])
-async def test_a_connection_that_is_cut_ends_the_partition_and_loses_nothing(
-    staging: Staging, after: int, cut: Any
-) -> None:
-    bodies = [b"%06d" % each + bytes(100) for each in range(2000)]
-    staging.publish(*bodies, alert=True)
-    async with Proxy(staging.nsqd.tcp, [Faults(cut_down_after=after, cut=cut)]) as proxy:
-
-        def pull() -> None:
-            first = staging.pull(2000, proxy.address, maxInFlight="200", **SECOND)
-            assert len(first) < 2000
-            staging.check(bodies, first, staging.pull(staging.rest(), proxy.address, **SECOND))
-
-        await asyncio.to_thread(pull)
-
-
-@pytest.mark.parametrize("batches_later", [1, 30])
 async def test_what_was_staged_when_the_connection_went_comes_again_and_is_finished(
-    staging: Staging, batches_later: int
+    staging: Staging,
 ) -> None:
     staging.publish(*numbered(100), alert=True)
     loop = asyncio.get_running_loop()
@@ -88,10 +66,6 @@ async def test_what_was_staged_when_the_connection_went_comes_again_and_is_finis
             (note,) = staging.ending.notes
             assert f"{proxy.address}: topic {staging.topic}: " in note
             eventually(lambda: staging.depth == 100)
-            for _ in range(1, batches_later):
-                batch, claim = staging.claim()
-                claim.seal(SETTLED)
-                staging.ledger.clean(batch)
             staging.check(numbered(100), rows, staging.pull(100, proxy.address))
             assert staging.ending.again == len(rows)
 
@@ -109,105 +83,6 @@ async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
     async with Leaving() as nsqd:
         assert await asyncio.to_thread(staging.pull, 100, nsqd.address) == []
     assert nsqd.finished == 0
-
-
-KILLED = """
-import json, os, signal, sys
-from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.spark.source.sourceoptions import parse_source
-from nsqtools.spark.source.plans import Offset
-from nsqtools.spark.source.receive import receive
-from nsqtools.stores.mounted import LocalStore
-root, offset, segments, before = sys.argv[1:]
-offset = Offset.from_json(json.loads(offset))
-claim = Ledger(LocalStore(root), offset.stream).claim(1, 0, offset.quotas[0])
-add, left = claim.add, int(segments)
-def hooked(rows):
-    global left
-    left -= 1
-    if not left and before == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(rows)
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-claim.add = hooked
-options = {"subscribe": offset.quotas[0].topic, "channel": "c", "stagingLocation": "/unused",
-           "maxInFlight": "100", "nsq.msg_timeout": "1s"}
-receive(offset.quotas[0], parse_source(options), claim)
-"""
-
-
-class Killed:
-    """A partition whose attempt was killed, and all that it had in flight has timed out."""
-
-    def __init__(self, staging: Staging) -> None:
-        self.staging = staging
-        self.again = 0
-        """Messages that came again, were staged, and were finished only."""
-
-    def __call__(self, segments: int, moment: str, partitions: int = 1) -> None:
-        self.staging.publish(*numbered(2000), alert=True)
-        self.staging.prepare(next(self.staging.batches), partitions)
-        self.die(segments, moment)
-
-    def die(self, segments: int, moment: str) -> None:
-        """An attempt is killed at so many of its segments, and what it had comes again."""
-        where = str(self.staging.path), json.dumps(self.staging.offsets[1].to_json())
-        command = [sys.executable, "-c", KILLED, *where, str(segments), moment]
-        assert subprocess.run(command, check=False, timeout=60).returncode == -9
-        self.staging.rest()
-
-    def pull(self, number: int = 2000, **kwargs: Any) -> list[dict[str, Any]]:
-        rows = self.staging.pull(number, idleTimeoutMs="500", **kwargs)
-        self.again += self.staging.ending.again
-        return rows
-
-    def check(self, *parts: list[dict[str, Any]]) -> None:
-        """All is there once; what is left is taken in another batch."""
-        left = self.staging.depth
-        self.staging.check(numbered(2000), *parts, self.pull(left) if left else [])
-
-
-@pytest.fixture
-def killed(staging: Staging) -> Killed:
-    return Killed(staging)
-
-
-@pytest.mark.parametrize(("segments", "moment"), [(1, "after"), (7, "before")])
-def test_a_death_between_staging_and_finishing_loses_nothing_and_doubles_nothing(
-    killed: Killed, segments: int, moment: str
-) -> None:
-    killed(segments, moment)
-    killed.check(killed.pull(batch=1))
-    # Before it, FINs of the segments until then may have been on their way out.
-    assert killed.again > 0 or moment == "before"
-
-
-def test_another_partition_gets_the_messages_before_the_dead_one_is_adopted(killed: Killed) -> None:
-    killed(3, "after", partitions=2)
-    rows = killed.pull(batch=1, k=1)
-    assert killed.again > 0
-    killed.check(rows, killed.pull(batch=1, k=0))
-
-
-def test_they_come_many_batches_later(killed: Killed) -> None:
-    killed(3, "after")
-    staging = killed.staging
-    parts = [rows_of(staging.claim(1)[1].seal(SETTLED))]
-    while not killed.again:
-        batch = next(staging.batches)
-        assert batch < 30
-        staging.prepare(batch)
-        staging.ledger.clean(batch - 1)
-        parts.append(killed.pull(200, batch=batch))
-    assert len(parts) > 6
-    killed.check(*parts)
-
-
-def test_a_second_death_in_the_same_partition_changes_nothing(killed: Killed) -> None:
-    killed(3, "after")
-    killed.die(4, "after")
-    killed.check(killed.pull(batch=1))
 
 
 def test_who_was_taken_over_while_pulling_finishes_nothing_more(staging: Staging) -> None:
@@ -265,29 +140,6 @@ def test_a_message_that_timed_out_while_it_was_staged_comes_again_and_is_told(
     staging.ledger.clean(1)
     more = staging.rest()
     staging.check(numbered(20), rows, staging.pull(more) if more else [])
-
-
-def test_a_stall_of_several_timeouts_stages_nothing_after_it_and_doubles_nothing(
-    staging: Staging,
-) -> None:
-    """nsqd sends a window and another one for as long as it lasts."""
-    staging.monkeypatch.setattr(receiving, "WINDOW", 10)
-    staging.monkeypatch.setattr(redelivered, "_TAIL", 20)
-    staging.publish(*numbered(300), alert=True)
-    segments = []
-
-    def stall_once(add: Callable[[], None], rows: int) -> None:
-        segments.append(rows)
-        if len(segments) == 3:
-            eventually(lambda: staging.channel["timeout_count"] > 10)
-        add()
-
-    rows = staging.pull(300, on_add=stall_once, **SECOND)
-    assert len(segments) == 3
-    assert max(segments) <= 10
-    assert not staging.ending.settled
-    staging.ledger.clean(1)
-    staging.check(numbered(300), rows, staging.pull(staging.rest()))
 
 
 class Forgetful(CountingNsqd):
