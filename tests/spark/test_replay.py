@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -29,7 +26,6 @@ from nsqtools.spark.jobs.portions import BodyFile, PublishTask
 from nsqtools.spark.jobs.replay import Replayed, ReplaySettings, is_planned, plan, publish
 from nsqtools.spark.jobs.versions import Versions
 from nsqtools.stores.mounted import LocalStore
-from tests.support.eventually import eventually
 from tests.support.faults import KilledError
 from tests.support.lakes import JSON
 from tests.support.replays import HOSTILE, Taken, nothing
@@ -82,18 +78,10 @@ def test_an_archive_is_published_as_it_is_and_the_plan_is_then_gone(
         publish(replaying, threading.Event(), nothing)
 
 
-@pytest.mark.parametrize("files", [1, 9])
-def test_files_are_divided_into_portions_of_about_a_size(
-    replaying: ReplaySettings, archived: Archived, taken: Taken, files: int, chunked: None
-) -> None:
-    size = 1 << 20
-    found = [BodyFile(str(number), 1, size // 2 + 1, 0) for number in range(files)]
-    divided = portions.divided(found, whole=False)
-    assert [len(each) for each in divided] == ([1] if files == 1 else [2, 2, 2, 2, 1])
+def test_files_are_divided_into_portions_of_about_a_size() -> None:
+    found = [BodyFile(str(number), 1, (1 << 19) + 1, 0) for number in range(9)]
+    assert [len(each) for each in portions.divided(found, whole=False)] == [2, 2, 2, 2, 1]
     assert portions.divided(found, whole=True) == [tuple(found)]
-    archived(*[LARGE[start::files] for start in range(files)])
-    assert publish(replaying, threading.Event(), nothing).published == len(LARGE)
-    assert sorted(taken()) == sorted(LARGE)
 
 
 def test_a_run_goes_on_where_the_one_before_was_told_to_end(
@@ -188,35 +176,6 @@ def test_tasks_publish_and_end_when_they_are_told_to(
     assert sorted(taken()) == sorted(LARGE)
 
 
-PUBLISH = """
-import sys, threading
-from nsqtools.spark.jobs.replay import ReplaySettings, publish
-lake, topic, nsqd, staging = sys.argv[1:]
-sink = {"topic": topic, "nsqd.tcp.addresses": nsqd}
-settings = ReplaySettings((lake,), sink, staging, rate=1000.0)
-publish(settings, threading.Event(), lambda *_: None)
-"""
-
-
-def test_a_killed_process_is_continued_by_the_next(
-    replaying: ReplaySettings, archived: Archived, nsqd: Nsqd, taken: Taken
-) -> None:
-    bodies = numbered(1500)
-    archived(bodies[:700], bodies[700:])
-    where = (*replaying.inputs, replaying.sink["topic"], str(nsqd.tcp), replaying.staging)
-    process = subprocess.Popen([sys.executable, "-c", PUBLISH, *where])
-    try:
-        eventually(lambda: nsqd.channel(replaying.sink["topic"], "c")["depth"] > 100)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = publish(replaying, threading.Event(), nothing)
-    assert 0 < done.before < done.published == 1500
-    found = Counter(taken())
-    assert set(found) == set(bodies)
-    assert found.total() - 1500 <= done.again <= 200, "what two tenths of a second's rate allow"
-
-
 @pytest.mark.parametrize(
     ("allowed", "size"),
     [(1000, 1001), (2 << 20, (1 << 20) + 1)],
@@ -263,62 +222,43 @@ def test_a_rate_makes_small_batches(
     assert taken() == numbered(300)
 
 
-def test_two_runs_at_once_are_refused(
+def test_a_staging_of_another_run_or_replay_or_without_a_plan_is_refused(
     replaying: ReplaySettings, archived: Archived, tmp_path: Path
 ) -> None:
     archived([b"a"])
     path = str(tmp_path / "staging" / "lock")
     with Lock(path), pytest.raises(LockedError, match=path):
         publish(replaying, threading.Event(), nothing)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"sink": {"topic": "other"}},
-        {"where": "x"},
-        {"order_by": "x"},
-        {"inputs": ("x",)},
-        {"layout": JSON},
-    ],
-)
-def test_a_staging_directory_of_another_replay_is_refused(
-    replaying: ReplaySettings, archived: Archived, other: dict[str, Any]
-) -> None:
-    archived([b"a"])
-    changed = replace(replaying, **other)
-    for use in (is_planned, lambda each: publish(each, threading.Event(), nothing)):
-        with pytest.raises(ConfigError, match=replaying.staging):
-            use(changed)
+    others: list[dict[str, Any]] = [
+        *({"sink": {"topic": "other"}}, {"where": "x"}, {"order_by": "x"}),
+        *({"inputs": ("x",)}, {"layout": JSON}),
+    ]
+    for other in others:
+        changed = replace(replaying, **other)
+        for use in (is_planned, lambda each: publish(each, threading.Event(), nothing)):
+            with pytest.raises(ConfigError, match=replaying.staging):
+                use(changed)
     same = replace(replaying, rate=5.0, sink={"topic": replaying.sink["topic"]})
     assert is_planned(same), "where and how fast it goes may change"
-
-
-@pytest.mark.parametrize("text", ['{"format": "3"}', '{"format": "nsqtools replay 2"}', "[]", ""])
-def test_a_plan_that_is_none_is_named(
-    replaying: ReplaySettings, archived: Archived, tmp_path: Path, text: str
-) -> None:
-    archived([b"a"])
-    (tmp_path / "staging" / "replay.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"replay\.json"):
-        is_planned(replaying)
+    for text in ('{"format": "nsqtools replay 2"}', "[]", ""):
+        (tmp_path / "staging" / "replay.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"replay\.json"):
+            is_planned(replaying)
 
 
 def test_parquet_that_cannot_be_published_is_named_before_anything_is(
-    replaying: ReplaySettings, archived: Archived, tmp_path: Path
-) -> None:
-    for column in ({"n": [1]}, {"body": [1]}):
-        pq.write_table(pa.table(column), tmp_path / "x.parquet")
-        with pytest.raises(ConfigError, match=r"x\.parquet: .*body"):
-            plan(replace(replaying, inputs=(str(tmp_path / "x.parquet"),)))
-    (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RecordError, match=r"x\.parquet: "):
-        plan(replace(replaying, inputs=(str(tmp_path / "x.parquet"),)))
-
-
-def test_a_file_that_has_changed_since_the_plan_is_named(
     replaying: ReplaySettings, archived: Archived, tmp_path: Path, taken: Taken
 ) -> None:
+    """Also one that has changed since the plan."""
+    path = tmp_path / "x.parquet"
+    others = replace(replaying, inputs=(str(path),))
+    for column in ({"n": [1]}, {"body": [1]}):
+        pq.write_table(pa.table(column), path)
+        with pytest.raises(ConfigError, match=r"x\.parquet: .*body"):
+            plan(others)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(RecordError, match=r"x\.parquet: "):
+        plan(others)
     archived([b"a"])
     pq.write_table(pa.table({"body": ["b", "c"]}), tmp_path / "lake" / "0.parquet")
     with pytest.raises(RecordError, match=r"0\.parquet: changed"):
