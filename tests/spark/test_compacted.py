@@ -182,12 +182,13 @@ def test_deleting_killed_at_any_step_loses_and_doubles_nothing(lake: Lake, tmp_p
     """A file that comes to have the name of one that was deleted is read, and no other is."""
     for step in count():
         lake.anew()
-        folder = tmp_path / f"logs-{step}"
+        folder = tmp_path / f"logs/batch=0a-{step}"
         inputs = [raw(folder / name, b"tick") for name in ("a.log", "b.log")]
         output = made(lake.place, {NINE_O_CLOCK: "x"}, known(inputs[0]) | known(inputs[1]))
         held = [open(each.path) for each in inputs]  # noqa: SIM115 - so no inode comes free
         survived = lake.survived(step, lambda: output.delete(inputs, quiet))  # noqa: B023
         lake.rest()
+        assert not (survived and folder.exists()), "the directory of a batch goes, too"
         left = find([str(folder)], RAW) if folder.exists() else []
         gone = [each for each in inputs if not os.path.exists(each.path)]
         new = [raw(folder / os.path.basename(each.path), b"tick") for each in gone]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import struct
 import threading
-import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -109,15 +107,6 @@ def to_parquet(path: Path, messages: Sequence[Sent], **columns: pa.Array) -> Pat
         table = table.append_column(name, column)
     pq.write_table(table, path)
     return path
-
-
-def checksum(path: Path) -> Path:
-    """Write what Hadoop's file system puts beside a file."""
-    data = path.read_bytes()
-    sums = [zlib.crc32(data[start : start + 512]) for start in range(0, len(data), 512)]
-    beside = path.with_name(f".{path.name}.crc")
-    beside.write_bytes(b"crc\0" + struct.pack(f">i{len(sums)}I", 512, *sums))
-    return beside
 
 
 def at(path: Path, ns: int) -> Path:

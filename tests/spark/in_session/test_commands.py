@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.examples import BODIES, LINES, Stage
-from tests.support.lakes import Sent, sent, to_parquet
+from tests.support.lakes import Sent, to_parquet
 from tests.support.pipelines import Pipelines
 from tests.support.raw import prefixed
 from tests.support.replays import Taken
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqlookupd
 
 
 MORE = pytest.mark.full("more of what jobs make of rows in Spark")
@@ -201,17 +201,6 @@ def test_an_example_does_what_it_says(
 
 def test_every_example_is_one_that_help_gives() -> None:
     assert set(EXPECTED) <= set(LINES)
-
-
-@MORE
-def test_rows_of_an_archive_are_published_to_a_topic(
-    pipeline: Pipelines, nsqd: Nsqd, topic: str, taken: Taken, tmp_path: Path
-) -> None:
-    to_parquet(tmp_path / "lake/part-1.parquet", sent(*BODIES))
-    nsqd.create(topic, "c")
-    query = ("--input", "lake", "--query", "SELECT body FROM nsq")
-    assert pipeline("sql", *query, "--destination-topic", topic, *at(nsqd)) == ""
-    assert sorted(taken()) == BODIES
 
 
 HOSTILE = [b"\0", b"\n", b"\r\n", b" ", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\0\n" * 150]

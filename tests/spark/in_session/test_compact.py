@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark.jobs.compact import Compacted, CompactSettings, compact
+from nsqtools.spark.jobs.compact import Compacted
 from tests.support.lakes import (
     HOUR,
     JSON,
@@ -28,7 +26,6 @@ from tests.support.lakes import (
     again,
     at,
     bodies,
-    checksum,
     files,
     keys,
     sent,
@@ -45,6 +42,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+
+MORE = pytest.mark.full("more of what jobs make of rows in Spark")
 
 MINUTE = HOUR // 60
 HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b'{"body":"x"}', b" "]
@@ -72,19 +71,21 @@ def is_sorted(path: Path) -> bool:
 def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
     run: Compacting, tmp_path: Path
 ) -> None:
-    """An odd directory, messages in several files, hours in several files, ids that repeat."""
+    """An odd directory, messages in several files, hours in several files, ids that repeat.
+
+    A second run changes nothing, and a third one only the hours of what is new.
+    """
     messages = sent(*HOSTILE, *numbered(3000), step=3 * 10**9)
     others = [replace(each, topic="other") for each in messages[:500]]
-    lake = tmp_path / "odd +%41 [x]{y}"
+    lake, logs, out = tmp_path / "odd +%41 [x]{y}", tmp_path / "logs", tmp_path / "out"
     shuffled = random.Random(7).sample(messages, len(messages))
-    for number in range(20):
+    for number in range(5):
         folder = lake / f"date=2026-11-21/hour=09/batch=0a-{number:08}"
-        part = shuffled[number * 150 : (number + 1) * 150] + again(shuffled[:7])
+        part = shuffled[number * 600 : (number + 1) * 600] + again(shuffled[:7])
         to_parquet(folder / f"part-{number}.parquet", part)
-    to_file(tmp_path / "logs" / "a.json.gz", shuffled[2900:] + again(shuffled[2000:2100]), JSON)
-    to_file(tmp_path / "logs" / "b.json.zst", others, JSON)
-    done = run(lake, tmp_path / "logs", layout=JSON)
-    out = tmp_path / "out"
+    to_file(logs / "a.json.gz", shuffled[2900:] + again(shuffled[2000:2100]), JSON)
+    to_file(logs / "b.json.zst", others, JSON)
+    done = run(lake, logs, layout=JSON)
     assert keys(out) == rows_of([*messages, *others])
     assert bodies(out) == Counter(each.body for each in [*messages, *others])
     hours = [f"date=2026-11-21/hour={hour:02}" for hour in (9, 10, 11)]
@@ -92,32 +93,22 @@ def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
     assert all(map(is_sorted, files(out)))
     assert set(table(out)["attempts"].to_pylist()) == {1}
     assert set(table(out)["source_file"].to_pylist()) == {None}
-    assert done == Compacted(inputs=22, read=3846, files=3, rows=3506, duplicates=340)
+    assert done == Compacted(inputs=7, read=3741, files=3, rows=3506, duplicates=235)
 
-
-def test_a_second_run_changes_nothing_and_a_third_only_the_hours_of_what_is_new(
-    run: Compacting, tmp_path: Path
-) -> None:
-    messages = sent(*numbered(30), step=HOUR // 10)
-    to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
-    run(tmp_path / "lake")
-    before = dict(walk(tmp_path / "out"))
-    assert run(tmp_path / "lake") == Compacted(known=1)
-    assert dict(walk(tmp_path / "out")) == before
+    before = dict(walk(out))
+    assert run(lake, logs, layout=JSON) == Compacted(known=7)
+    assert dict(walk(out)) == before
     late = Sent(b"late", NINE + HOUR + 1, "f" * 16)
-    to_parquet(tmp_path / "lake" / "part-2.parquet", [late, *again(messages[10:15])])
-    assert run(tmp_path / "lake") == Compacted(
-        inputs=1, known=1, read=6, files=1, replaced=1, rows=11, duplicates=5
+    to_parquet(lake / "part-late.parquet", [late, *again(messages[1300:1305])])
+    assert run(lake, logs, layout=JSON) == Compacted(
+        inputs=1, known=7, read=6, files=1, replaced=1, rows=1201, duplicates=5
     )
-    assert keys(tmp_path / "out") == rows_of([*messages, late])
-    changed = {name for name, data in walk(tmp_path / "out") if before.get(name) != data}
-    assert {name.rpartition("/")[0] for name in changed} == {
-        "date=2026-11-21/hour=10",
-        "_nsqtools/compact",
-    }
+    assert keys(out) == rows_of([*messages, *others, late])
+    changed = {name for name, data in walk(out) if before.get(name) != data}
+    assert {name.rpartition("/")[0] for name in changed} == {hours[1], "_nsqtools/compact"}
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 def test_records_without_metadata_are_told_apart_by_their_place(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -137,9 +128,12 @@ def test_records_without_metadata_are_told_apart_by_their_place(
     assert len({tuple(place.values()) for place in places}) == 400
     assert set(found["message_id"].to_pylist()) == {None}
     assert run(tmp_path / "backup", tmp_path / "raw", layout=RAW) == Compacted(known=4)
+    (tmp_path / "out").rename(tmp_path / "old")
+    run(tmp_path / "old", tmp_path / "raw", layout=RAW)
+    assert bodies(tmp_path / "out") == {b"tick": 400}, "what compact wrote is an input, too"
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 def test_of_a_file_that_was_continued_the_new_records_are_added(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -149,7 +143,6 @@ def test_of_a_file_that_was_continued_the_new_records_are_added(
         file.write(b"tick\nlast\n")
     assert run(path, layout=RAW).read == 2
     assert bodies(tmp_path / "out") == {b"tick": 3, b"last": 1}
-    assert run(path, layout=RAW) == Compacted(known=1)
     to_file(path, sent(b"tick", b"another file"), RAW)
     assert run(path, layout=RAW).read == 2
     assert bodies(tmp_path / "out") == {b"tick": 4, b"last": 1, b"another file": 1}
@@ -166,7 +159,7 @@ def test_inputs_without_rows_are_remembered_too(run: Compacting, tmp_path: Path)
     assert files(tmp_path / "out") == []
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 def test_columns_of_parsed_bodies_are_kept(run: Compacting, tmp_path: Path) -> None:
     messages = sent(b"a", b"b", b"c")
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages[:2], price=pa.array([1.5, 2.5]))
@@ -182,7 +175,7 @@ def test_columns_of_parsed_bodies_are_kept(run: Compacting, tmp_path: Path) -> N
         run(tmp_path / "lake")
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 def test_json_of_the_pipeline_is_read_with_its_columns(
     run: Compacting, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -215,18 +208,7 @@ def test_json_of_the_pipeline_is_read_with_its_columns(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
-def test_what_compact_wrote_can_be_compacted_again(run: Compacting, tmp_path: Path) -> None:
-    messages = sent(b"a", b"b")
-    to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
-    logs = at(to_file(tmp_path / "logs" / "x.log", sent(b"raw", b"raw"), RAW), NINE)
-    run(tmp_path / "lake", logs, layout=RAW)
-    (tmp_path / "out").rename(tmp_path / "old")
-    run(tmp_path / "old", tmp_path / "lake", logs, layout=RAW)
-    assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1, b"raw": 2}
-
-
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 def test_a_big_hour_is_several_files_of_which_late_messages_change_those_of_their_minutes(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -256,21 +238,7 @@ def test_a_big_hour_is_several_files_of_which_late_messages_change_those_of_thei
     assert keys(tmp_path / "out") == rows_of([*messages, *late])
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
-def test_a_burst_of_bare_records_becomes_files_of_equal_size(
-    run: Compacting, tmp_path: Path
-) -> None:
-    """They all have one time."""
-    path = to_file(tmp_path / "x.log", sent(*(b"%d" % n * 50 for n in range(2000))), RAW)
-    size = path.stat().st_size // 10
-    assert run(path, layout=RAW, file_size=size).files == 10
-    found = [pq.ParquetFile(each).read() for each in files(tmp_path / "out")]
-    assert max(sum(map(len, each["body"].to_pylist())) for each in found) < 1.5 * size
-    places = Counter(place for each in found for place in each["source_record"].to_pylist())
-    assert places == Counter(range(2000))
-
-
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 def test_hours_are_chosen_by_directory_or_by_the_time_of_the_file(
     run: Compacting, tmp_path: Path
 ) -> None:
@@ -286,7 +254,7 @@ def test_hours_are_chosen_by_directory_or_by_the_time_of_the_file(
     assert run(tmp_path / "lake", layout=RAW).inputs == 4
 
 
-@pytest.mark.full("more of what jobs make of rows in Spark")
+@MORE
 def test_extreme_times_are_exact(run: Compacting, tmp_path: Path) -> None:
     stamps = [0, 999, 2**53 + 1, NINE + 999_999_999, NINE + HOUR - 1, NINE + HOUR, 2**63 - 1]
     messages = [Sent(b"%d" % ns, ns, f"{n:016x}") for n, ns in enumerate(stamps)]
@@ -301,56 +269,3 @@ def test_extreme_times_are_exact(run: Compacting, tmp_path: Path) -> None:
         "date=2026-11-21/hour=10",
         "date=2262-04-11/hour=23",
     }
-
-
-@pytest.mark.full("more of what jobs make of rows in Spark")
-def test_inputs_are_deleted_once_they_are_in(run: Compacting, tmp_path: Path) -> None:
-    """Also those that an earlier run has taken in."""
-    lake = tmp_path / "lake" / "date=2026-11-21" / "hour=09"
-    old = to_parquet(lake / "batch=0a-1" / "part-1.parquet", sent(b"a"))
-    run(tmp_path / "lake")
-    new = to_parquet(lake / "batch=0a-2" / "part-1.parquet", sent(b"b", start=NINE + 1))
-    checksum(new)
-    done = run(tmp_path / "lake", delete_inputs=True)
-    assert (done.inputs, done.known, done.deleted, done.kept) == (1, 1, 2, 0)
-    assert not old.exists()
-    assert list(lake.iterdir()) == [], "directories of batches went too"
-    assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1}
-    to_parquet(new, sent(b"b", start=NINE + 1))
-    assert run(tmp_path / "lake").duplicates == 1, "the pipeline wrote a batch again"
-
-
-@pytest.mark.full("more of what jobs make of rows in Spark")
-def test_files_that_changed_lately_are_left_for_another_run(
-    run: Compacting, tmp_path: Path
-) -> None:
-    old, new = (
-        to_parquet(tmp_path / "lake" / name, sent(name.encode()))
-        for name in ("old.parquet", "new.parquet")
-    )
-    at(old, time.time_ns() - 2 * HOUR)
-    done = run(tmp_path / "lake", older_than=3600.0, delete_inputs=True)
-    assert (done.inputs, done.deleted, done.kept) == (1, 1, 0)
-    assert new.exists()
-    assert bodies(tmp_path / "out") == {b"old.parquet": 1}
-    at(new, time.time_ns() - 2 * HOUR)
-    assert run(tmp_path / "lake", older_than=3600.0).duplicates == 1
-
-
-def test_outputs_that_cannot_be_are_refused_and_nothing_is_made(
-    run: Compacting, spark: SparkSession, tmp_path: Path
-) -> None:
-    """Those within an input, and inputs within them."""
-    to_parquet(tmp_path / "part-1.parquet", sent(b"a"))
-    (tmp_path / "link").symlink_to(tmp_path)
-    for place in (tmp_path, tmp_path / "link"):
-        with pytest.raises(ConfigError, match=f"--input {place}: .*--output"):
-            run(place)
-    for place in (tmp_path / "out", tmp_path / "link/out/date=2026-11-21"):
-        with pytest.raises(ConfigError, match=f"--input {place}: .*--output"):
-            run(place)
-    assert not (tmp_path / "out").exists()
-    for url in ("s3a://bucket/lake", "s3a://bucket/lake/date=2026-11-21"):
-        chosen = CompactSettings((url,), "s3a://bucket/lake/")
-        with pytest.raises(ConfigError, match="s3a://bucket/lake"):
-            compact(spark, chosen, threading.Event(), lambda *_: None)

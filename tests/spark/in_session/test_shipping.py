@@ -78,10 +78,6 @@ def test_a_local_master_needs_no_zip_and_no_check(spark: SparkSession) -> None:
     assert spark.sparkContext.listFiles == files
 
 
-def test_executors_that_have_all_are_fine() -> None:
-    check(lambda: [("h1", PYTHON, [], __version__), ("h2", PYTHON, [], __version__)])
-
-
 @pytest.mark.parametrize(
     ("packages", "version", "culprit"),
     [
@@ -91,40 +87,27 @@ def test_executors_that_have_all_are_fine() -> None:
     ],
 )
 def test_an_executor_that_lacks_something_is_named(
-    packages: list[str], version: str, culprit: str
+    tmp_path: Path, packages: list[str], version: str, culprit: str
 ) -> None:
-    with pytest.raises(ConfigError, match=culprit):
-        check(lambda: [("h1", PYTHON, [], __version__), ("h2", PYTHON, packages, version)])
+    """Also before archives are read."""
+    well = ("h1", PYTHON, [], __version__)
+    check(lambda: [well, ("h2", PYTHON, [], __version__)])
+    cluster: Any = Cluster(lambda: [well, ("h2", PYTHON, packages, version)])
+    to_file(tmp_path / "x.log.zst", sent(b"a"), RAW)
+    for use in (check_executors, lambda given: frame(given, find([str(tmp_path)], RAW))):
+        with pytest.raises(ConfigError, match=culprit):
+            use(cluster)
 
 
-@pytest.mark.parametrize(
-    "place", ["s3a://bucket/lake", "S3://bucket", "gs://b/x", "abfss://c@a.dfs.core.windows.net/x"]
-)
-def test_executors_need_a_client_of_the_object_store_that_they_use(place: str) -> None:
-    assert packages_of(places=["/data/lake", place]) == ["pyarrow", "opendal"]
-    assert readers_of(["/data/x.log", f"{place}/x.log"]) == ["opendal"]
-
-
-def test_executors_need_no_client_of_disks_and_hdfs() -> None:
+def test_executors_need_clients_of_object_stores_and_what_unpacks_archives() -> None:
+    for place in ("s3a://bucket/lake", "S3://bucket", "gs://b/x", "abfss://c@a.windows.net/x"):
+        assert packages_of(places=["/data/lake", place]) == ["pyarrow", "opendal"]
+        assert readers_of(["/data/x.log", f"{place}/x.log"]) == ["opendal"]
     others = ["", "lake", "/data/lake", "file:///data/lake", "hdfs://name/lake", "viewfs://c/lake"]
     assert packages_of({"nsq.snappy": "true"}, places=others) == ["pyarrow", "snappy"]
-    assert readers_of(others) == []
-
-
-def test_an_archive_needs_what_unpacks_it() -> None:
-    paths = ["/a/x.log", "/a/x.log.gz", "/a/x.log.zst", "/b.zst/y", "/b/z.zst"]
+    assert readers_of([*others, "/a/x.log.gz", "/b.zst/y"]) == []
     zstd = "backports.zstd" if sys.version_info < (3, 14) else "compression.zstd"
-    assert readers_of(paths) == [zstd]
-    assert readers_of([*paths[:2], paths[3]]) == []
-
-
-def test_archives_that_executors_cannot_unpack_are_refused_before_they_are_read(
-    tmp_path: Path,
-) -> None:
-    to_file(tmp_path / "x.log.zst", sent(b"a"), RAW)
-    cluster: Any = Cluster(lambda: [("h1", PYTHON, ["backports.zstd"], __version__)])
-    with pytest.raises(ConfigError, match=r"h1 .*backports\.zstd"):
-        frame(cluster, find([str(tmp_path)], RAW))
+    assert readers_of(["/a/x.log.gz", "/a/x.log.zst", "/b/z.zst"]) == [zstd]
 
 
 FAILURE = (
@@ -161,19 +144,17 @@ def test_an_interpreter_that_cannot_run_is_one_clear_line(text: str, told: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_session_that_starts_tasks_twice_is_refused(spark: SparkSession) -> None:
+def test_a_session_that_starts_tasks_twice_is_refused() -> None:
     conf: Any = {"spark.speculation": "TRUE"}
     twice: Any = SimpleNamespace(conf=conf, sparkContext=None)
     with pytest.raises(ConfigError, match=r"spark\.speculation"):
         register(twice)
-    register(spark)
 
 
 def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
-    spark: SparkSession, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = spark.sparkContext
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.setattr(context, "pythonExec", "/no/such/python3")
     monkeypatch.setenv("PYSPARK_PYTHON", "/asked/for")
     register(spark)
@@ -181,10 +162,6 @@ def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
     monkeypatch.delenv("PYSPARK_PYTHON")
     register(spark)
     assert context.pythonExec == sys.executable
-    where = {"nsqd.tcp.addresses": str(nsqd.tcp), "topic": topic}
-    body = spark.range(1).selectExpr("CAST(CAST(id AS STRING) AS BINARY) AS body")
-    body.write.format("nsq").mode("append").options(**where).save()
-    assert nsqd.topic(topic)["message_count"] == 1
 
 
 BY_NAME = """

@@ -86,27 +86,31 @@ def query(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Query:
     return Query(spark, tmp_path, options)
 
 
-def test_available_now_reads_all_there_is_in_batches_and_a_restart_goes_on(
+def test_available_now_reads_all_there_is_in_batches_and_a_failed_one_again(
     query: Query, spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
     publish(nsqd, topic, [b"\0\xff", *numbered(2499)])
-    query.drain()
-    assert [len(rows) for rows in query.batches] == [1000, 1000, 500]
-    assert query.bodies == Counter([b"\0\xff", *numbered(2499)])
+    query.options = {**query.options, "connectionsPerNsqd": "2"}
+    query.fails = lambda batch: batch == 1
+    with pytest.raises(Exception, match="as told"):
+        query.drain()
+    publish(nsqd, topic, numbered(2499, 2600))
+    query.fails = lambda batch: False
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")  # as "timestamp" is in SQL then
+    try:
+        query.drain()
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+    assert [len(rows) for rows in query.batches] == [1000, 1000, 1000, 601]
+    _, failed, repeated, _ = query.batches
+    assert [row.message_id for row in repeated] == [row.message_id for row in failed]
+    del query.batches[1]
+    assert query.bodies == Counter([b"\0\xff", *numbered(2600)])
     assert drained(nsqd, topic, "c")
     for row in query.rows:
         assert (row.topic, row.channel, row.nsqd, row.attempts) == (topic, "c", str(nsqd.tcp), 1)
         assert row.gap == 0
         assert 0 <= row.age.total_seconds() < 3600
-    publish(nsqd, topic, numbered(100))
-    again = Query(spark, tmp_path, query.options)
-    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")  # as "timestamp" is in SQL then
-    try:
-        again.drain()
-    finally:
-        spark.conf.unset("spark.sql.timestampType")
-    assert again.bodies == Counter(numbered(100))
-    assert not list((tmp_path / "staging").glob("*/b*"))
 
 
 @pytest.mark.full("more of what jobs make of rows in Spark")
@@ -132,24 +136,6 @@ def test_nothing_is_lost_though_spark_writes_its_logs_late_and_in_another_form(
         query.spark.conf.unset("spark.sql.streaming.offsetLog.formatVersion")
     assert set(query.bodies) == set(numbered(900))
     assert drained(nsqd, topic, "c")
-
-
-def test_a_batch_that_failed_is_the_same_when_it_is_run_again(
-    query: Query, nsqd: Nsqd, topic: str
-) -> None:
-    query.options = {**query.options, "connectionsPerNsqd": "2", "maxMessagesPerTrigger": "100"}
-    publish(nsqd, topic, numbered(300))
-    query.fails = lambda batch: batch == 1
-    with pytest.raises(Exception, match="as told"):
-        query.drain()
-    publish(nsqd, topic, numbered(300, 400))
-    query.fails = lambda batch: False
-    query.drain()
-    first, failed, repeated = query.batches[:3]
-    assert len(first) == 100
-    assert [row.message_id for row in repeated] == [row.message_id for row in failed]
-    del query.batches[1]
-    assert query.bodies == Counter(numbered(400))
 
 
 @pytest.mark.full("more of what jobs make of rows in Spark")

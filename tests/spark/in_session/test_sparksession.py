@@ -23,41 +23,32 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def refused_with(culprit: str) -> str:
-    """What is said of this culprit."""
-    with pytest.raises(ConfigError, match=culprit) as caught:
-        require_spark()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("absent", [("pyspark",), ("pyspark", "pyarrow")])
-def test_a_missing_package_names_the_command_that_installs_it(
-    absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        requirements, "find_spec", lambda name: None if name in absent else object()
-    )
-    assert f"{sys.executable} -m pip install" in refused_with(" and ".join(absent))
-
-
-def test_a_missing_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    refused_with("Java 17")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
-    refused_with(f"JAVA_HOME {tmp_path}/java")
-
-
-def test_a_java_that_is_too_old_is_named_and_so_is_a_spark_home_of_another_version(
+def test_what_is_missing_or_of_a_wrong_version_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
-    monkeypatch.delenv("SPARK_HOME", raising=False)
-    (tmp_path / "java/bin").mkdir(parents=True)
-    (tmp_path / "java/bin/java").touch(0o755)
+    def refused_with(culprit: str) -> str:
+        with pytest.raises(ConfigError, match=culprit) as caught:
+            require_spark()
+        return str(caught.value)
+
+    for absent in (("pyspark",), ("pyspark", "pyarrow")):
+        with monkeypatch.context() as patch:
+            there = dict.fromkeys({"pyspark", "pyarrow"}.difference(absent), "a spec")
+            patch.setattr(requirements, "find_spec", there.get)
+            assert f"{sys.executable} -m pip install" in refused_with(" and ".join(absent))
+    for name in ("JAVA_HOME", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        refused_with("Java 17")
+    java = tmp_path / "java"
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    refused_with(f"JAVA_HOME {java}")
+    (java / "bin").mkdir(parents=True)
+    (java / "bin/java").touch(0o755)
     versions = {"11.0.2": "11", "1.8.0_392": "8", "17.0.15": "", "21": "", "25-ea": ""}
     for version, too_old in versions.items():
-        (tmp_path / "java/release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+        (java / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
         if too_old:
             refused_with(rf"bin/java is Java {too_old}: ")
         else:
