@@ -5,7 +5,6 @@ That it works on a cluster is shown on a real one, in ``test_cluster``.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -21,7 +20,7 @@ from nsqtools.spark.executors import check_executors, make_zip, packages_of, rea
 from nsqtools.spark.lake.dataframes import frame
 from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import RAW, sent, to_file
-from tests.support.spark import PLUGIN, java_options, needs_spark, with_plugin
+from tests.support.spark import PLUGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tests.support.servers import Nsqd
 
 PYTHON = "/opt/python/bin/python"
 
@@ -162,64 +160,6 @@ def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
     monkeypatch.delenv("PYSPARK_PYTHON")
     register(spark)
     assert context.pythonExec == sys.executable
-
-
-BY_NAME = """
-import json, sys
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
-conf, tcp, http, topic, folder = json.loads(sys.argv[1])
-builder = SparkSession.builder.master("local[2]")
-for name, value in conf.items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
-options = {"nsqd.tcp.addresses": tcp, "topic": topic}
-text = ", ".join(f"`{name}` '{value}'" for name, value in options.items())
-try:
-    spark.sql(f"CREATE TABLE outgoing USING nsq OPTIONS ({text})")
-    raise SystemExit("Spark passes the options of tables on")
-except AnalysisException as error:
-    assert "TEMPORARY VIEW" in str(error), error
-spark.sql(f"CREATE TEMPORARY VIEW outgoing (body BINARY) USING nsq OPTIONS ({text})")
-spark.sql("INSERT INTO outgoing SELECT CAST(CAST(id AS STRING) AS BINARY) FROM range(3)")
-options = {"nsqd.tcp.addresses": f"{tcp}/{http}", "subscribe": topic, "channel": "c"}
-rows = []
-query = (
-    spark.readStream.format("nsq")
-    .options(stagingLocation=f"{folder}/staging", **options)
-    .load()
-    .writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
-    .option("checkpointLocation", f"{folder}/checkpoint")
-    .trigger(availableNow=True)
-    .start()
-)
-query.awaitTermination()
-print(json.dumps(sorted(row.body.decode() for row in rows)))
-"""
-
-
-@pytest.mark.full("a session that spark-submit starts")
-def test_every_session_knows_the_format_by_its_name_also_in_sql(
-    nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    needs_spark("format('nsq') without register()")
-    nsqd.create(topic, "c")
-    conf = {
-        "spark.driver.extraJavaOptions": java_options(),
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
-        "spark.ui.enabled": "false",
-    }
-    given = json.dumps([conf, str(nsqd.tcp), str(nsqd.http.port), topic, str(tmp_path)])
-    done = subprocess.run(
-        [sys.executable, "-c", BY_NAME, given],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=with_plugin(tmp_path / "site"),
-    )
-    assert (done.returncode, done.stdout) == (0, '["0", "1", "2"]\n'), done.stderr
 
 
 def test_the_format_is_known_without_what_it_needs(tmp_path: Path) -> None:

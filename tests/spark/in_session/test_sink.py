@@ -180,7 +180,7 @@ def test_a_wrong_write_is_one_line_of_ours_through_all_of_spark(
     assert "\n" not in str(found)
 
 
-def test_a_stream_is_published_and_goes_on_where_it_ended(
+def test_a_stream_is_published_and_goes_on_where_it_ended_and_sql_inserts_into_a_view(
     spark: SparkSession,
     published: Callable[..., Counter[bytes]],
     nsqd: Nsqd,
@@ -193,4 +193,8 @@ def test_a_stream_is_published_and_goes_on_where_it_ended(
         writer = stream.parquet(str(tmp_path / "source")).writeStream.format("nsq")
         writer = writer.options(**options(nsqd), checkpointLocation=str(tmp_path / "checkpoint"))
         writer.trigger(availableNow=True).start().awaitTermination()
-    assert published(topic, nsqd) == Counter(numbered(200))
+    where = f"`nsqd.tcp.addresses` '{nsqd.tcp}', `topic` '{topic}'"
+    spark.sql(f"CREATE TEMPORARY VIEW outgoing (body BINARY) USING nsq OPTIONS ({where})")
+    spark.sql("INSERT INTO outgoing SELECT CAST(CAST(200 AS STRING) AS BINARY)")
+    spark.catalog.dropTempView("outgoing")
+    assert published(topic, nsqd) == Counter(numbered(201))

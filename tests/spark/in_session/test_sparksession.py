@@ -14,7 +14,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.spark import requirements
 from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.sparksession import first_line, open_session
-from tests.support.spark import java_options, needs_spark, submit
+from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,37 +164,3 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
         "python": sys.executable,
     }
     assert "WARN" in log.read_text()
-
-
-SUBMITTED = """
-import json
-from nsqtools.spark.properties import default_master
-from nsqtools.spark.sparksession import open_session
-conf = {"spark.sql.shuffle.partitions": "3"}
-names = "spark.sql.session.timeZone", "spark.sql.shuffle.partitions", "spark.ui.enabled"
-with open_session(default_master(), conf) as spark:
-    print(json.dumps([spark.sparkContext.master, *map(spark.conf.get, names)]))
-"""
-
-
-@pytest.mark.full("a session that spark-submit starts")
-def test_the_master_and_the_properties_of_spark_submit_count(tmp_path: Path) -> None:
-    needs_spark("spark-submit")
-    script = tmp_path / "submitted.py"
-    script.write_text(SUBMITTED)
-    given = {
-        "spark.driver.extraJavaOptions": java_options(),
-        "spark.sql.session.timeZone": "Asia/Tokyo",
-        "spark.sql.shuffle.partitions": "5",
-    }
-    properties = [word for pair in given.items() for word in ("--conf", "=".join(pair))]
-    done = subprocess.run(
-        [*submit(), "--master", "local[3]", *properties, script],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["local[3,4]", "Asia/Tokyo", "3", "false"]
