@@ -29,7 +29,7 @@ from nsqtools.config.lake import utc
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark.jobs import replay
-from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
+from nsqtools.spark.jobs.checkpoint import Checkpoint, stamp_of
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.progress import Progress
 from nsqtools.spark.source.plans import Offset, Quota
@@ -41,7 +41,7 @@ from nsqtools.stores import open_store
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from tests.support.process import Called
 
@@ -270,30 +270,6 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
     assert warned in warning
 
 
-@pytest.mark.parametrize(
-    ("command", "packages"),
-    [
-        ((*ARCHIVE, "--snappy"), ["pyarrow", "snappy"]),
-        ((*SQL, "--input", "lake"), ["pyarrow"]),
-    ],
-)
-def test_executors_are_asked_for_what_their_connections_need(
-    pipeline: Pipeline, command: tuple[str, ...], packages: list[str]
-) -> None:
-    asked: list[str] = []
-
-    def check(_: object, wanted: Iterable[str]) -> None:
-        asked.extend(wanted)
-        raise ConfigError("enough")
-
-    os.mkdir("lake")
-    pipeline.waits(1)
-    pipeline.spark(session)
-    pipeline.patch("cli.commands.pipeline.run.check_executors", check)
-    assert pipeline(*command)[0] == 2
-    assert asked == packages
-
-
 def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
     pipeline: Pipeline,
 ) -> None:
@@ -442,36 +418,34 @@ def test_a_checkpoint_under_which_something_else_was_archived_is_refused_and_lef
     assert (pipeline.checkpoint / "nsq-source").read_bytes() == before
 
 
-class TestOutputs:
-    """A checkpoint and the output that its batches are in."""
+def stamp(output: str, checkpoint: str = "") -> dict[str, Any]:
+    checkpoint = checkpoint or f"{output.rstrip('/')}/_nsqtools/checkpoint"
+    return stamp_of({"subscribe": "t", "channel": "c"}, checkpoint, output)
 
-    def stamp(self, output: str, checkpoint: str = "") -> dict[str, Any]:
-        checkpoint = checkpoint or f"{output.rstrip('/')}/_nsqtools/checkpoint"
-        return stamp_of({"subscribe": "t", "channel": "c"}, checkpoint, output)
 
-    def test_a_lake_that_was_moved_with_its_checkpoint_is_the_same(self, tmp_path: Path) -> None:
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-        (tmp_path / "link").symlink_to("a")
-        one = self.stamp(f"{tmp_path}/a")
-        assert one["output"] == "../.."
-        assert one == self.stamp(f"{tmp_path}/b/") == self.stamp(f"file:{tmp_path}/link")
-        assert one == self.stamp("s3a://b/lake") == self.stamp("s3a://b/lake/")
-        beside = self.stamp(f"{tmp_path}/link", f"{tmp_path}/state")
-        assert beside["output"] == f"{tmp_path}/a"
-        assert self.stamp("s3a://b/lake", "/s")["output"] == "s3a://b/lake"
-        assert self.stamp("", "/s")["output"] == ""
+def test_a_lake_that_was_moved_with_its_checkpoint_is_the_same(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("a")
+    one = stamp(f"{tmp_path}/a")
+    assert one["output"] == "../.."
+    assert one == stamp(f"{tmp_path}/b/") == stamp(f"file:{tmp_path}/link")
+    assert one == stamp("s3a://b/lake") == stamp("s3a://b/lake/")
+    assert stamp(f"{tmp_path}/link", f"{tmp_path}/state")["output"] == f"{tmp_path}/a"
+    assert stamp("s3a://b/lake", "/s")["output"] == "s3a://b/lake"
+    assert stamp("", "/s")["output"] == ""
 
-    @pytest.mark.parametrize("state", ["a/_nsqtools/checkpoint", "state"])
-    def test_another_output_is_refused(self, pipeline: Pipeline, state: str) -> None:
-        top = pipeline.folder
-        began(top / state, json.dumps(self.stamp(f"{top}/a", f"{top}/{state}")))
-        code, _, err = pipeline(*ARCHIVE, "--checkpoint", state)
-        assert code == 2
-        for place in (f"--checkpoint {top}/{state}", f"{top}/a", f"{top}/lake"):
-            assert place in err
-        (top / state / "nsq-source").unlink()
-        assert Stamp.check(Checkpoint(str(top / state), "/s"), self.stamp(f"{top}/lake")) is None
+
+@pytest.mark.parametrize("state", ["a/_nsqtools/checkpoint", "state"])
+def test_another_output_than_that_of_the_checkpoint_is_refused(
+    pipeline: Pipeline, state: str
+) -> None:
+    top = pipeline.folder
+    began(top / state, json.dumps(stamp(f"{top}/a", f"{top}/{state}")))
+    code, _, err = pipeline(*ARCHIVE, "--checkpoint", state)
+    assert code == 2
+    for place in (f"--checkpoint {top}/{state}", f"{top}/a", f"{top}/lake"):
+        assert place in err
 
 
 def test_missing_java_is_an_error_that_says_which_is_needed_once_it_is(
