@@ -116,11 +116,11 @@ def at(path: Path, ns: int) -> Path:
 
 
 class Compacting:
-    """Compacts places into ``out``."""
+    """Compacts places, or ``lake``, into ``out``, both in a folder."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
-        self._output = str(folder / "out")
+        self.folder, self.lake, self.out = folder, folder / "lake", folder / "out"
 
     def __call__(
         self,
@@ -130,7 +130,8 @@ class Compacting:
         report: ProgressReport = lambda *_: None,
         **settings: Any,
     ) -> Compacted:
-        chosen = CompactSettings(tuple(map(str, places)), self._output, layout=layout, **settings)
+        inputs = tuple(map(str, places or [self.lake]))
+        chosen = CompactSettings(inputs, str(self.out), layout=layout, **settings)
         return compact(self._spark, chosen, stop or threading.Event(), report)
 
 

@@ -68,16 +68,14 @@ def is_sorted(path: Path) -> bool:
     return rows == sorted(rows)
 
 
-def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
-    run: Compacting, tmp_path: Path
-) -> None:
+def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(run: Compacting) -> None:
     """An odd directory, messages in several files, hours in several files, ids that repeat.
 
     A second run changes nothing, and a third one only the hours of what is new.
     """
     messages = sent(*HOSTILE, *numbered(3000), step=3 * 10**9)
     others = [replace(each, topic="other") for each in messages[:500]]
-    lake, logs, out = tmp_path / "odd +%41 [x]{y}", tmp_path / "logs", tmp_path / "out"
+    lake, logs, out = run.folder / "odd +%41 [x]{y}", run.folder / "logs", run.out
     shuffled = random.Random(7).sample(messages, len(messages))
     for number in range(5):
         folder = lake / f"date=2026-11-21/hour=09/batch=0a-{number:08}"
@@ -109,83 +107,80 @@ def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
 
 
 @MORE
-def test_records_without_metadata_are_told_apart_by_their_place(
-    run: Compacting, tmp_path: Path
-) -> None:
+def test_records_without_metadata_are_told_apart_by_their_place(run: Compacting) -> None:
     """Equal bodies are as many messages; the same file is one however it is given."""
     for folder, layout in (("raw", RAW), ("prefixed", PREFIXED)):
         for number in range(2):
-            path = to_file(tmp_path / folder / f"{number}.log.gz", sent(*[b"tick"] * 100), layout)
+            path = to_file(run.folder / folder / f"{number}.log.gz", sent(*[b"tick"] * 100), layout)
             at(path, NINE + number)
-        (tmp_path / folder / "latest").symlink_to("0.log.gz")
-    shutil.copytree(tmp_path / "raw", tmp_path / "backup", symlinks=True)
-    first = run(tmp_path / "raw", tmp_path / "backup", tmp_path / "raw" / "0.log.gz", layout=RAW)
+        (run.folder / folder / "latest").symlink_to("0.log.gz")
+    raw, backup = run.folder / "raw", run.folder / "backup"
+    shutil.copytree(raw, backup, symlinks=True)
+    first = run(raw, backup, raw / "0.log.gz", layout=RAW)
     assert (first.inputs, first.rows) == (2, 200)
-    assert run(tmp_path / "prefixed", layout=PREFIXED).rows == 400
-    assert bodies(tmp_path / "out") == {b"tick": 400}
-    found = table(tmp_path / "out")
+    assert run(run.folder / "prefixed", layout=PREFIXED).rows == 400
+    assert bodies(run.out) == {b"tick": 400}
+    found = table(run.out)
     places = found.select(["source_file", "source_record"]).to_pylist()
     assert len({tuple(place.values()) for place in places}) == 400
     assert set(found["message_id"].to_pylist()) == {None}
-    assert run(tmp_path / "backup", tmp_path / "raw", layout=RAW) == Compacted(known=4)
-    (tmp_path / "out").rename(tmp_path / "old")
-    run(tmp_path / "old", tmp_path / "raw", layout=RAW)
-    assert bodies(tmp_path / "out") == {b"tick": 400}, "what compact wrote is an input, too"
+    assert run(backup, raw, layout=RAW) == Compacted(known=4)
+    run.out.rename(run.folder / "old")
+    run(run.folder / "old", raw, layout=RAW)
+    assert bodies(run.out) == {b"tick": 400}, "what compact wrote is an input, too"
 
 
 @MORE
-def test_of_a_file_that_was_continued_the_new_records_are_added(
-    run: Compacting, tmp_path: Path
-) -> None:
-    path = to_file(tmp_path / "events.log", sent(b"tick", b"tick"), RAW)
+def test_of_a_file_that_was_continued_the_new_records_are_added(run: Compacting) -> None:
+    path = to_file(run.folder / "events.log", sent(b"tick", b"tick"), RAW)
     run(path, layout=RAW)
     with path.open("ab") as file:
         file.write(b"tick\nlast\n")
     assert run(path, layout=RAW).read == 2
-    assert bodies(tmp_path / "out") == {b"tick": 3, b"last": 1}
+    assert bodies(run.out) == {b"tick": 3, b"last": 1}
     to_file(path, sent(b"tick", b"another file"), RAW)
     assert run(path, layout=RAW).read == 2
-    assert bodies(tmp_path / "out") == {b"tick": 4, b"last": 1, b"another file": 1}
+    assert bodies(run.out) == {b"tick": 4, b"last": 1, b"another file": 1}
 
 
-def test_inputs_without_rows_are_remembered_too(run: Compacting, tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    assert run(tmp_path / "none") == Compacted()
-    to_parquet(tmp_path / "lake" / "part-1.parquet", [])
-    to_file(tmp_path / "lake" / "empty.log", [], RAW)
-    to_file(tmp_path / "lake" / "empty.log.gz", [], RAW)
-    assert run(tmp_path / "lake", layout=RAW) == Compacted(inputs=3)
-    assert run(tmp_path / "lake", layout=RAW, delete_inputs=True) == Compacted(known=3, deleted=3)
-    assert files(tmp_path / "out") == []
+def test_inputs_without_rows_are_remembered_too(run: Compacting) -> None:
+    (run.folder / "none").mkdir()
+    assert run(run.folder / "none") == Compacted()
+    to_parquet(run.lake / "part-1.parquet", [])
+    to_file(run.lake / "empty.log", [], RAW)
+    to_file(run.lake / "empty.log.gz", [], RAW)
+    assert run(layout=RAW) == Compacted(inputs=3)
+    assert run(layout=RAW, delete_inputs=True) == Compacted(known=3, deleted=3)
+    assert files(run.out) == []
 
 
 @MORE
-def test_columns_of_parsed_bodies_are_kept(run: Compacting, tmp_path: Path) -> None:
+def test_columns_of_parsed_bodies_are_kept(run: Compacting) -> None:
     messages = sent(b"a", b"b", b"c")
-    to_parquet(tmp_path / "lake" / "part-1.parquet", messages[:2], price=pa.array([1.5, 2.5]))
-    run(tmp_path / "lake")
+    to_parquet(run.lake / "part-1.parquet", messages[:2], price=pa.array([1.5, 2.5]))
+    run()
     tags = pa.array([[{"k": "v"}]])
-    to_parquet(tmp_path / "lake" / "part-2.parquet", messages[2:], tags=tags)
-    run(tmp_path / "lake")
-    found = pq.ParquetFile(files(tmp_path / "out")[0]).read().sort_by("body")
+    to_parquet(run.lake / "part-2.parquet", messages[2:], tags=tags)
+    run()
+    found = pq.ParquetFile(files(run.out)[0]).read().sort_by("body")
     assert found["price"].to_pylist() == [1.5, 2.5, None]
     assert found["tags"].to_pylist() == [None, None, [{"k": "v"}]]
-    to_parquet(tmp_path / "lake" / "part-3.parquet", messages, price=pa.array(["1", "2", "3"]))
+    to_parquet(run.lake / "part-3.parquet", messages, price=pa.array(["1", "2", "3"]))
     with pytest.raises(ConfigError, match="column price"):
-        run(tmp_path / "lake")
+        run()
 
 
 @MORE
 def test_json_of_the_pipeline_is_read_with_its_columns(
-    run: Compacting, spark: SparkSession, tmp_path: Path
+    run: Compacting, spark: SparkSession
 ) -> None:
     """Bodies that are no UTF-8 stand in body_b64, and null columns are left out."""
-    folder = tmp_path / "lake" / "date=2026-11-21" / "hour=09" / "batch=0a0a0a0a-00000001"
+    folder = run.lake / "date=2026-11-21" / "hour=09" / "batch=0a0a0a0a-00000001"
     messages = sent(*HOSTILE, b"\xff\xfe", b"last")
-    to_parquet(tmp_path / "source.parquet", messages, price=pa.array([None, *range(7)]))
+    to_parquet(run.folder / "source.parquet", messages, price=pa.array([None, *range(7)]))
     text = "nullif(try_validate_utf8(cast(body as string)), null)"
     (
-        spark.read.parquet(str(tmp_path / "source.parquet"))
+        spark.read.parquet(str(run.folder / "source.parquet"))
         .selectExpr(
             "* except (body)",
             f"{text} as body",
@@ -194,74 +189,72 @@ def test_json_of_the_pipeline_is_read_with_its_columns(
         .coalesce(1)
         .write.json(str(folder), compression="gzip")
     )
-    run(tmp_path / "lake")
-    assert keys(tmp_path / "out") == rows_of(messages)
-    assert bodies(tmp_path / "out") == Counter(each.body for each in messages)
-    found = pq.ParquetFile(files(tmp_path / "out")[0]).read().sort_by("timestamp_ns")
+    run()
+    assert keys(run.out) == rows_of(messages)
+    assert bodies(run.out) == Counter(each.body for each in messages)
+    found = pq.ParquetFile(files(run.out)[0]).read().sort_by("timestamp_ns")
     assert found["price"].to_pylist() == [None, *range(7)]
     (path,) = folder.glob("part-*.json.gz")
     path.unlink()
     path.with_suffix("").write_text('{"topic":"t"}\n{"topic":\n')
-    shutil.rmtree(tmp_path / "out")
+    shutil.rmtree(run.out)
     with pytest.raises(RecordError, match=r"^/.*/part-[^/]*\.json: ") as caught:
-        run(tmp_path / "lake")
+        run()
     assert "\n" not in str(caught.value)
 
 
 @MORE
 def test_a_big_hour_is_several_files_of_which_late_messages_change_those_of_their_minutes(
-    run: Compacting, tmp_path: Path
+    run: Compacting,
 ) -> None:
     messages = sent(*(b"%d" % n * 50 for n in range(2000)), step=HOUR // 2001)
-    to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
-    assert run(tmp_path / "lake", file_size=100_000).files == 4
-    assert keys(tmp_path / "out") == rows_of(messages)
+    to_parquet(run.lake / "part-1.parquet", messages)
+    assert run(file_size=100_000).files == 4
+    assert keys(run.out) == rows_of(messages)
     spans = []
-    for path in files(tmp_path / "out"):
+    for path in files(run.out):
         assert is_sorted(path)
         stamps = pq.ParquetFile(path).read()["timestamp_ns"].to_pylist()
         spans.append((min(stamps), max(stamps)))
     spans.sort()
     assert all(before[1] - MINUTE < after[0] for before, after in pairwise(spans))
 
-    before = set(files(tmp_path / "out"))
+    before = set(files(run.out))
     late = [Sent(b"late", NINE + 1, "f" * 16), Sent(b"late", NINE + 2 * HOUR, "f" * 16)]
-    to_parquet(tmp_path / "lake" / "part-2.parquet", [*late, *again(messages[:10])])
-    plan = run(tmp_path / "lake", file_size=100_000, dry_run=True)
-    assert set(files(tmp_path / "out")) == before
-    done = run(tmp_path / "lake", file_size=100_000)
+    to_parquet(run.lake / "part-2.parquet", [*late, *again(messages[:10])])
+    plan = run(file_size=100_000, dry_run=True)
+    assert set(files(run.out)) == before
+    done = run(file_size=100_000)
     assert done == Compacted(
         inputs=1, known=1, read=12, files=2, replaced=1, rows=done.rows, duplicates=10
     )
     assert plan == replace(done, rows=done.rows + 10, duplicates=0)
-    assert len(before - set(files(tmp_path / "out"))) == 1
-    assert keys(tmp_path / "out") == rows_of([*messages, *late])
+    assert len(before - set(files(run.out))) == 1
+    assert keys(run.out) == rows_of([*messages, *late])
 
 
 @MORE
-def test_hours_are_chosen_by_directory_or_by_the_time_of_the_file(
-    run: Compacting, tmp_path: Path
-) -> None:
+def test_hours_are_chosen_by_directory_or_by_the_time_of_the_file(run: Compacting) -> None:
     for hour in (8, 9, 10):
-        folder = tmp_path / f"lake/date=2026-11-21/hour={hour:02}/batch=0a-1"
+        folder = run.folder / f"lake/date=2026-11-21/hour={hour:02}/batch=0a-1"
         to_parquet(folder / "part-1.parquet", sent(b"%d" % hour))
     for hour in (8, 9, 10):
-        path = to_file(tmp_path / "lake" / f"{hour}.log", sent(b"log %d" % hour), RAW)
+        path = to_file(run.lake / f"{hour}.log", sent(b"log %d" % hour), RAW)
         at(path, NINE + (hour - 9) * HOUR)
     span: dict[str, Any] = {"since": NINE / 1e9, "until": (NINE + HOUR) / 1e9}
-    assert run(tmp_path / "lake", layout=RAW, delete_inputs=True, **span).deleted == 2
-    assert bodies(tmp_path / "out") == {b"9": 1, b"log 9": 1}
-    assert run(tmp_path / "lake", layout=RAW).inputs == 4
+    assert run(layout=RAW, delete_inputs=True, **span).deleted == 2
+    assert bodies(run.out) == {b"9": 1, b"log 9": 1}
+    assert run(layout=RAW).inputs == 4
 
 
 @MORE
-def test_extreme_times_are_exact(run: Compacting, tmp_path: Path) -> None:
+def test_extreme_times_are_exact(run: Compacting) -> None:
     stamps = [0, 999, 2**53 + 1, NINE + 999_999_999, NINE + HOUR - 1, NINE + HOUR, 2**63 - 1]
     messages = [Sent(b"%d" % ns, ns, f"{n:016x}") for n, ns in enumerate(stamps)]
-    to_file(tmp_path / "x.json", messages, JSON)
-    run(tmp_path / "x.json", layout=JSON)
-    assert keys(tmp_path / "out") == rows_of(messages)
-    there = {str(path.parent.relative_to(tmp_path / "out")) for path in files(tmp_path / "out")}
+    to_file(run.folder / "x.json", messages, JSON)
+    run(run.folder / "x.json", layout=JSON)
+    assert keys(run.out) == rows_of(messages)
+    there = {str(path.parent.relative_to(run.out)) for path in files(run.out)}
     assert there == {
         "date=1970-01-01/hour=00",
         "date=1970-04-15/hour=05",

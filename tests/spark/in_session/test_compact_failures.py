@@ -78,21 +78,21 @@ def spoilt(
 
 @pytest.mark.parametrize("damaged", [cut, torn, spoilt])
 def test_a_damaged_file_is_named_and_changes_nothing(
-    run: Compacting, tmp_path: Path, before: dict[str, bytes], damaged: Callable[[Path], Path]
+    run: Compacting, before: dict[str, bytes], damaged: Callable[[Path], Path]
 ) -> None:
-    bad = damaged(tmp_path / "lake" / "part-2.parquet")
-    there = dict(walk(tmp_path / "lake"))
+    bad = damaged(run.lake / "part-2.parquet")
+    there = dict(walk(run.lake))
     with pytest.raises(RecordError, match=f"^{bad}: [^\n]*$"):
-        run(tmp_path / "lake", layout=JSON, delete_inputs=True)
-    assert dict(walk(tmp_path / "out")) == before
-    assert dict(walk(tmp_path / "lake")) == there
+        run(layout=JSON, delete_inputs=True)
+    assert dict(walk(run.out)) == before
+    assert dict(walk(run.lake)) == there
 
 
 @MORE
 def test_a_file_that_is_written_to_meanwhile_changes_nothing(
-    run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    run: Compacting, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = to_file(tmp_path / "logs" / "x.log", sent(b"c"), RAW)
+    path = to_file(run.folder / "logs" / "x.log", sent(b"c"), RAW)
     read_back = job._read_back
 
     def disturbed(*args: Any) -> Any:
@@ -103,16 +103,16 @@ def test_a_file_that_is_written_to_meanwhile_changes_nothing(
     monkeypatch.setattr(job, "_read_back", disturbed)
     with pytest.raises(RecordError, match=r"x\.log: "):
         run(path, layout=RAW, delete_inputs=True)
-    assert dict(walk(tmp_path / "out")) == before
+    assert dict(walk(run.out)) == before
     monkeypatch.undo()
     assert run(path, layout=RAW).read == 2
 
 
 @MORE
 def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
-    run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    run: Compacting, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c", start=NINE + 1))
+    path = to_parquet(run.lake / "part-2.parquet", sent(b"c", start=NINE + 1))
     read_back = job._read_back
 
     def damaged(spark: SparkSession, paths: Sequence[str]) -> Any:
@@ -124,27 +124,25 @@ def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
 
     monkeypatch.setattr(job, "_read_back", damaged)
     with pytest.raises(OutputError, match="3 rows"):
-        run(tmp_path / "lake", delete_inputs=True)
-    assert dict(walk(tmp_path / "out")) == before
+        run(delete_inputs=True)
+    assert dict(walk(run.out)) == before
     assert path.exists()
 
 
-def test_a_second_run_at_once_is_refused(
-    run: Compacting, tmp_path: Path, before: dict[str, bytes]
-) -> None:
-    path = tmp_path / "out" / "_nsqtools" / "lock"
+def test_a_second_run_at_once_is_refused(run: Compacting, before: dict[str, bytes]) -> None:
+    path = run.out / "_nsqtools" / "lock"
     with Lock(str(path)), pytest.raises(LockedError, match=str(path)):
-        run(tmp_path / "lake")
-    assert dict(walk(tmp_path / "out")) == before
+        run()
+    assert dict(walk(run.out)) == before
 
 
 @pytest.mark.parametrize(
     "step", [pytest.param("reading", marks=MORE), pytest.param("writing", marks=MORE), "verifying"]
 )
 def test_a_run_that_is_told_to_end_changes_nothing(
-    run: Compacting, tmp_path: Path, before: dict[str, bytes], step: str
+    run: Compacting, before: dict[str, bytes], step: str
 ) -> None:
-    to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c"))
+    to_parquet(run.lake / "part-2.parquet", sent(b"c"))
     stop = threading.Event()
 
     def report(said: str, done: int, total: int) -> None:
@@ -152,5 +150,5 @@ def test_a_run_that_is_told_to_end_changes_nothing(
             stop.set()
 
     with pytest.raises(StoppedError):
-        run(tmp_path / "lake", stop=stop, report=report)
-    assert dict(walk(tmp_path / "out")) == before
+        run(stop=stop, report=report)
+    assert dict(walk(run.out)) == before
