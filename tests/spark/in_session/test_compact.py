@@ -126,7 +126,7 @@ def test_records_without_metadata_are_told_apart_by_their_place(run: Compacting)
     assert set(found["message_id"].to_pylist()) == {None}
     assert run(backup, raw, layout=RAW) == Compacted(known=4)
     run.out.rename(run.folder / "old")
-    run(run.folder / "old", raw, layout=RAW)
+    run(run.folder / "old", run.folder / "prefixed", layout=PREFIXED)
     assert bodies(run.out) == {b"tick": 400}, "what compact wrote is an input, too"
 
 
