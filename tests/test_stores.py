@@ -14,7 +14,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -30,7 +30,6 @@ from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from nsqtools.stores.objectstore import ObjectStore
 from tests.support.faults import broken
-from tests.support.hdfs import HdfsLike
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
@@ -40,6 +39,50 @@ if TYPE_CHECKING:
     from tests.support.minio import Minio
 
 pytestmark = pytest.mark.timeout(900)  # MinIO may have to be built
+
+
+def local_call(name: str) -> Any:
+    return lambda self, path, *_: getattr(self.local, name)(path)  # the rest is metadata
+
+
+class HdfsLike(fs.FileSystemHandler):  # type: ignore[misc]
+    """With the manners of HDFS: makes the directories of a new file, and moves replace none."""
+
+    def __init__(self) -> None:
+        self.local = fs.LocalFileSystem()
+        self.loses_responses = False
+
+    def get_type_name(self) -> str:
+        return "hdfs-like"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.local.create_dir(path, recursive=recursive)
+
+    def move(self, src: str, dest: str) -> None:
+        if os.path.isdir(dest):
+            dest = os.path.join(dest, os.path.basename(src))
+        try:
+            os.link(src, dest)  # unlike a rename, it never replaces a file
+            os.unlink(src)
+        except OSError:
+            raise OSError("HDFS rename failed, errno: 5 (Input/output error)") from None
+        if self.loses_responses:
+            raise OSError("HDFS rename failed, errno: 110 (Connection timed out)")
+
+    def open_output_stream(self, path: str, _: Any) -> Any:
+        self.local.create_dir(os.path.dirname(path), recursive=True)
+        return self.local.open_output_stream(path)
+
+    get_file_info = get_file_info_selector = local_call("get_file_info")
+    delete_dir, delete_file = local_call("delete_dir"), local_call("delete_file")
+    open_input_stream, open_input_file = (
+        local_call("open_input_stream"),
+        local_call("open_input_file"),
+    )
+    delete_dir_contents = delete_root_dir_contents = copy_file = open_append_stream = None
 
 
 @pytest.fixture(params=["local", "hdfs", "s3"])

@@ -4,36 +4,91 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import threading
 import time
-from collections import Counter
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.cli import cli
+from nsqtools.cli.exits import run
 from tests.support.eventually import eventually
 from tests.support.examples import BODIES, LINES, Stage
 from tests.support.lakes import Sent, to_parquet
-from tests.support.pipelines import Pipelines
-from tests.support.raw import prefixed
-from tests.support.replays import Taken
-from tests.support.servers import at, drained, empty
+from tests.support.servers import drained
 from tests.support.spark import START
 from tests.support.streaming import publish, rows
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqlookupd
 
 
 MORE = pytest.mark.full("more of what jobs make of rows in Spark")
+
+
+class Pipelines:
+    """Runs commands in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables.
+
+    All but the start of Spark is as in a process of their own; nothing is registered in their
+    session but what they register themselves.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        self._captured = capfd
+
+        @contextmanager
+        def opened(*_: object, **__: object) -> Iterator[SparkSession]:
+            session = spark.newSession()
+            session.createDataFrame([], "n INT")  # which makes it the one of this thread
+            yield session
+
+        monkeypatch.setattr("nsqtools.cli.commands.pipeline.run.open_session", opened)
+        for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
+            monkeypatch.delenv(name)
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            monkeypatch.setenv(name, str(folder / "no-such"))
+        monkeypatch.chdir(folder)
+
+    def __call__(self, *args: str, until: Callable[[], object] | None = None) -> str:
+        """What it prints; it succeeds and says nothing else.
+
+        SIGTERM ends it once ``until`` holds.
+        """
+        ended = threading.Event()
+
+        def stop() -> None:
+            with suppress(AssertionError):
+                eventually(lambda: ended.is_set() or (until and until()), START)
+            if not ended.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        stopper = threading.Thread(target=stop)
+        if until:
+            stopper.start()
+        try:
+            code = run(cli, ("pipeline", *args))
+        finally:
+            ended.set()
+            if until:
+                stopper.join()
+        printed, said = self._captured.readouterr()
+        assert (code, said) == (0, ""), (code, said, args)
+        return printed
 
 
 @pytest.fixture
@@ -201,68 +256,3 @@ def test_an_example_does_what_it_says(
 
 def test_every_example_is_one_that_help_gives() -> None:
     assert set(EXPECTED) <= set(LINES)
-
-
-HOSTILE = [b"\0", b"\n", b"\r\n", b" ", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\0\n" * 150]
-"""What formats, codecs and shells like to lose: delimiters, halves of characters, surrogates."""
-
-
-def random_bodies(rng: random.Random, count: int) -> list[bytes]:
-    """Of 1 to 300 bytes; those of one byte, and some of two, are there many times."""
-    sizes = [*range(1, 3)] * (count // 20)
-    sizes += [rng.randint(1, 300) for _ in range(count - len(sizes))]
-    bodies = [*map(rng.randbytes, sizes), *HOSTILE * 20]
-    rng.shuffle(bodies)
-    return bodies
-
-
-@MORE
-@pytest.mark.nsqd_only("most of what it takes comes from nsqd's disk")
-def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
-    pipeline: Pipelines,
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    topic: str,
-    tmp_path: Path,
-    rng: random.Random,
-) -> None:
-    """``pub``, ``pipeline archive`` or ``to-file``, ``pipeline compact`` and ``replay``, ``tail``.
-
-    One run of ``compact`` takes both in: rows that ``to-file`` wrote have no metadata.
-    """
-
-    def shell(*args: str, stdin: bytes = b"") -> None:
-        ended = nsqtools_cli(*args, stdin=stdin, timeout=START)
-        assert (ended.code, ended.stderr) == (0, ""), args
-
-    nsqd = make_nsqd("-mem-queue-size=1000")
-    bodies = random_bodies(rng, 200_000)
-    sent = Counter(bodies)
-    for channel in ("lake", "files"):
-        nsqd.create(topic, channel)
-    shell("pub", "--topic", topic, "--length-prefix", "-q", *at(nsqd), stdin=prefixed(bodies))
-    for channel in ("lake", "files"):
-        eventually(lambda c=channel: nsqd.channel(topic, c)["message_count"] == sent.total())  # type: ignore[misc]
-
-    pipeline(
-        *("archive", "--topic", topic, "--channel", "lake", "--output", "lake"),
-        *(*at(nsqd), "--nsqd-http-address", str(nsqd.http)),
-    )
-    shell(
-        *("to-file", "--topic", topic, "--channel", "files", "--output-dir", "files", "-q"),
-        *("--format", "length-prefixed", "--compress", "zstd", "--rotate-size", "400KiB"),
-        *empty(nsqd),
-    )
-    assert drained(nsqd, topic, "lake")
-    assert drained(nsqd, topic, "files")
-    pipeline(
-        *("compact", "--input", "lake", "--input", "files", "--input-format", "length-prefixed"),
-        *("--output", "few"),
-    )
-    for way, condition in (("archive", "IS NOT NULL"), ("to-file", "IS NULL")):
-        goal = f"{topic}.{way}"
-        nsqd.create(goal, "c")
-        where = f"message_id {condition}"
-        pipeline("replay", "--input", "few", "--topic", goal, "--where", where, *at(nsqd))
-        found = Counter(Taken(nsqtools_cli, nsqd, goal)())
-        assert ((sent - found).total(), (found - sent).total()) == (0, 0), way
