@@ -13,8 +13,7 @@ import pytest
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.partitions import Sealed
 from nsqtools.stores.mounted import LocalStore
-from tests.simulation.disk import Disk
-from tests.simulation.processes import Killed, Process
+from tests.support.disk import Disk
 from tests.support.ledgers import (
     STREAM,
     Connection,
@@ -27,6 +26,7 @@ from tests.support.ledgers import (
     segment,
 )
 from tests.support.ledgers import keys as keys_of
+from tests.support.processes import Killed, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,6 +107,7 @@ class Query:
                     held = pull(held, Connection(self.nsqd), 3)
                 found += ids(held)
             assert self.sink.setdefault(batch, found) == found
+            self.store.list("")  # at which it may be stopped before the commit
             self.committed = batch
 
     def check(self) -> None:
