@@ -1,32 +1,202 @@
-"""A quota of messages from nsqd into the staging: that many, and nothing left behind."""
+"""A quota of messages from nsqd into the staging: that many, and nothing left behind.
+
+When something dies, nothing is lost, and nothing is there twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
 import pytest
 
-from nsqtools.errors import AuthError, ConfigError, NSQError, ProtocolError, RefusedError
+from nsqtools.errors import (
+    AuthError,
+    ConfigError,
+    NSQError,
+    OutputError,
+    ProtocolError,
+    RefusedError,
+)
+from nsqtools.names import Address
 from nsqtools.proto.messages import Message
 from nsqtools.spark.rows import ROW_SCHEMA, RowOrigin, make_segment, rows_of
-from nsqtools.spark.staging.partitions import Ending
+from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.source.receive import receive
+from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.staging.ledger import Ledger
+from nsqtools.spark.staging.log import FencedError
+from nsqtools.spark.staging.partitions import Claim, Ending
+from nsqtools.stores.mounted import LocalStore
 from tests.support import wire
+from tests.support.eventually import eventually
+from tests.support.ledgers import SETTLED, bodies_of, claim_of
 from tests.support.proxy import Faults, Proxy
-from tests.support.pulling import CountingNsqd, Staging
-from tests.support.streaming import numbered
+from tests.support.servers import drained
+from tests.support.streaming import numbered, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from nsqtools.names import Address
+    from nsqtools.spark.rows import Segment
+    from nsqtools.spark.staging.partitions import Sealed
     from tests.support.authd import Authd
-    from tests.support.servers import MakeNsqd
+    from tests.support.servers import MakeNsqd, Nsqd
     from tests.support.tls import Certificates
+
+    Found = list[dict[str, Any]]
+
+STREAM = "0" * 32
+
+
+@dataclass
+class Staging:
+    """A stream's staging, in which each ``pull`` is a batch of its own; and the topic in nsqd."""
+
+    path: Path
+    nsqd: Nsqd
+    topic: str
+    monkeypatch: pytest.MonkeyPatch
+    batches: count[int] = field(default_factory=lambda: count(1))
+    ending: Ending = field(default_factory=lambda: Ending(settled=True))
+    """Of the last pull."""
+    offsets: dict[int, Offset] = field(default_factory=dict)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(LocalStore(str(self.path)), STREAM)
+
+    def prepare(self, batch: int, partitions: int = 1) -> None:
+        quota = Quota(self.topic, str(self.nsqd.tcp), 2000)
+        self.offsets[batch] = Offset(STREAM, batch, (quota,) * partitions)
+        self.ledger.prepare(self.offsets[batch])
+
+    def claim(self, batch: int | None = None, k: int = 0) -> tuple[int, Claim]:
+        """A partition, of a new batch unless it is said which."""
+        if batch is None:
+            batch = next(self.batches)
+            self.prepare(batch)
+        claim = claim_of(self.ledger, self.offsets[batch], k)
+        assert isinstance(claim, Claim)
+        return batch, claim
+
+    def receive(
+        self, claim: Claim, number: int, address: Address | None = None, **options: Any
+    ) -> Ending:
+        """From the topic's nsqd or ``address``; in names of ``options``, __ stands for a dot."""
+        given = {"subscribe": self.topic, "channel": "c", "stagingLocation": "/unused"}
+        given |= {name.replace("__", "."): text for name, text in options.items()}
+        quota = Quota(self.topic, str(address or self.nsqd.tcp), number)
+        return receive(quota, parse_source(given), claim)
+
+    def pull(
+        self,
+        number: int,
+        address: Address | None = None,
+        *,
+        batch: int | None = None,
+        k: int = 0,
+        on_add: Callable[[Callable[[], None], int], None] | None = None,
+        **options: Any,
+    ) -> Found:
+        """Receive and seal; ``on_add`` is called for each segment with its add and its length."""
+        _, claim = self.claim(batch, k)
+        if on_add:
+            add = claim.add
+
+            def hooked(segment: Segment) -> None:
+                on_add(lambda: add(segment), segment.keys.num_rows)
+
+            self.monkeypatch.setattr(claim, "add", hooked)
+        self.ending = self.receive(claim, number, address, **options)
+        return found_in(claim.seal(self.ending))
+
+    def publish(self, *bodies: bytes, alert: bool = False) -> None:
+        publish(self.nsqd, self.topic, bodies, alert=alert)
+
+    @property
+    def channel(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.nsqd.channel(self.topic, "c")
+        return found
+
+    @property
+    def depth(self) -> int:
+        depth: int = self.channel["depth"]
+        return depth
+
+    def rest(self) -> int:
+        """Wait until nsqd has nothing in flight; its depth is all that it holds then."""
+        eventually(lambda: not (self.channel["in_flight_count"] or self.channel["clients"]))
+        return self.depth
+
+    def check(self, bodies: Iterable[bytes], *parts: Found) -> None:
+        """The parts have each of these bodies once, and nsqd has nothing any more."""
+        assert bodies_of(*parts) == Counter(bodies)
+        assert drained(self.nsqd, self.topic, "c")
+
+
+def found_in(sealed: Sealed) -> Found:
+    found: Found = pa.Table.from_batches(
+        sealed.batches(RowOrigin("t", "c", "n")), ROW_SCHEMA
+    ).to_pylist()
+    return found
+
+
+class CountingNsqd:
+    """An nsqd that takes every subscription and sends what ``on_ready`` writes; it counts."""
+
+    def __init__(self, max_rdy_count: int = 2500) -> None:
+        self._max_rdy_count = max_rdy_count
+        self.connections = self.requeued = self.finished = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = Address(*self._server.sockets[0].getsockname())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        rest = b""
+        while data := await reader.read(65536):
+            found, rest = wire.split_commands(rest + data)
+            for command in found:
+                match command.split():
+                    case ["IDENTIFY", *_]:
+                        writer.write(wire.negotiated(max_rdy_count=self._max_rdy_count))
+                    case ["SUB", *_]:
+                        writer.write(wire.OK)
+                    case ["RDY", count]:
+                        self.on_ready(int(count), writer)
+                    case ["FIN", *_]:
+                        self.finished += 1
+                        self.on_finish(writer)
+                    case ["REQ", *_]:
+                        self.requeued += 1
+                    case ["CLS"]:
+                        self.on_ready(0, writer)
+                        writer.write(wire.CLOSE_WAIT)
+        writer.close()
+
+    def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
+        """RDY of this count has come."""
+
+    def on_finish(self, writer: asyncio.StreamWriter) -> None:
+        """A FIN has come."""
+
+
+@pytest.fixture
+def staging(tmp_path: Path, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch) -> Staging:
+    return Staging(tmp_path / "staging", nsqd, topic, monkeypatch)
 
 
 class Looks:
@@ -166,7 +336,7 @@ def test_silence_or_time_ends_a_partition_short_of_its_quota(
 ) -> None:
     staging.publish(*numbered(50))
     caplog.set_level(logging.INFO)
-    parts: list[list[dict[str, Any]]] = []
+    parts: list[Found] = []
     while sum(map(len, parts)) < 50:  # a busy machine is silent in between, too
         parts.append(staging.pull(80, **limits))
         assert f"{len(parts[-1])} of 80 messages" in caplog.text
@@ -182,15 +352,6 @@ async def test_an_nsqd_that_is_down_or_falls_silent_gives_an_empty_partition(
     staging.nsqd.stop()
     assert await asyncio.to_thread(staging.pull, 10) == []
     assert f"{staging.nsqd.tcp}: topic {staging.topic}: 0 of 10 messages" in caplog.text
-
-
-def test_time_that_is_over_leaves_nothing_in_flight(staging: Staging) -> None:
-    staging.publish(*numbered(20_000))
-    rows = staging.pull(20_000, maxReadMs="5")
-    found = staging.channel
-    assert found["in_flight_count"] <= 4  # one for each connection, under way when CLS came
-    assert len(rows) + found["depth"] + found["in_flight_count"] == 20_000
-    assert staging.ending == Ending(settled=True)
 
 
 @pytest.mark.parametrize("codec", ["deflate", "snappy"])
@@ -246,3 +407,195 @@ def test_tls_that_cannot_be_and_what_is_no_nsqd_are_errors_of_the_query(
     assert isinstance(error, RefusedError | ConfigError)
     assert "nsq.tls_root_ca_file" in str(error)
     assert str(staging.nsqd.http) in str(refused(staging, staging.nsqd.http))
+
+
+SECOND: dict[str, Any] = {"nsq__msg_timeout": "1s"}
+"""After which nsqd delivers again; no shorter one is to be had."""
+
+
+def test_an_attempt_takes_over_what_an_earlier_one_has_staged(staging: Staging) -> None:
+    """If that is the quota, no nsqd is needed."""
+    staging.publish(*numbered(1000))
+    batch, claim = staging.claim()
+    staging.receive(claim, 300)
+    staging.receive(staging.claim(batch)[1], 800)
+    staging.nsqd.stop()
+    rows = staging.pull(800, batch=batch)
+    assert len(bodies_of(rows)) == len(rows) == 800
+
+
+async def test_what_was_staged_when_the_connection_went_comes_again_and_is_finished(
+    staging: Staging,
+) -> None:
+    staging.publish(*numbered(100), alert=True)
+    loop = asyncio.get_running_loop()
+    segments = []
+    async with Proxy(staging.nsqd.tcp) as proxy:
+
+        async def cut() -> None:
+            proxy.cut()
+
+        def add_and_cut(add: Callable[[], None], rows: int) -> None:
+            eventually(lambda: staging.channel["in_flight_count"] == 10)
+            add()
+            segments.append(rows)
+            asyncio.run_coroutine_threadsafe(cut(), loop).result()
+            eventually(lambda: not staging.channel["clients"])
+
+        def pull() -> None:
+            given = {"maxInFlight": "10", **SECOND}
+            rows = staging.pull(100, proxy.address, on_add=add_and_cut, **given)
+            assert segments == [len(rows)]
+            assert not staging.ending.settled
+            (note,) = staging.ending.notes
+            assert f"{proxy.address}: topic {staging.topic}: " in note
+            eventually(lambda: staging.depth == 100)
+            staging.check(numbered(100), rows, staging.pull(100, proxy.address))
+            assert staging.ending.again == len(rows)
+
+        await asyncio.to_thread(pull)
+
+
+async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
+    staging: Staging,
+) -> None:
+    class Leaving(CountingNsqd):
+        def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
+            writer.write(wire.message(1) + wire.message(2))
+            writer.close()
+
+    async with Leaving() as nsqd:
+        assert await asyncio.to_thread(staging.pull, 100, nsqd.address) == []
+    assert nsqd.finished == 0
+
+
+def test_who_was_taken_over_while_pulling_finishes_nothing_more(staging: Staging) -> None:
+    staging.publish(*numbered(2000), alert=True)
+    quick = {"maxInFlight": "100", **SECOND}
+    batch, claim = staging.claim()
+    segments, add = count(1), claim.add
+    others: list[Claim] = []
+
+    def hooked(segment: Segment) -> None:
+        if next(segments) == 5:
+            others.append(staging.claim(batch)[1])
+        add(segment)
+
+    staging.monkeypatch.setattr(claim, "add", hooked)
+    with pytest.raises(FencedError):
+        staging.receive(claim, 2000, **quick)
+    assert next(segments) == 6
+    (other,) = others
+    assert other.rows + staging.rest() == 2000
+    staging.receive(other, 2000, **quick)
+    staging.check(numbered(2000), found_in(other.seal(SETTLED)))
+
+
+def test_what_cannot_be_staged_goes_back_to_nsqd_at_once_and_is_an_error(staging: Staging) -> None:
+    staging.publish(*numbered(2000))
+    segments = count(1)
+
+    def fill_up(add: Callable[[], None], rows: int) -> None:
+        if next(segments) == 5:
+            raise OutputError("no space left on device")
+        add()
+
+    with pytest.raises(OutputError, match="no space left"):
+        staging.pull(2000, on_add=fill_up, maxInFlight="100")
+    assert 0 < staging.rest() < 2000
+    assert staging.channel["timeout_count"] == 0
+    staging.check(numbered(2000), staging.pull(2000, batch=1))
+
+
+def test_a_message_that_timed_out_while_it_was_staged_comes_again_and_is_told(
+    staging: Staging, caplog: pytest.LogCaptureFixture
+) -> None:
+    staging.publish(*numbered(20), alert=True)
+    late = count()
+
+    def stall_once(add: Callable[[], None], rows: int) -> None:
+        if next(late) == 0:
+            eventually(lambda: staging.channel["timeout_count"] > 0)
+        add()
+
+    rows = staging.pull(20, on_add=stall_once, **SECOND)
+    assert not staging.ending.settled
+    assert "nsq.msg_timeout" in caplog.text
+    staging.ledger.clean(1)
+    more = staging.rest()
+    staging.check(numbered(20), rows, staging.pull(more) if more else [])
+
+
+class Forgetful(CountingNsqd):
+    """One that can give up on all that is in flight and send a window more, again and again."""
+
+    sent = ready = in_flight = 0
+
+    def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
+        self.ready, self.writer = count, writer
+        while self.in_flight < self.ready:
+            writer.write(wire.message(self.sent))
+            self.sent += 1
+            self.in_flight += 1
+
+    async def forget(self) -> None:
+        """Until it may send nothing."""
+        while self.ready:
+            self.in_flight = 0
+            self.on_ready(self.ready, self.writer)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+
+async def test_more_than_a_window_is_told_of_and_given_back_and_followed_by_nothing(
+    staging: Staging,
+) -> None:
+    loop = asyncio.get_running_loop()
+    segments = []
+
+    def stall(add: Callable[[], None], rows: int) -> None:
+        segments.append(rows)
+        asyncio.run_coroutine_threadsafe(nsqd.forget(), loop).result(60)
+        add()
+
+    async with Forgetful() as nsqd:
+        rows = await asyncio.to_thread(
+            staging.pull, 10_000, nsqd.address, on_add=stall, maxInFlight="10"
+        )
+    assert segments == [len(rows)]
+    assert nsqd.sent > 10
+    assert len(rows) + nsqd.requeued == nsqd.sent
+    assert not staging.ending.settled
+    assert "timed out" in staging.ending.notes[0]
+
+
+async def test_a_message_that_comes_twice_in_one_segment_is_staged_once(staging: Staging) -> None:
+    class Repeating(CountingNsqd):
+        def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
+            if count == 1:
+                writer.write(wire.message(0))
+            elif count == 10:
+                again = [wire.message(each, attempts=2) for each in range(5)]
+                writer.write(b"".join([*(wire.message(each) for each in range(1, 5)), *again]))
+
+    async with Repeating() as nsqd:
+        limits: dict[str, Any] = {"maxInFlight": "10", "idleTimeoutMs": "1000"}
+        rows = await asyncio.to_thread(staging.pull, 100, nsqd.address, **limits)
+    assert sorted(int(row["message_id"], 16) for row in rows) == list(range(5))
+    assert staging.ending.again == 5
+
+
+async def test_of_several_connections_one_may_be_cut(make_nsqd: MakeNsqd, staging: Staging) -> None:
+    staging.nsqd = make_nsqd("-max-rdy-count=100")
+    staging.publish(*numbered(2000), alert=True)
+    faults = [Faults(cut_down_after=5000), Faults()]
+    async with Proxy(staging.nsqd.tcp, faults) as proxy:
+
+        def pull() -> None:
+            first = staging.pull(2000, proxy.address, maxInFlight="200", **SECOND)
+            assert 0 < len(first) < 1000  # less than the share of the other one
+            assert not staging.ending.settled
+            second = staging.pull(staging.rest(), proxy.address, maxInFlight="200", **SECOND)
+            staging.check(numbered(2000), first, second)
+
+        await asyncio.to_thread(pull)

@@ -24,8 +24,7 @@ from nsqtools.spark.staging.log import StaleError
 from nsqtools.spark.staging.partitions import Claim
 from nsqtools.stores import open_store
 from tests.support.eventually import eventually
-from tests.support.ledgers import claim_of
-from tests.support.pulling import bodies_of
+from tests.support.ledgers import bodies_of, claim_of
 from tests.support.servers import drained, free_port
 from tests.support.streaming import numbered, publish, source
 
