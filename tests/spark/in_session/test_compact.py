@@ -1,52 +1,115 @@
-"""``compact``: which rows come of which inputs, where they are, and what becomes of the inputs."""
+"""``compact``: which rows come of which inputs, where they are, and what becomes of the inputs.
+
+When something goes wrong, the output is as it was, and the inputs are there.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark.jobs.compact import Compacted
+from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.jobs import compact as job
+from nsqtools.spark.jobs.compact import Compacted, CompactSettings, compact
 from tests.support.lakes import (
     HOUR,
     JSON,
     NINE,
     PREFIXED,
     RAW,
-    Compacting,
     Sent,
-    again,
     at,
-    bodies,
-    files,
-    keys,
     sent,
-    table,
     to_file,
     to_parquet,
-    walk,
 )
 from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
+
+    from nsqtools.records.layout import Layout
+    from nsqtools.spark.lake.inputs import ProgressReport
 
 
 MORE = pytest.mark.full("more of what jobs make of rows in Spark")
 
 MINUTE = HOUR // 60
 HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b'{"body":"x"}', b" "]
+
+
+class Compacting:
+    """Compacts places, or ``lake``, into ``out``, both in a folder."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self.folder, self.lake, self.out = folder, folder / "lake", folder / "out"
+
+    def __call__(
+        self,
+        *places: Path,
+        layout: Layout | None = None,
+        stop: threading.Event | None = None,
+        report: ProgressReport = lambda *_: None,
+        **settings: Any,
+    ) -> Compacted:
+        inputs = tuple(map(str, places or [self.lake]))
+        chosen = CompactSettings(inputs, str(self.out), layout=layout, **settings)
+        return compact(self._spark, chosen, stop or threading.Event(), report)
+
+
+def again(messages: Iterable[Sent], **facts: Any) -> list[Sent]:
+    """The same messages, delivered once more."""
+    return [replace(each, **{"attempts": 2, **facts}) for each in messages]
+
+
+def files(output: Path) -> list[Path]:
+    """The files of the hours of an output, by name."""
+    return sorted(output.glob("date=*/hour=*/*.parquet"))
+
+
+def table(output: Path) -> pa.Table:
+    """All rows as pyarrow reads the directory, which must agree with duckdb in their bodies."""
+    found = ds.dataset(output, format="parquet", partitioning="hive").to_table()
+    pattern = f"{output}/date=*/hour=*/*.parquet"
+    query = "select body from read_parquet(?, hive_partitioning = true)"
+    by_duckdb = Counter(body for (body,) in duckdb.execute(query, [pattern]).fetchall())
+    assert by_duckdb == Counter(found["body"].to_pylist())
+    return found
+
+
+def bodies(output: Path) -> Counter[bytes]:
+    return Counter(table(output)["body"].to_pylist())
+
+
+def keys(output: Path) -> Counter[tuple[str, str, int]]:
+    found = table(output)
+    names = ("topic", "message_id", "timestamp_ns")
+    return Counter(zip(*(found[name].to_pylist() for name in names), strict=True))
+
+
+def walk(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Every file below a directory with what it holds."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield str(path.relative_to(folder)), path.read_bytes()
 
 
 @pytest.fixture
@@ -262,3 +325,116 @@ def test_extreme_times_are_exact(run: Compacting) -> None:
         "date=2026-11-21/hour=10",
         "date=2262-04-11/hour=23",
     }
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output that a run has made of two messages."""
+    folder = tmp_path_factory.mktemp("made")
+    to_parquet(folder / "lake" / "part-1.parquet", sent(b"a", b"b"))
+    Compacting(spark, folder)(folder / "lake")
+    return folder / "out"
+
+
+@pytest.fixture
+def before(made: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What is in the output of this test."""
+    shutil.copytree(made, tmp_path / "out")
+    return dict(walk(tmp_path / "out"))
+
+
+def cut(path: Path) -> Path:
+    to_file(path.with_name("good.json.gz"), sent(b"c"), JSON)
+    bad = to_file(path.with_name("bad.json.gz"), sent(*[b"c" * 500] * 100), JSON)
+    os.truncate(bad, bad.stat().st_size - 9)
+    return bad
+
+
+def torn(path: Path) -> Path:
+    return spoilt(path, lambda data: data[:100])
+
+
+def spoilt(
+    path: Path, spoil: Callable[[bytes], bytes] = lambda data: data[:20] + bytes(180) + data[200:]
+) -> Path:
+    bad = to_parquet(path, sent(*[b"c" * 500] * 1000))
+    bad.write_bytes(spoil(bad.read_bytes()))
+    return bad
+
+
+@pytest.mark.parametrize("damaged", [cut, torn, spoilt])
+def test_a_damaged_file_is_named_and_changes_nothing(
+    run: Compacting, before: dict[str, bytes], damaged: Callable[[Path], Path]
+) -> None:
+    bad = damaged(run.lake / "part-2.parquet")
+    there = dict(walk(run.lake))
+    with pytest.raises(RecordError, match=f"^{bad}: [^\n]*$"):
+        run(layout=JSON, delete_inputs=True)
+    assert dict(walk(run.out)) == before
+    assert dict(walk(run.lake)) == there
+
+
+@MORE
+def test_a_file_that_is_written_to_meanwhile_changes_nothing(
+    run: Compacting, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = to_file(run.folder / "logs" / "x.log", sent(b"c"), RAW)
+    read_back = job._read_back
+
+    def disturbed(*args: Any) -> Any:
+        with path.open("ab") as file:
+            file.write(b"d\n")
+        return read_back(*args)
+
+    monkeypatch.setattr(job, "_read_back", disturbed)
+    with pytest.raises(RecordError, match=r"x\.log: "):
+        run(path, layout=RAW, delete_inputs=True)
+    assert dict(walk(run.out)) == before
+    monkeypatch.undo()
+    assert run(path, layout=RAW).read == 2
+
+
+@MORE
+def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
+    run: Compacting, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = to_parquet(run.lake / "part-2.parquet", sent(b"c", start=NINE + 1))
+    read_back = job._read_back
+
+    def damaged(spark: SparkSession, paths: Sequence[str]) -> Any:
+        [part] = map(Path, paths)
+        found = pq.ParquetFile(part).read()
+        bodies = pa.array([b"x", b"y", b"z"], pa.binary())
+        pq.write_table(found.set_column(found.schema.get_field_index("body"), "body", bodies), part)
+        return read_back(spark, paths)
+
+    monkeypatch.setattr(job, "_read_back", damaged)
+    with pytest.raises(OutputError, match="3 rows"):
+        run(delete_inputs=True)
+    assert dict(walk(run.out)) == before
+    assert path.exists()
+
+
+def test_a_second_run_at_once_is_refused(run: Compacting, before: dict[str, bytes]) -> None:
+    path = run.out / "_nsqtools" / "lock"
+    with Lock(str(path)), pytest.raises(LockedError, match=str(path)):
+        run()
+    assert dict(walk(run.out)) == before
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param("reading", marks=MORE), pytest.param("writing", marks=MORE), "verifying"]
+)
+def test_a_run_that_is_told_to_end_changes_nothing(
+    run: Compacting, before: dict[str, bytes], step: str
+) -> None:
+    to_parquet(run.lake / "part-2.parquet", sent(b"c"))
+    stop = threading.Event()
+
+    def report(said: str, done: int, total: int) -> None:
+        if said == step:
+            stop.set()
+
+    with pytest.raises(StoppedError):
+        run(stop=stop, report=report)
+    assert dict(walk(run.out)) == before
