@@ -371,30 +371,18 @@ def test_a_local_path_may_be_a_url_and_other_places_are_refused(location: str, p
         assert store.place == path
 
 
+def azblob(account: str) -> dict[str, str]:
+    endpoint = f"https://{account}.blob.core.windows.net"
+    named = {"container": "c", "endpoint": endpoint, "account_name": account}
+    return {"scheme": "azblob", **named, "account_key": "a2V5"}
+
+
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
         ("gs://b/p/q", {"scheme": "gcs", "bucket": "b"}),
-        (
-            "abfss://c@account.dfs.core.windows.net/p/q",
-            {
-                "scheme": "azblob",
-                "container": "c",
-                "endpoint": "https://account.blob.core.windows.net",
-                "account_name": "account",
-                "account_key": "a2V5",
-            },
-        ),
-        (
-            "az://c/p/q",
-            {
-                "scheme": "azblob",
-                "container": "c",
-                "endpoint": "https://acc.blob.core.windows.net",
-                "account_name": "acc",
-                "account_key": "a2V5",
-            },
-        ),
+        ("abfss://c@account.dfs.core.windows.net/p/q", azblob("account")),
+        ("az://c/p/q", azblob("acc")),
         ("s3://b/p/q", {"scheme": "s3", "bucket": "b", "region": "eu-north-1"}),
     ],
 )

@@ -77,14 +77,6 @@ def test_a_java_process_that_dies_is_one_line_and_a_failure(
     assert "--spark-log" in said
 
 
-def test_a_signal_to_all_processes_at_once_stops_as_one_to_the_command(
-    nsqtools_cli: Cli, tmp_path: Path
-) -> None:
-    job = Job(nsqtools_cli, tmp_path, "reading", "compact", "--output", "out")
-    os.killpg(job.process.pid, signal.SIGINT)
-    assert job.check(130).startswith("nsqtools: warning: stopped")
-
-
 class Console:
     """Queries of a topic, without a checkpoint."""
 

@@ -107,14 +107,8 @@ try:
     with open_session("local[2]", conf, log_file=sys.argv[1]) as spark:
         context = spark.sparkContext
         found["restored"] = [os.environ.get(name) for name in names] == before
-        found["master"] = context.master
         found["jvm"] = context._gateway.proc.pid
         found["leads"] = os.getpgid(found["jvm"]) == os.getsid(found["jvm"]) == found["jvm"]
-        found["python"] = context.parallelize([0], 1).map(lambda _: sys.executable).first()
-        try:
-            spark.sql("select * from nowhere")
-        except Exception as error:
-            found["error"] = first_line(error)
         os.kill(found["jvm"], signal.SIGKILL)
         try:
             spark.range(1).count()
@@ -149,18 +143,11 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
     found = json.loads(ended.stdout)
     with pytest.raises(ProcessLookupError):
         os.kill(found.pop("jvm"), 0)
-    assert found.pop("error").startswith("[TABLE_OR_VIEW_NOT_FOUND]")
-    refused = found.pop("refused")
-    assert refused.startswith("ConfigError: ")
-    assert str(log) in refused
+    assert found["refused"].startswith("ConfigError: ")
     assert "--spark-log" in found.pop("dead")
-    assert str(log) in found.pop("named")
+    for name in ("refused", "named"):
+        assert str(log) in found.pop(name)
     for name in ("heap", "exit"):
         assert "spark.driver.memory" in found.pop(name)
-    assert found == {
-        "restored": True,
-        "leads": True,
-        "master": "local[2,4]",
-        "python": sys.executable,
-    }
+    assert found == {"restored": True, "leads": True}
     assert "WARN" in log.read_text()
