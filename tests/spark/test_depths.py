@@ -121,7 +121,8 @@ async def test_an_nsqd_that_does_not_answer_is_empty_and_told_once_until_it_does
 async def test_that_nobody_answers_is_an_error_at_the_start_unless_they_are_waited_for(
     nsqd: Nsqd, nsqlookupd: Nsqlookupd, topic: str, kind: str
 ) -> None:
-    server, given, nothing = nsqd, settings(nsqd, topics=topic), {(topic, str(nsqd.tcp)): 0}
+    server: Nsqd | Nsqlookupd = nsqd
+    given, nothing = settings(nsqd, topics=topic), {(topic, str(nsqd.tcp)): 0}
     if kind == "nsqlookupd":
         server = nsqlookupd
         given = settings(topics=topic, nsqlookupd__http__addresses=str(nsqlookupd.http))

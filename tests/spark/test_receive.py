@@ -370,7 +370,7 @@ def test_connections_are_encrypted_compressed_and_authorised_as_told(
     staging.publish(*bodies)
     (secret := tmp_path / "secret").write_text("open sesame\n")
     options: dict[str, Any] = {f"nsq__{codec}": "true", "nsq__auth_secret_file": str(secret)}
-    tls = {"nsq__tls_v1": "true", "nsq__tls_root_ca_file": str(certificates.ca)}
+    tls: dict[str, Any] = {"nsq__tls_v1": "true", "nsq__tls_root_ca_file": str(certificates.ca)}
     rows = staging.pull(len(bodies), **options, **tls if codec == "snappy" else {})
     staging.check(bodies, rows)
     assert "reset by peer" not in staging.nsqd.log.read_text()

@@ -25,30 +25,29 @@ from tests.support.streaming import publish, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-    from tests.support.servers import MakeNsqd, Nsqlookupd
 
 
 MORE = pytest.mark.full("more of what jobs make of rows in Spark")
 
 
-class Pipelines:
-    """Runs commands in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables.
+class Example:
+    """An example on a stage, within this process, with the session that tests share.
 
-    All but the start of Spark is as in a process of their own; nothing is registered in their
-    session but what they register themselves.
+    All but the start of Spark is as in a process of its own; nothing is registered in the session
+    but what commands register themselves.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        folder: Path,
+        stage: Stage,
         monkeypatch: pytest.MonkeyPatch,
         capfd: pytest.CaptureFixture[str],
     ) -> None:
+        self.stage = stage
+        self.args: list[str] = []
         self._captured = capfd
 
         @contextmanager
@@ -60,65 +59,35 @@ class Pipelines:
         monkeypatch.setattr("nsqtools.cli.commands.pipeline.run.open_session", opened)
         for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
             monkeypatch.delenv(name)
+        given = {name: stage.environment[name] for name in stage.environment if "NSQTOOLS" in name}
+        for command in ("ARCHIVE", "SQL"):
+            given[f"NSQTOOLS_PIPELINE_{command}_NSQD_HTTP_ADDRESS"] = str(stage.nsqd.http)
         for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-            monkeypatch.setenv(name, str(folder / "no-such"))
-        monkeypatch.chdir(folder)
+            given[name] = str(stage.folder / "no-such")
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(stage.folder)
 
-    def __call__(self, *args: str, until: Callable[[], object] | None = None) -> str:
-        """What it prints; it succeeds and says nothing else.
-
-        SIGTERM ends it once ``until`` holds.
-        """
+    def run(self, until: Callable[[], object] = lambda: False) -> str:
+        """What it prints; it succeeds and says nothing else. SIGTERM ends it once ``until``."""
         ended = threading.Event()
 
         def stop() -> None:
             with suppress(AssertionError):
-                eventually(lambda: ended.is_set() or (until and until()), START)
+                eventually(lambda: ended.is_set() or until(), START)
             if not ended.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
 
         stopper = threading.Thread(target=stop)
-        if until:
-            stopper.start()
+        stopper.start()
         try:
-            code = run(cli, ("pipeline", *args))
+            code = run(cli, ("pipeline", *self.args))
         finally:
             ended.set()
-            if until:
-                stopper.join()
+            stopper.join()
         printed, said = self._captured.readouterr()
-        assert (code, said) == (0, ""), (code, said, args)
+        assert (code, said) == (0, ""), (code, said, self.args)
         return printed
-
-
-@pytest.fixture
-def pipeline(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Pipelines:
-    return Pipelines(spark, tmp_path, monkeypatch, capfd)
-
-
-class Example:
-    """An example on a stage."""
-
-    def __init__(
-        self, pipeline: Pipelines, stage: Stage, line: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.pipeline, self.stage = pipeline, stage
-        self.args = shlex.split(line)[2:]
-        for name, value in stage.environment.items():
-            if name.startswith("NSQTOOLS_"):
-                monkeypatch.setenv(name, value)
-        for command in ("ARCHIVE", "SQL"):
-            http = f"NSQTOOLS_PIPELINE_{command}_NSQD_HTTP_ADDRESS"
-            monkeypatch.setenv(http, str(stage.nsqd.http))
-        monkeypatch.chdir(stage.folder)
-
-    def run(self, until: Callable[[], object] | None = None) -> str:
-        return self.pipeline(*self.args, until=until)
 
     def publish(self, channel: str) -> None:
         publish(self.stage.nsqd, "events", BODIES, channel=channel)
@@ -242,16 +211,15 @@ def shown(line: str) -> Any:
     "line", [shown(line) for line in LINES if line.startswith("nsqtools pipeline ")]
 )
 def test_an_example_does_what_it_says(
-    pipeline: Pipelines,
-    make_nsqd: MakeNsqd,
-    nsqlookupd: Nsqlookupd,
-    tmp_path: Path,
+    spark: SparkSession,
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
     line: str,
 ) -> None:
-    (folder := tmp_path / "stage").mkdir()
-    stage = Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
-    EXPECTED[line](Example(pipeline, stage, line, monkeypatch))
+    example = Example(spark, stage, monkeypatch, capfd)
+    example.args = shlex.split(line)[2:]
+    EXPECTED[line](example)
 
 
 def test_every_example_is_one_that_help_gives() -> None:

@@ -88,7 +88,7 @@ def test_an_executor_that_lacks_something_is_named(
     tmp_path: Path, packages: list[str], version: str, culprit: str
 ) -> None:
     """Also before archives are read."""
-    well = ("h1", PYTHON, [], __version__)
+    well: tuple[Any, ...] = ("h1", PYTHON, [], __version__)
     check(lambda: [well, ("h2", PYTHON, [], __version__)])
     cluster: Any = Cluster(lambda: [well, ("h2", PYTHON, packages, version)])
     to_file(tmp_path / "x.log.zst", sent(b"a"), RAW)
