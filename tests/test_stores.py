@@ -151,7 +151,7 @@ def test_a_file_is_replaced_as_a_whole_and_read_in_parts(store: Store) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         store.get("none/file")
     assert missing.value.filename
-    assert store.list("none") == list(store.files("none")) == []
+    assert (store.list("none"), list(store.files("none"))) == ([], [])
 
 
 def test_folders_come_and_go_with_their_files(store: Store) -> None:
@@ -313,13 +313,13 @@ class TestS3:
         keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         monkeypatch.setenv("HOME", str(tmp_path))
-        for wrong in (*({name: "wrong"} for name in keys), dict.fromkeys(keys)):
+        for wrong in (*keys, ""):
             with monkeypatch.context() as patch:
-                for name, value in wrong.items():
-                    if value:
-                        patch.setenv(name, value)
-                    else:
-                        patch.delenv(name)
+                if wrong:
+                    patch.setenv(wrong, "wrong")
+                else:
+                    patch.delenv(keys[0])
+                    patch.delenv(keys[1])
                 error = self.refusal(bucket)
             assert error.errno == errno.EACCES
             assert " and ".join(keys) in str(error)

@@ -257,7 +257,7 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
     ],
 )
 def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
-    pipeline: Pipeline, done: dict[str, int], code: int, told: list[str], warned: str
+    pipeline: Pipeline, done: dict[str, Any], code: int, told: list[str], warned: str
 ) -> None:
     (pipeline.folder / "lake").mkdir()
     pipeline.waits(0)

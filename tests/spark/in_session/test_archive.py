@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections import Counter
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -14,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.jobs import batches
 from nsqtools.spark.jobs.archive import ArchiveSettings, Shape, archive
 from nsqtools.spark.lake.bodies import read_schema, with_columns
-from nsqtools.spark.lake.write import summary
 from tests.support.servers import free_port
-from tests.support.streaming import OfTopic, numbered, rows
+from tests.support.streaming import OfTopic, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.jobs.progress import Totals, Written
+    from nsqtools.spark.jobs.progress import Totals
     from tests.support.servers import Nsqd
 
 BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xff\x00", b"null"]
@@ -265,27 +262,8 @@ def test_nothing_to_do_is_no_batch_and_a_new_checkpoint_overwrites_nothing(lake:
 def test_what_cannot_be_written_is_known_before_a_message_moves(
     lake: Lake, option: str, text: str, culprit: str
 ) -> None:
+    shape: dict[str, Any] = {option: text}
     with pytest.raises(ConfigError, match=f"^--{option}.*{culprit}[^\n]*$"):
-        lake.archive(**{option: text})
+        lake.archive(**shape)
     with pytest.raises(LookupError):
         lake.nsqd.topic(lake.topic)
-
-
-@MORE
-def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake.publish(*numbered(300))
-    small = {"maxMessagesPerTrigger": "100"}
-
-    def stop_after(*args: Any) -> Written:
-        lake.stop.set()
-        return summary(*args)
-
-    monkeypatch.setattr(batches, "summary", stop_after)
-    lake.archive(small)
-    assert len(rows(lake.folder)) == 100
-    lake.stop = threading.Event()
-    monkeypatch.undo()
-    lake.archive()
-    assert lake.bodies == Counter(numbered(300))
