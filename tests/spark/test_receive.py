@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 
 from nsqtools.errors import (
-    AuthError,
     ConfigError,
     NSQError,
     OutputError,
@@ -31,12 +30,11 @@ from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.spark.staging.log import FencedError
 from nsqtools.spark.staging.partitions import Claim, Ending
 from nsqtools.stores.mounted import LocalStore
 from tests.support import wire
 from tests.support.eventually import eventually
-from tests.support.ledgers import SETTLED, bodies_of, claim_of
+from tests.support.ledgers import bodies_of, claim_of
 from tests.support.proxy import Faults, Proxy
 from tests.support.servers import drained
 from tests.support.streaming import numbered, publish
@@ -385,20 +383,6 @@ def refused(staging: Staging, address: Address | None = None, **options: Any) ->
     return caught.value
 
 
-def test_an_nsqd_that_wants_a_secret_is_an_error_of_the_query(
-    make_nsqd: MakeNsqd, staging: Staging, authd: Authd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staging.nsqd = make_nsqd(*authd.nsqd_args())
-    staging.publish(*numbered(10))
-    error = refused(staging)
-    assert isinstance(error, AuthError)
-    assert "nsq.auth_secret_file" in str(error)
-    monkeypatch.setenv("NSQ_SECRET", "wrong")
-    for variable, kind in (("NSQ_SECRET", AuthError), ("NSQ_NONE", ConfigError)):
-        assert isinstance(refused(staging, nsq__auth_secret_env=variable), kind)
-    assert staging.depth == 10
-
-
 def test_tls_that_cannot_be_and_what_is_no_nsqd_are_errors_of_the_query(
     make_nsqd: MakeNsqd, staging: Staging, certificates: Certificates
 ) -> None:
@@ -467,28 +451,6 @@ async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
     async with Leaving() as nsqd:
         assert await asyncio.to_thread(staging.pull, 100, nsqd.address) == []
     assert nsqd.finished == 0
-
-
-def test_who_was_taken_over_while_pulling_finishes_nothing_more(staging: Staging) -> None:
-    staging.publish(*numbered(2000), alert=True)
-    quick = {"maxInFlight": "100", **SECOND}
-    batch, claim = staging.claim()
-    segments, add = count(1), claim.add
-    others: list[Claim] = []
-
-    def hooked(segment: Segment) -> None:
-        if next(segments) == 5:
-            others.append(staging.claim(batch)[1])
-        add(segment)
-
-    staging.monkeypatch.setattr(claim, "add", hooked)
-    with pytest.raises(FencedError):
-        staging.receive(claim, 2000, **quick)
-    assert next(segments) == 6
-    (other,) = others
-    assert other.rows + staging.rest() == 2000
-    staging.receive(other, 2000, **quick)
-    staging.check(numbered(2000), found_in(other.seal(SETTLED)))
 
 
 def test_what_cannot_be_staged_goes_back_to_nsqd_at_once_and_is_an_error(staging: Staging) -> None:
