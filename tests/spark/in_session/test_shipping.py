@@ -23,7 +23,7 @@ from tests.support.lakes import RAW, sent, to_file
 from tests.support.spark import PLUGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -32,26 +32,16 @@ if TYPE_CHECKING:
 PYTHON = "/opt/python/bin/python"
 
 
-class Cluster:
-    """A session, its context and its job in one, whose executors answer as they are told."""
-
-    def __init__(self, answer: Callable[[], list[Any]]) -> None:
-        self.sparkContext = self
-        self.master = "spark://h:7077"
-        self.defaultParallelism = 2
-        self.pythonExec = PYTHON
-        self.collect = answer
-
-    def parallelize(self, _: Iterable[int], count: int) -> Cluster:
-        return self
-
-    def mapPartitions(self, _: object) -> Cluster:  # noqa: N802
-        return self
-
-
-def check(answer: Callable[[], list[Any]]) -> None:
-    session: Any = Cluster(answer)
-    check_executors(session)
+def cluster(answer: Callable[[], list[Any]]) -> Any:
+    """A session whose executors answer as they are told."""
+    job = SimpleNamespace(mapPartitions=lambda _: SimpleNamespace(collect=answer))
+    context = SimpleNamespace(
+        master="spark://h:7077",
+        defaultParallelism=2,
+        pythonExec=PYTHON,
+        parallelize=lambda _, count: job,
+    )
+    return SimpleNamespace(sparkContext=context)
 
 
 def test_the_zip_has_what_executors_import_and_not_the_command_line(tmp_path: Path) -> None:
@@ -60,13 +50,17 @@ def test_the_zip_has_what_executors_import_and_not_the_command_line(tmp_path: Pa
         names = archive.namelist()
     assert all(name.startswith("nsqtools/") and name.endswith(".py") for name in names)
     assert not [name for name in names if name.split("/")[1] in ("cli", "sandbox")]
-    script = "import sys; sys.modules.update(httpx=None, click=None, rich=None); "
-    script += "sys.path.insert(0, sys.argv[1]); import nsqtools.spark.source.sink; "
-    script += "import nsqtools.spark.source.receive as found; print(found.__file__)"
+    script = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.modules.update(httpx=None, click=None, rich=None)
+import nsqtools.spark.source.sink, nsqtools.spark.source.source
+print(nsqtools.spark.source.source.__file__)
+"""
     done = subprocess.run(
         [sys.executable, "-c", script, str(made)], capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr) == (f"{made}/nsqtools/spark/source/receive.py\n", "")
+    assert (done.stdout, done.stderr) == (f"{made}/nsqtools/spark/source/source.py\n", "")
 
 
 def test_a_local_master_needs_no_zip_and_no_check(spark: SparkSession) -> None:
@@ -89,12 +83,12 @@ def test_an_executor_that_lacks_something_is_named(
 ) -> None:
     """Also before archives are read."""
     well: tuple[Any, ...] = ("h1", PYTHON, [], __version__)
-    check(lambda: [well, ("h2", PYTHON, [], __version__)])
-    cluster: Any = Cluster(lambda: [well, ("h2", PYTHON, packages, version)])
+    check_executors(cluster(lambda: [well, ("h2", PYTHON, [], __version__)]))
+    lacking = cluster(lambda: [well, ("h2", PYTHON, packages, version)])
     to_file(tmp_path / "x.log.zst", sent(b"a"), RAW)
     for use in (check_executors, lambda given: frame(given, find([str(tmp_path)], RAW))):
         with pytest.raises(ConfigError, match=culprit):
-            use(cluster)
+            use(lacking)
 
 
 def test_executors_need_clients_of_object_stores_and_what_unpacks_archives() -> None:
@@ -137,7 +131,7 @@ def test_an_interpreter_that_cannot_run_is_one_clear_line(text: str, told: str) 
         raise RuntimeError(FAILURE + text)
 
     with pytest.raises(ConfigError) as caught:
-        check(fail)
+        check_executors(cluster(fail))
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
