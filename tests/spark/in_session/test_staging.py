@@ -17,18 +17,27 @@ from nsqtools.spark.jobs.replay import (
     Replayed,
     ReplaySettings,
     is_planned,
+    plan,
+    publish,
     publish_there,
     stage,
 )
 from tests.support.faults import KilledError, killed
 from tests.support.lakes import HOUR, sent, to_parquet
-from tests.support.replays import Taken, nothing, replay
+from tests.support.replays import Taken, nothing
 from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+
+def replay(spark: SparkSession, settings: ReplaySettings) -> Replayed:
+    """All of it, with the Spark there is."""
+    if not plan(settings):
+        stage(spark, settings, threading.Event(), nothing)
+    return publish(settings, threading.Event(), nothing)
 
 
 @pytest.mark.full("more of what jobs make of rows in Spark")
@@ -43,7 +52,7 @@ def test_rows_are_chosen_and_ordered_by_sql_and_then_need_no_archive(
     stage(spark, chosen, threading.Event(), nothing)
     shutil.rmtree(lake)
     no_spark: Any = None
-    assert replay(no_spark, chosen, threading.Event(), nothing).rows == 19
+    assert replay(no_spark, chosen).rows == 19
     assert taken() == [each.body for each in reversed(hours[10:30]) if each is not hours[14]]
 
 
@@ -61,7 +70,7 @@ def test_a_staging_that_was_killed_or_told_to_end_is_done_by_the_next_run(
         with pytest.raises(KilledError):
             stage(spark, replaying, threading.Event(), nothing)
     assert not is_planned(replaying)
-    assert replay(spark, replaying, threading.Event(), nothing).published == 2
+    assert replay(spark, replaying).published == 2
 
 
 @pytest.mark.parametrize("where", ["", "body is not null"], ids=["archive", "staged"])
@@ -93,4 +102,4 @@ def test_settings_that_cannot_be_are_named(
     ]
     for wrong, culprit in wrongs:
         with pytest.raises(ConfigError, match=f"{culprit}[^\n]*$"):
-            replay(spark, replace(replaying, **wrong), threading.Event(), nothing)
+            replay(spark, replace(replaying, **wrong))
