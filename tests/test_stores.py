@@ -10,10 +10,11 @@ import os
 import signal
 import socket
 import stat
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -29,7 +30,6 @@ from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from nsqtools.stores.objectstore import ObjectStore
 from tests.support.faults import broken
-from tests.support.hdfs import HdfsLike
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
@@ -39,6 +39,50 @@ if TYPE_CHECKING:
     from tests.support.minio import Minio
 
 pytestmark = pytest.mark.timeout(900)  # MinIO may have to be built
+
+
+def local_call(name: str) -> Any:
+    return lambda self, path, *_: getattr(self.local, name)(path)  # the rest is metadata
+
+
+class HdfsLike(fs.FileSystemHandler):  # type: ignore[misc]
+    """With the manners of HDFS: makes the directories of a new file, and moves replace none."""
+
+    def __init__(self) -> None:
+        self.local = fs.LocalFileSystem()
+        self.loses_responses = False
+
+    def get_type_name(self) -> str:
+        return "hdfs-like"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.local.create_dir(path, recursive=recursive)
+
+    def move(self, src: str, dest: str) -> None:
+        if os.path.isdir(dest):
+            dest = os.path.join(dest, os.path.basename(src))
+        try:
+            os.link(src, dest)  # unlike a rename, it never replaces a file
+            os.unlink(src)
+        except OSError:
+            raise OSError("HDFS rename failed, errno: 5 (Input/output error)") from None
+        if self.loses_responses:
+            raise OSError("HDFS rename failed, errno: 110 (Connection timed out)")
+
+    def open_output_stream(self, path: str, _: Any) -> Any:
+        self.local.create_dir(os.path.dirname(path), recursive=True)
+        return self.local.open_output_stream(path)
+
+    get_file_info = get_file_info_selector = local_call("get_file_info")
+    delete_dir, delete_file = local_call("delete_dir"), local_call("delete_file")
+    open_input_stream, open_input_file = (
+        local_call("open_input_stream"),
+        local_call("open_input_file"),
+    )
+    delete_dir_contents = delete_root_dir_contents = copy_file = open_append_stream = None
 
 
 @pytest.fixture(params=["local", "hdfs", "s3"])
@@ -94,21 +138,20 @@ def test_a_repeated_request_whose_response_was_lost_is_no_refusal(
         assert LocalStore(str(tmp_path)).put_if_absent("a", b"one")
 
 
-def test_a_file_is_replaced_as_a_whole(store: Store) -> None:
+def test_a_file_is_replaced_as_a_whole_and_read_in_parts(store: Store) -> None:
     probe(store)  # which leaves nothing
     store.put("file", b"one" * 1000)
-    store.put("file", b"two")
-    assert store.get("file") == b"two"
-    assert names(store) == ["file"]
-
-
-def test_a_part_of_a_file_can_be_read(store: Store) -> None:
     store.put("file", memoryview(bytes(range(200))))
-    store.put("empty", b"")
     assert store.get("file", 10, 20) == bytes(range(10, 30))
     assert store.get("file", 0, 5) == bytes(range(5))
     assert store.get("file", 190) == bytes(range(190, 200))
+    store.put("empty", b"")
     assert store.get("empty") == b""
+    assert names(store) == ["empty", "file"]
+    with pytest.raises(FileNotFoundError) as missing:
+        store.get("none/file")
+    assert missing.value.filename
+    assert (store.list("none"), list(store.files("none"))) == ([], [])
 
 
 def test_folders_come_and_go_with_their_files(store: Store) -> None:
@@ -125,51 +168,55 @@ def test_folders_come_and_go_with_their_files(store: Store) -> None:
         assert names(store) == ["ab"]
 
 
-def test_what_does_not_exist_is_file_not_found_or_empty(store: Store) -> None:
-    store.put("a", b"")
-    with pytest.raises(FileNotFoundError) as missing:
-        store.get("none/file")
-    assert missing.value.filename
-    assert store.list("none") == []
-    assert list(store.files("none")) == []
+@pytest.mark.parametrize("size", [0, 10, 9 << 20])
+def test_a_file_that_is_written_appears_at_the_end_unless_its_writer_fails_or_there_is_one(
+    store: Store, size: int
+) -> None:
+    def write(path: str, content: bytes, *, fails: bool = False, replace: bool = True) -> None:
+        with suppress(ZeroDivisionError), store.create(path, replace=replace) as file:
+            before = names(store)
+            file.write(content)
+            assert names(store) == before
+            if fails:
+                raise ZeroDivisionError
 
-
-@pytest.mark.parametrize("size", [0, 10, 20 << 20])
-def test_a_file_that_is_written_appears_at_the_end(store: Store, size: int) -> None:
-    with store.create("a/file") as file:
-        file.write(b"x" * size)
-        assert names(store) == []
+    write("new", b"x" * size, fails=True)
+    assert names(store) == []
+    write("a/file", b"x" * size, replace=False)
+    with pytest.raises(FileExistsError):
+        write("a/file", b"y" * (size + 1), replace=False)
+    write("a/file", b"z", fails=True)
     assert [(each.path, each.size) for each in store.files()] == [("a/file", size)]
+    assert store.get("a/file") == b"x" * size
+    write("a/file", b"new")
+    assert store.get("a/file") == b"new"
 
 
-@pytest.mark.parametrize("size", [0, 10, 20 << 20])
-def test_of_a_file_whose_writer_fails_nothing_is_left(store: Store, size: int) -> None:
-    store.put("file", b"before")
-    for path in ("file", "new"):
-        with suppress(ZeroDivisionError), store.create(path) as file:
-            file.write(b"x" * size)
-            raise ZeroDivisionError
-    assert names(store) == ["file"]
-    assert store.get("file") == b"before"
+def test_arrow_writes_to_it_and_does_not_complete_it_after_an_error(store: Store) -> None:
+    table = pa.table({"n": list(range(1000))})
+    with store.create("whole") as file:
+        pq.write_table(table, file)
+    assert pq.read_table(pa.BufferReader(store.get("whole"))).equals(table)
+    with suppress(ZeroDivisionError), store.create("half") as file:
+        writer = pq.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+        writer.close()
+        raise ZeroDivisionError
+    assert names(store) == ["whole"]
 
 
-def test_what_a_killed_writer_has_left_can_be_removed(store: Store) -> None:
+def test_what_a_killed_writer_has_left_can_be_removed_and_no_other_is(store: Store) -> None:
     if not isinstance(store, ObjectStore):  # it has no files without a name
         store.put(f"a/{UNNAMED}left", b"")
-    store.put("a/file", b"")
+    with store.create("a/file") as file:
+        for folder in ("a", "none") if isinstance(store, LocalStore) else ():
+            store.sweep(folder)
+        file.write(b"one")
     store.sweep("a")
-    store.sweep("none")
+    assert store.get("a/file") == b"one"
     assert store.list("a") == ["file"]
     with pytest.raises(FileNotFoundError):
         store.get(f"a/{UNNAMED}left")
-
-
-def test_sweeping_spares_what_is_being_written(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
-    with store.create("a/file") as file:
-        store.sweep("a")
-        file.write(b"one")
-    assert store.get("a/file") == b"one"
 
 
 def test_what_is_swept_away_before_its_writer_has_locked_it_is_written_anew(
@@ -187,28 +234,6 @@ def test_what_is_swept_away_before_its_writer_has_locked_it_is_written_anew(
     store.put("file", b"one")
     assert os.listdir(tmp_path) == ["file"]
     assert store.get("file") == b"one"
-
-
-def test_arrow_writes_to_it_and_does_not_complete_it_after_an_error(store: Store) -> None:
-    table = pa.table({"n": list(range(1000))})
-    with store.create("whole") as file:
-        pq.write_table(table, file)
-    assert pq.read_table(pa.BufferReader(store.get("whole"))).equals(table)
-    with suppress(ZeroDivisionError), store.create("half") as file:
-        writer = pq.ParquetWriter(file, table.schema)
-        writer.write_table(table)
-        writer.close()
-        raise ZeroDivisionError
-    assert names(store) == ["whole"]
-
-
-@pytest.mark.parametrize("size", [0, 10, 9 << 20])
-def test_a_file_is_created_by_its_writer_unless_there_is_one(store: Store, size: int) -> None:
-    with store.create("a/file", replace=False) as file:
-        file.write(b"x" * size)
-    with pytest.raises(FileExistsError), store.create("a/file", replace=False) as file:
-        file.write(b"y" * (size + 1))
-    assert [(each.path, each.size) for each in store.files()] == [("a/file", size)]
 
 
 @pytest.mark.parametrize("size", [0, 10, 9 << 20])
@@ -231,32 +256,24 @@ def test_a_file_is_uploaded_once_and_replaces_no_other(
     assert names(store) == ["a/file"]
 
 
-def test_a_store_that_creates_a_file_twice_is_refused(tmp_path: Path) -> None:
+def test_a_probe_tells_a_full_disk_from_a_wrong_one_which_it_names(tmp_path: Path) -> None:
     class Careless(LocalStore):
         def put_if_absent(self, path: str, data: Data) -> bool:
             self.put(path, data)
             return True
 
+    store = LocalStore(str(tmp_path))
+    for code, kind in ((errno.ENOSPC, OutputError), (errno.EROFS, ConfigError)):
+        with broken("link", code), pytest.raises(kind, match=os.strerror(code)):
+            probe(store)
+    assert list(tmp_path.iterdir()) == []
+    store.put("file", b"")
+    with broken("mkdir", errno.ENOSPC):
+        assert store.list("") == ["file"]
+    with pytest.raises(ConfigError, match=f"{tmp_path}/file[^\n]*$"):
+        probe(open_store(f"{tmp_path}/file/staging"))
     with pytest.raises(ConfigError, match="twice"):
         probe(Careless(str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"), [(errno.ENOSPC, OutputError), (errno.EROFS, ConfigError)]
-)
-def test_a_probe_tells_a_full_disk_from_a_wrong_one(
-    tmp_path: Path, code: int, kind: type[Exception]
-) -> None:
-    with broken("link", code), pytest.raises(kind, match=os.strerror(code)):
-        probe(LocalStore(str(tmp_path)))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_probe_of_what_is_no_directory_names_it(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=str(tmp_path / "file")) as bad:
-        probe(open_store(f"{tmp_path}/file/staging"))
-    assert "\n" not in str(bad.value)
 
 
 def test_files_have_the_rights_that_the_umask_leaves(tmp_path: Path) -> None:
@@ -267,13 +284,6 @@ def test_files_have_the_rights_that_the_umask_leaves(tmp_path: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "a/file").stat().st_mode) == 0o644
-
-
-def test_a_full_disk_can_be_listed(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
-    store.put("file", b"")
-    with broken("mkdir", errno.ENOSPC):
-        assert store.list("") == ["file"]
 
 
 def interrupt_once_called(server: socket.socket) -> None:
@@ -291,31 +301,28 @@ class TestS3:
         assert "\n" not in str(failed.value)
         return failed.value
 
-    @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", ""])
-    def test_a_wrong_key_or_none_names_the_variables(
-        self, bucket: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    def test_a_wrong_key_or_none_names_the_variables_and_a_wrong_bucket_itself(
+        self, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        if wrong:
-            monkeypatch.setenv(wrong, "wrong")
-        else:
-            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-                monkeypatch.delenv(name)
-            monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-            monkeypatch.setenv("HOME", str(tmp_path))
-        error = self.refusal(bucket)
-        assert error.errno == errno.EACCES
-        assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(error)
-
-    def test_an_empty_variable_is_none(self, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "")  # is as if it were not set
         assert open_store(bucket).put_if_absent("file", b"1")
         with pytest.raises(FileNotFoundError, match=os.strerror(errno.ENOENT)):
             open_store(bucket).stat("none")
-
-    def test_a_bucket_that_does_not_exist(self, bucket: str) -> None:
         error = self.refusal("s3a://not-there")
-        assert error.errno == errno.EIO
-        assert "NoSuchBucket" in str(error)
+        assert (error.errno, "NoSuchBucket" in str(error)) == (errno.EIO, True)
+        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for wrong in (*keys, ""):
+            with monkeypatch.context() as patch:
+                if wrong:
+                    patch.setenv(wrong, "wrong")
+                else:
+                    patch.delenv(keys[0])
+                    patch.delenv(keys[1])
+                error = self.refusal(bucket)
+            assert error.errno == errno.EACCES
+            assert " and ".join(keys) in str(error)
 
     def test_a_server_that_cannot_be_reached_or_does_not_respond(
         self, minio: Minio, bucket: str, monkeypatch: pytest.MonkeyPatch
@@ -347,53 +354,35 @@ class TestS3:
 @pytest.mark.parametrize(
     ("location", "path"),
     [
-        ("/data/staging", "/data/staging"),
         ("/data//x/../staging/", "/data/staging"),
         ("file:/data/staging", "/data/staging"),
         ("file:///data/staging", "/data/staging"),
         ("/data/a:b", "/data/a:b"),
         ("/data/a%20b", "/data/a%20b"),
+        *((f"{wrong}/x", "") for wrong in ("file://host", "FILE://localhost", "https://h")),
+        *((wrong, "") for wrong in ("ftp://h/x", "abfs://b/x", "s3a:/b")),
     ],
 )
-def test_a_local_path_may_be_a_url(location: str, path: str) -> None:
-    store = open_store(location)
-    assert isinstance(store, LocalStore)
-    assert store.place == path
+def test_a_local_path_may_be_a_url_and_other_places_are_refused(location: str, path: str) -> None:
+    refusal = pytest.raises(ConfigError, match=f"--staging .?{location}.?: ")
+    with nullcontext() if path else refusal:
+        store = open_store(location, "--staging")
+        assert isinstance(store, LocalStore)
+        assert store.place == path
 
 
-@pytest.mark.parametrize(
-    "location",
-    ["file://host/x", "FILE://localhost/x", "https://h/x", "ftp://h/x", "abfs://b/x", "s3a:/b"],
-)
-def test_other_places_are_refused(location: str) -> None:
-    with pytest.raises(ConfigError, match=f"--staging .?{location}.?: "):
-        open_store(location, "--staging")
+def azblob(account: str) -> dict[str, str]:
+    endpoint = f"https://{account}.blob.core.windows.net"
+    named = {"container": "c", "endpoint": endpoint, "account_name": account}
+    return {"scheme": "azblob", **named, "account_key": "a2V5"}
 
 
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
         ("gs://b/p/q", {"scheme": "gcs", "bucket": "b"}),
-        (
-            "abfss://c@account.dfs.core.windows.net/p/q",
-            {
-                "scheme": "azblob",
-                "container": "c",
-                "endpoint": "https://account.blob.core.windows.net",
-                "account_name": "account",
-                "account_key": "a2V5",
-            },
-        ),
-        (
-            "az://c/p/q",
-            {
-                "scheme": "azblob",
-                "container": "c",
-                "endpoint": "https://acc.blob.core.windows.net",
-                "account_name": "acc",
-                "account_key": "a2V5",
-            },
-        ),
+        ("abfss://c@account.dfs.core.windows.net/p/q", azblob("account")),
+        ("az://c/p/q", azblob("acc")),
         ("s3://b/p/q", {"scheme": "s3", "bucket": "b", "region": "eu-north-1"}),
     ],
 )
@@ -421,21 +410,22 @@ def test_other_clouds_are_opened_with_what_the_url_and_the_environment_say(
     assert store.url("x") == f"{place}/x"
 
 
-def test_a_container_without_an_account_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "needed"),
+    [
+        ("az://c/x", r"az://c/x: .*AZURE_STORAGE_ACCOUNT_NAME"),
+        ("s3a://b/x", r"s3a://b/x: .*nsqtools\[cloud\]"),
+        ("hdfs://name/x", r"staging hdfs://name/x: .+libhdfs"),
+    ],
+)
+def test_a_place_without_what_it_needs_says_what_that_is(
+    monkeypatch: pytest.MonkeyPatch, place: str, needed: str
+) -> None:
     for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"az://c/x: .*AZURE_STORAGE_ACCOUNT_NAME"):
-        open_store("az://c/x")
-
-
-def test_without_opendal_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "opendal", None)
-    with pytest.raises(ConfigError, match=r"s3a://b/x: .*nsqtools\[cloud\]"):
-        open_store("s3a://b/x")
-
-
-def test_hdfs_without_its_library_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"staging hdfs://name/x: .+libhdfs"):
-        open_store("hdfs://name/x")
+    if place.startswith("s3a:"):
+        monkeypatch.setitem(sys.modules, "opendal", None)
+    with pytest.raises(ConfigError, match=needed):
+        open_store(place)

@@ -13,17 +13,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.cli.commands.pipeline import query
 from nsqtools.cli.commands.pipeline.run import Run
-from nsqtools.cli.commands.pipeline.sources import layout, source_options
+from nsqtools.cli.commands.pipeline.sources import source_options
 from nsqtools.cli.commands.pipeline.stream import Places
 from nsqtools.cli.commands.pipeline.views import StreamView
 from nsqtools.config import (
-    InputOptions,
     StreamConfig,
     StreamOptions,
     StreamSourceOptions,
@@ -32,17 +29,19 @@ from nsqtools.config.lake import utc
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark.jobs import replay
-from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
+from nsqtools.spark.jobs.checkpoint import Checkpoint, stamp_of
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.progress import Progress
+from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.sparksession import open_session
+from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import EntryKind, PartitionLog
 from nsqtools.stores import open_store
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from tests.support.process import Called
 
@@ -55,13 +54,12 @@ REPLAY = ("replay", "--input", "lake", "--topic", "t")
 
 
 class TestOptions:
-    def source(self, **values: Any) -> StreamSourceOptions:
-        return StreamSourceOptions(topic=("t", "u"), channel="c", **values)
-
-    def made(self, config: StreamConfig, master: str = "local", **source: Any) -> dict[str, str]:
+    def made(
+        self, config: StreamConfig, master: str = "local", continuous: bool = False, **source: Any
+    ) -> dict[str, str]:
         return source_options(
-            self.source(**source),
-            StreamOptions(max_per_trigger=7, connections=2),
+            StreamSourceOptions(topic=("t", "u"), channel="c", **source),
+            StreamOptions(max_per_trigger=7, connections=2, continuous=continuous),
             config,
             master=master,
             staging="/s",
@@ -91,6 +89,8 @@ class TestOptions:
         assert made.tls_root_ca_file == str(tmp_path / "ca.pem")
         assert made.auth_secret_file == str(tmp_path / "secret")
         assert made.client_id == "me"
+        assert not settings.wait_for_servers
+        assert parse_source(self.made(config, continuous=True)).wait_for_servers
 
     def test_times_are_in_utc_unless_they_say_otherwise(self) -> None:
         assert utc("2026-11-21T09:00") == utc("2026-11-21 10:00+01:00")
@@ -111,12 +111,6 @@ class TestOptions:
         made = self.made(StreamConfig(auth_secret_env="MINE"), master="yarn")
         assert parse_source(made).auth_secret_env == "MINE"
 
-    def test_records_of_inputs_are_laid_out_as_to_file_has_them(self) -> None:
-        assert layout(InputOptions()) is None
-        found = layout(InputOptions(input_format="raw", delimiter="\\0"))
-        assert found
-        assert (found.format, found.delimiter) == ("raw", b"\0")
-
     def test_state_is_in_the_output_unless_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -129,14 +123,6 @@ class TestOptions:
         given = StreamOptions(checkpoint="hdfs://n/c", staging="/s")
         assert Places.of(given, "s3a://b/lake/") == ("s3a://b/lake/", "hdfs://n/c", "/s")
         assert Places.of(StreamOptions(), "hdfs://n/l").staging == "hdfs://n/l/_nsqtools/staging"
-
-    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
-        for continuous in (False, True):
-            options = StreamOptions(continuous=continuous)
-            made = source_options(
-                self.source(), options, StreamConfig(), master="local", staging="/"
-            )
-            assert parse_source(made).wait_for_servers == continuous
 
 
 class Pipeline:
@@ -215,24 +201,6 @@ def started(*_: object, **__: object) -> None:
     raise ConfigError("Spark is started")
 
 
-@pytest.mark.parametrize(
-    ("args", "culprit"),
-    [
-        ((*ARCHIVE, "--lock", "no/x.lock"), "--lock no/x.lock"),
-        ((*ASK, "--staging", "hdfs://n/s"), "--staging hdfs://n/s"),
-        (("compact", "--input", "no*", "--output", "few"), "no*"),
-        ((*SQL, "--input", "ftp://host/lake"), "--input ftp://host/"),
-    ],
-)
-def test_what_cannot_be_is_a_mistake_before_spark_starts_and_leaves_nothing(
-    pipeline: Pipeline, args: tuple[str, ...], culprit: str
-) -> None:
-    pipeline.waits(0)
-    code, out, err = pipeline(*args)
-    assert (code, out, culprit in err) == (2, "", True)
-    assert list(pipeline.folder.iterdir()) == []
-
-
 class Interrupted:
     """A signal that comes to a run; it is heard before ``signal`` returns."""
 
@@ -276,72 +244,30 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
         assert len(pipeline.warnings) == (code != 0)
 
 
-def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_are_left(
-    pipeline: Pipeline,
-) -> None:
-    (pipeline.folder / "lake").mkdir()
-    pq.write_table(pa.table({"body": [b"a"] * 2000}), "lake/1.parquet")
-    interrupted = Interrupted(pipeline)
-    planned: list[Any] = []
-
-    def plan(settings: Any) -> bool:
-        planned.append(settings)
-        interrupted.signal()
-        return was_planned(settings)
-
-    was_planned = replay.plan
-    pipeline.waits(0)
-    pipeline.patch("spark.jobs.replay.plan", plan)
-    assert pipeline(*REPLAY)[0] == 1
-    (told,) = pipeline.warnings
-    assert "2,000" in told
-    assert replay.is_planned(planned[0])
-
-
-def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
-    pipeline: Pipeline,
-) -> None:
-    (pipeline.folder / "lake").mkdir()
-    done = replay.Replayed(rows=2000, published=7, before=2, again=1, empty=1, stopped=True)
-    pipeline.waits(0)
-    pipeline.spark(session)
-    pipeline.patch("spark.jobs.replay.stage", started)
-    pipeline.patch("spark.jobs.replay.plan", lambda _: True)
-    pipeline.patch("spark.jobs.replay.publish", lambda *_: done)
-    _, _, err = pipeline(*REPLAY, "-v")
-    for told in (
-        "5 messages published",
-        "2 by earlier runs",
-        "1,992 left",
-        "1 empty",
-    ):
-        assert told in err
-    (told,) = pipeline.warnings
-    assert "1 message" in told
-
-
 @pytest.mark.parametrize(
-    ("command", "packages"),
+    ("done", "code", "told", "warned"),
     [
-        ((*ARCHIVE, "--snappy"), ["pyarrow", "snappy"]),
-        ((*SQL, "--input", "lake"), ["pyarrow"]),
+        ({}, 1, ["0 messages published", "2,000 left"], "2,000"),
+        (
+            {"published": 7, "before": 2, "again": 1, "empty": 1},
+            0,
+            ["5 messages published", "2 by earlier runs", "1,992 left", "1 empty"],
+            "1 message",
+        ),
     ],
 )
-def test_executors_are_asked_for_what_their_connections_need(
-    pipeline: Pipeline, command: tuple[str, ...], packages: list[str]
+def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
+    pipeline: Pipeline, done: dict[str, Any], code: int, told: list[str], warned: str
 ) -> None:
-    asked: list[str] = []
-
-    def check(_: object, wanted: Iterable[str]) -> None:
-        asked.extend(wanted)
-        raise ConfigError("enough")
-
-    os.mkdir("lake")
-    pipeline.waits(1)
-    pipeline.spark(session)
-    pipeline.patch("cli.commands.pipeline.run.check_executors", check)
-    assert pipeline(*command)[0] == 2
-    assert asked == packages
+    (pipeline.folder / "lake").mkdir()
+    pipeline.waits(0)
+    pipeline.patch("spark.jobs.replay.plan", lambda _: True)
+    replayed = replay.Replayed(rows=2000, stopped=True, **done)
+    pipeline.patch("spark.jobs.replay.publish", lambda *_: replayed)
+    ended, _, err = pipeline(*REPLAY, "-v")
+    assert (ended, [each for each in told if each not in err]) == (code, [])
+    (warning,) = pipeline.warnings
+    assert warned in warning
 
 
 def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
@@ -469,59 +395,57 @@ def began(checkpoint: Path, stamp: str | bytes, batches: int = 1) -> None:
     (checkpoint / "nsq-source").write_bytes(stamped)
 
 
-def test_a_checkpoint_of_another_channel_is_refused(pipeline: Pipeline) -> None:
-    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "old"}')
-    code, _, err = pipeline(*ARCHIVE)
-    assert (code, "--channel old" in err) == (2, True)
-
-
-@pytest.mark.parametrize("stamp", ["", '{"topics": ["t"], "chan', "[]", b"\xff"])
-def test_a_damaged_stamp_is_named_and_left_as_it_is(pipeline: Pipeline, stamp: str | bytes) -> None:
+@pytest.mark.parametrize(
+    ("stamp", "batches", "code", "culprit"),
+    [
+        ('{"topics": ["t"], "channel": "old"}', 1, 2, "--channel old"),
+        ('{"topics": ["t"], "channel": "old"}', 0, 2, "Spark is started"),
+        ("", 1, 1, "nsq-source"),
+        ('{"topics": ["t"], "chan', 1, 1, "nsq-source"),
+        ("[]", 1, 1, "nsq-source"),
+        (b"\xff", 1, 1, "nsq-source"),
+    ],
+)
+def test_a_checkpoint_under_which_something_else_was_archived_is_refused_and_left_as_it_is(
+    pipeline: Pipeline, stamp: str | bytes, batches: int, code: int, culprit: str
+) -> None:
     pipeline.waits(1)
-    began(pipeline.checkpoint, stamp)
+    pipeline.spark(started if batches == 0 else None)
+    began(pipeline.checkpoint, stamp, batches)
     before = (pipeline.checkpoint / "nsq-source").read_bytes()
-    code, _, err = pipeline(*ARCHIVE)
-    assert (code, f"{pipeline.checkpoint}/nsq-source" in err) == (1, True)
+    ended, _, err = pipeline(*ARCHIVE)
+    assert (ended, culprit in err) == (code, True)
     assert (pipeline.checkpoint / "nsq-source").read_bytes() == before
 
 
-def test_a_checkpoint_under_which_nothing_was_archived_is_anybodys(pipeline: Pipeline) -> None:
-    pipeline.waits(0)
-    pipeline.spark(started)
-    began(pipeline.checkpoint, '{"topics": ["u"], "channel": "c"}', batches=0)
-    assert "Spark is started" in pipeline(*ARCHIVE)[2]
+def stamp(output: str, checkpoint: str = "") -> dict[str, Any]:
+    checkpoint = checkpoint or f"{output.rstrip('/')}/_nsqtools/checkpoint"
+    return stamp_of({"subscribe": "t", "channel": "c"}, checkpoint, output)
 
 
-class TestOutputs:
-    """A checkpoint and the output that its batches are in."""
+def test_a_lake_that_was_moved_with_its_checkpoint_is_the_same(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("a")
+    one = stamp(f"{tmp_path}/a")
+    assert one["output"] == "../.."
+    assert one == stamp(f"{tmp_path}/b/") == stamp(f"file:{tmp_path}/link")
+    assert one == stamp("s3a://b/lake") == stamp("s3a://b/lake/")
+    assert stamp(f"{tmp_path}/link", f"{tmp_path}/state")["output"] == f"{tmp_path}/a"
+    assert stamp("s3a://b/lake", "/s")["output"] == "s3a://b/lake"
+    assert stamp("", "/s")["output"] == ""
 
-    def stamp(self, output: str, checkpoint: str = "") -> dict[str, Any]:
-        checkpoint = checkpoint or f"{output.rstrip('/')}/_nsqtools/checkpoint"
-        return stamp_of({"subscribe": "t", "channel": "c"}, checkpoint, output)
 
-    def test_a_lake_that_was_moved_with_its_checkpoint_is_the_same(self, tmp_path: Path) -> None:
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-        (tmp_path / "link").symlink_to("a")
-        one = self.stamp(f"{tmp_path}/a")
-        assert one["output"] == "../.."
-        assert one == self.stamp(f"{tmp_path}/b/") == self.stamp(f"file:{tmp_path}/link")
-        assert one == self.stamp("s3a://b/lake") == self.stamp("s3a://b/lake/")
-        beside = self.stamp(f"{tmp_path}/link", f"{tmp_path}/state")
-        assert beside["output"] == f"{tmp_path}/a"
-        assert self.stamp("s3a://b/lake", "/s")["output"] == "s3a://b/lake"
-        assert self.stamp("", "/s")["output"] == ""
-
-    @pytest.mark.parametrize("state", ["a/_nsqtools/checkpoint", "state"])
-    def test_another_output_is_refused(self, pipeline: Pipeline, state: str) -> None:
-        top = pipeline.folder
-        began(top / state, json.dumps(self.stamp(f"{top}/a", f"{top}/{state}")))
-        code, _, err = pipeline(*ARCHIVE, "--checkpoint", state)
-        assert code == 2
-        for place in (f"--checkpoint {top}/{state}", f"{top}/a", f"{top}/lake"):
-            assert place in err
-        (top / state / "nsq-source").unlink()
-        assert Stamp.check(Checkpoint(str(top / state), "/s"), self.stamp(f"{top}/lake")) is None
+@pytest.mark.parametrize("state", ["a/_nsqtools/checkpoint", "state"])
+def test_another_output_than_that_of_the_checkpoint_is_refused(
+    pipeline: Pipeline, state: str
+) -> None:
+    top = pipeline.folder
+    began(top / state, json.dumps(stamp(f"{top}/a", f"{top}/{state}")))
+    code, _, err = pipeline(*ARCHIVE, "--checkpoint", state)
+    assert code == 2
+    for place in (f"--checkpoint {top}/{state}", f"{top}/a", f"{top}/lake"):
+        assert place in err
 
 
 def test_missing_java_is_an_error_that_says_which_is_needed_once_it_is(
@@ -541,52 +465,31 @@ def test_missing_java_is_an_error_that_says_which_is_needed_once_it_is(
     assert pipeline(*ARCHIVE)[0] == 0
 
 
-class TestCheckpoint:
-    @pytest.fixture
-    def checkpoint(self, tmp_path: Path) -> Path:
-        for name in ("offsets", "commits"):
-            (tmp_path / "c" / name).mkdir(parents=True)
-        stamp = {"topics": ["t"], "channel": "c", "streams": "00"}
-        (tmp_path / "c/nsq-source").write_text(json.dumps(stamp))
-        return tmp_path / "c"
+def test_nothing_is_left_to_do_once_all_that_was_planned_or_staged_is_done(tmp_path: Path) -> None:
+    stamp = {"topics": ["t"], "channel": "c"}
+    place = tmp_path / "c"
+    checkpoint = Checkpoint(str(place), str(tmp_path / "s"))
 
-    def done(self, checkpoint: Path, batch: int, *logs: str) -> None:
+    def done(batch: int, *logs: str) -> None:
         for name in logs:
-            (checkpoint / name / str(batch)).touch()
-            (checkpoint / name / f".{batch}.crc").write_text("")
+            (place / name / str(batch)).touch()
+            (place / name / f".{batch}.crc").write_text("")
 
-    def settled(self, checkpoint: Path, channel: str = "c") -> bool:
-        stamp = {"topics": ["t"], "channel": channel}
-        return Checkpoint(str(checkpoint), str(checkpoint.parent / "s")).is_settled(stamp)
-
-    def test_nothing_is_left_to_do_once_all_that_was_planned_is_done(
-        self, checkpoint: Path
-    ) -> None:
-        assert self.settled(checkpoint)
-        self.done(checkpoint, 9, "offsets", "commits")
-        assert self.settled(checkpoint)
-        self.done(checkpoint, 10, "offsets")
-        assert not self.settled(checkpoint)
-        self.done(checkpoint, 10, "commits")
-        assert self.settled(checkpoint)
-
-    def test_a_run_unlike_the_last_one_or_a_new_one_asks_spark(self, checkpoint: Path) -> None:
-        assert not self.settled(checkpoint, "d")
-        self.done(checkpoint, 0, "offsets", "commits")
-        (checkpoint / "nsq-source").unlink()
-        assert not self.settled(checkpoint)
-
-    def test_a_batch_that_is_staged_but_not_in_the_log_is_left_to_do(
-        self, checkpoint: Path
-    ) -> None:
-        from nsqtools.spark.source.plans import Offset, Quota
-        from nsqtools.spark.staging.ledger import Ledger
-
-        self.done(checkpoint, 0, "offsets", "commits")
-        staging = str(checkpoint.parent / "s")
-        ledger = Ledger(open_store(staging), "0" * 32)
-        ledger.prepare(Offset("0" * 32, 2, (Quota("t", "a:1", 1),)))
-        assert not self.settled(checkpoint)
+    began(place, json.dumps({**stamp, "streams": "00"}), batches=0)
+    assert checkpoint.is_settled(stamp)
+    assert not checkpoint.is_settled({**stamp, "channel": "d"})
+    done(9, "offsets", "commits")
+    assert checkpoint.is_settled(stamp)
+    done(10, "offsets")
+    assert not checkpoint.is_settled(stamp)
+    done(10, "commits")
+    assert checkpoint.is_settled(stamp)
+    (place / "nsq-source").rename(tmp_path / "stamp")
+    assert not checkpoint.is_settled(stamp)
+    (tmp_path / "stamp").rename(place / "nsq-source")
+    offset = Offset("0" * 32, 2, (Quota("t", "a:1", 1),))
+    Ledger(open_store(str(tmp_path / "s")), offset.stream).prepare(offset)
+    assert not checkpoint.is_settled(stamp)
 
 
 class TestViews:

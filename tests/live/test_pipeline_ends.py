@@ -1,88 +1,28 @@
-"""Jobs of Spark that are killed, stopped, or lose their reader, before they are done."""
+"""Queries to the console that fail, are killed, stopped, or lose their reader."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.lakes import sent, to_parquet
 from tests.support.servers import at
 from tests.support.spark import START, java_options, needs_spark
 from tests.support.streaming import publish
 from tests.support.trees import descendants, is_alive
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
-pytestmark = [
-    pytest.mark.full("jobs with a Spark of their own that end before they are done"),
-    pytest.mark.timeout(900),  # with four JVMs in a row, on a busy machine
-]
-
 BODIES = [b"%d" % number for number in range(1000)]
 TEXT = "CAST(body AS STRING)"
-
-
-class Job:
-    """A job on an archive, which is at a step of its work."""
-
-    def __init__(self, cli: Cli, folder: Path, step: str, *command: str) -> None:
-        needs_spark("what becomes of a job that ends before it is done")
-        self.folder, self.log = folder, folder / "log"
-        to_parquet(folder / "lake/part-1.parquet", sent(*(b"%d" % n for n in range(50_000))))
-        with self.log.open("wb") as stderr:
-            self.process = cli.start(
-                *("pipeline", *command, "--input", "lake", "-v", "--master", "local[2]"),
-                env={"JDK_JAVA_OPTIONS": java_options()},
-                cwd=folder,
-                stderr=stderr,
-            )
-        eventually(lambda: f"info: {step}\n" in self.log.read_text(), timeout=START)
-
-    def check(self, code: int) -> str:
-        """It has left nothing; the one line that it says."""
-        assert self.process.wait(START) == code
-        for left in ("out/date=*", "out/_nsqtools/*", "lake/_nsqtools/*/replay.json"):
-            assert not list(self.folder.glob(left))
-        (line,) = re.findall("^(?!nsqtools: info: ).*\n", self.log.read_text(), re.MULTILINE)
-        return str(line)
-
-
-@pytest.mark.parametrize(
-    ("step", "command"),
-    [
-        ("reading", ("compact", "--output", "out")),
-        ("staging", ("replay", "--order-by", "sha2(body, 512)")),
-    ],
-    ids=["compact", "replay"],
-)
-def test_a_java_process_that_dies_is_one_line_and_a_failure(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, step: str, command: tuple[str, ...]
-) -> None:
-    more = ("--topic", topic, *at(nsqd)) if step == "staging" else ()
-    job = Job(nsqtools_cli, tmp_path, step, *command, *more)
-    below = descendants(job.process.pid)
-    (java,) = [each for each in below if Path(f"/proc/{each}/comm").read_text() == "java\n"]
-    os.kill(java, signal.SIGKILL)
-    said = job.check(1)
-    assert said.startswith("nsqtools: Spark's Java process has ended: ")
-    assert "--spark-log" in said
-
-
-def test_a_signal_to_all_processes_at_once_stops_as_one_to_the_command(
-    nsqtools_cli: Cli, tmp_path: Path
-) -> None:
-    job = Job(nsqtools_cli, tmp_path, "reading", "compact", "--output", "out")
-    os.killpg(job.process.pid, signal.SIGINT)
-    assert job.check(130).startswith("nsqtools: warning: stopped")
 
 
 class Console:
@@ -121,6 +61,8 @@ class Console:
         return [*self.state.rglob("b*/p*/[0-9]*")]
 
 
+@pytest.mark.full("queries with a Spark of their own that end before they are done")
+@pytest.mark.timeout(900)  # with four JVMs in a row, on a busy machine
 def test_what_a_query_has_not_shown_is_shown_by_the_next_one_or_is_in_nsqd(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:

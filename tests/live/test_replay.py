@@ -29,18 +29,11 @@ BODIES = [bytes(range(32, 256)), b"plain", b"\0" * 3, "\N{SNOWMAN}".encode(), b"
 DAY = 86_400 * 10**9
 
 
-def lines(bodies: Sequence[bytes]) -> bytes:
-    return b"".join(body + b"\n" for body in bodies)
-
-
-def delimited(bodies: Sequence[bytes]) -> bytes:
-    return b"".join(body + b";;" for body in bodies)
-
-
 def envelopes(bodies: Sequence[bytes], timestamps: Sequence[int] = ()) -> bytes:
     records = [{"body_b64": base64.b64encode(body).decode()} for body in bodies]
     stamped = [{"timestamp": at} for at in timestamps] or [{} for _ in bodies]
-    return lines([json.dumps(a | b).encode() for a, b in zip(records, stamped, strict=True)])
+    both = zip(records, stamped, strict=True)
+    return b"".join(json.dumps(a | b).encode() + b"\n" for a, b in both)
 
 
 def members(method: str, *parts: bytes) -> bytes:
@@ -62,12 +55,11 @@ def pub(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> Callable[..., Result]:
 @pytest.mark.parametrize(
     ("method", "options", "form"),
     [
-        ("none", (), lines),
-        ("gzip", ("--delimiter", ";;"), delimited),
+        ("none", ("--delimiter", ";;"), lambda bodies: b"".join(body + b";;" for body in bodies)),
         ("zstd", ("--length-prefix",), prefixed),
         ("gzip", ("--json",), envelopes),
     ],
-    ids=["raw", "delimiter", "length-prefix", "json"],
+    ids=["delimiter", "length-prefix", "json"],
 )
 def test_files_of_every_kind_are_published_one_after_another(
     pub: Callable[..., Result],
@@ -106,18 +98,8 @@ def test_of_a_damaged_file_whole_records_are_published_and_the_place_is_named(
     assert "member 2 at byte 28: " in line
     assert line.endswith("; 2 published before it")
     assert nsqd.topic(topic)["message_count"] == 2
-
-
-def test_a_wrong_record_is_named_before_the_damage_that_follows_it(
-    pub: Callable[..., Result], tmp_path: Path
-) -> None:
-    file = tmp_path / "a.gz"
     file.write_bytes(gzip.compress(b'{"body":"a"}\nnot JSON\n') + b"junk")
-    ended = pub("--json", file)
-    assert ended.code == 1
-    (line,) = ended.stderr.splitlines()
-    assert f"{file}: line 2: " in line
-    assert line.endswith("; 1 published before it")
+    assert f"{file}: line 2: " in pub("--json", file).stderr
 
 
 @pytest.mark.parametrize("option", ["--from-archive", "--file"])

@@ -17,8 +17,8 @@ from nsqtools.records.compression import load_zstd
 from tests.simulation.lives import CHANNEL, MAX_MSG_TIMEOUT, PATIENCE, TOPIC, Life
 from tests.simulation.outputs import Endpoint
 from tests.simulation.plans import WINDOW, Fault, Plan
-from tests.simulation.processes import Process
 from tests.simulation.world import Command, Server, World
+from tests.support.processes import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

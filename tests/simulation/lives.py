@@ -21,7 +21,7 @@ from tests.simulation.world import Command, Lookupd, Server, World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tests.simulation.processes import Process
+    from tests.support.processes import Process
 
 PATIENCE = 900.0
 """Seconds after the last fault in which everything must be settled."""

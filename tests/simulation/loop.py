@@ -8,8 +8,8 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.network import Network
-from tests.simulation.processes import CURRENT, Baton, Killed, Process
 from tests.support.clock import VirtualLoop
+from tests.support.processes import CURRENT, Baton, Killed, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable

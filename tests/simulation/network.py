@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from tests.simulation.loop import SimulatedLoop
-    from tests.simulation.processes import Process
+    from tests.support.processes import Process
 
 WINDOW = 64 << 10
 """Bytes that systems hold between two processes before the sender has to wait."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import OutputClosedError
 from nsqtools.net.http.server import Request, Response, serve
-from tests.simulation.processes import Process
+from tests.support.processes import Process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from tests.simulation.processes import CURRENT, Baton, Killed
+from tests.support.processes import CURRENT, Baton, Killed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

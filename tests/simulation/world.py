@@ -20,11 +20,11 @@ from nsqtools.net.connection import Connection
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
 from nsqtools.sandbox.nsqd import channel as channels
-from tests.simulation.disk import Disk
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.outputs import PIPE, Pipe, SimulatedOutput
-from tests.simulation.processes import CURRENT, Killed, Process
 from tests.simulation.threads import Errand, threading_of
+from tests.support.disk import Disk
+from tests.support.processes import CURRENT, Killed, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence

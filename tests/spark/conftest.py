@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.jobs.replay import ReplaySettings
     from tests.support.process import Cli
-    from tests.support.pulling import Staging
     from tests.support.replays import Taken
     from tests.support.servers import Nsqd
 
@@ -46,13 +45,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with open_session("local[2]", conf, log_file=str(folder / "log"), app_name="tests") as session:
         register(session)
         yield session
-
-
-@pytest.fixture
-def staging(tmp_path: Path, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch) -> Staging:
-    from tests.support.pulling import Staging
-
-    return Staging(tmp_path / "staging", nsqd, topic, monkeypatch)
 
 
 @pytest.fixture

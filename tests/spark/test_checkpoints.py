@@ -38,10 +38,6 @@ def test_the_newest_entries_and_all_names_above_are_synced(
     assert log / "0" not in synced
 
 
-def test_a_checkpoint_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
-    sync_log(str(tmp_path / "none"), "offsets")
-
-
 def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

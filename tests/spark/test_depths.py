@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from nsqtools.spark.source.sourceoptions import SourceSettings
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
 
 BODIES = [b"x"] * 3
 
@@ -54,30 +54,24 @@ def test_depth_is_what_a_consumer_would_get_now(topic: TopicStats | None, expect
     assert depth(topic, "lake") == expected
 
 
-async def test_each_topic_on_each_nsqd_has_its_depth(make_nsqd: MakeNsqd, topic: str) -> None:
-    one, two = make_nsqd(), make_nsqd()
-    one.publish(f"{topic}.a", BODIES)
-    two.publish(f"{topic}.a", BODIES * 2)
-    two.publish(f"{topic}.b", BODIES * 3)
-    assert await Depths(settings(one, two, topics=f"{topic}.a,{topic}.b")).ask() == {
-        (f"{topic}.a", str(one.tcp)): 3,
-        (f"{topic}.b", str(one.tcp)): 0,
-        (f"{topic}.a", str(two.tcp)): 6,
-        (f"{topic}.b", str(two.tcp)): 9,
-    }
-
-
-async def test_a_topic_or_channel_that_is_not_there_is_made_so_that_it_gets_what_comes(
-    nsqd: Nsqd, topic: str
+async def test_each_topic_on_each_nsqd_has_its_depth_and_is_made_so_that_it_gets_what_comes(
+    make_nsqd: MakeNsqd, topic: str
 ) -> None:
-    depths = Depths(settings(nsqd, topics=f"{topic},{topic}.new"))
-    nsqd.create(topic, "other")
-    new = {(f"{topic}.new", str(nsqd.tcp)): 0}
-    assert await depths.ask() == {(topic, str(nsqd.tcp)): 0} | new
-    assert nsqd.channel(f"{topic}.new", "lake")["depth"] == 0
-    nsqd.publish(topic, BODIES)
-    eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 3)
-    assert await depths.ask() == {(topic, str(nsqd.tcp)): 3} | new
+    one, two = make_nsqd(), make_nsqd()
+    depths = Depths(settings(one, two, topics=f"{topic},{topic}.new"))
+    one.create(topic, "other")
+    two.publish(topic, BODIES * 2)
+    found = {
+        (topic, str(one.tcp)): 0,
+        (f"{topic}.new", str(one.tcp)): 0,
+        (topic, str(two.tcp)): 6,
+        (f"{topic}.new", str(two.tcp)): 0,
+    }
+    assert await depths.ask() == found
+    assert one.channel(f"{topic}.new", "lake")["depth"] == 0
+    one.publish(topic, BODIES)
+    eventually(lambda: one.channel(topic, "lake")["depth"] == 3)
+    assert await depths.ask() == found | {(topic, str(one.tcp)): 3}
 
 
 async def test_nsqlookupds_name_the_nsqds_that_have_the_topic(
@@ -123,56 +117,33 @@ async def test_an_nsqd_that_does_not_answer_is_empty_and_told_once_until_it_does
     assert len(caplog.messages) == 3
 
 
-async def test_servers_that_are_waited_for_need_not_answer_at_the_start(
-    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+async def test_that_nobody_answers_is_an_error_at_the_start_unless_they_are_waited_for(
+    nsqd: Nsqd, nsqlookupd: Nsqlookupd, topic: str, kind: str
 ) -> None:
-    patient = Depths(settings(nsqd, topics=topic, waitForServers="true"))
-    nobody = {"nsqlookupd__http__addresses": f"127.0.0.1:{free_port()}"}
-    of_lookupds = Depths(settings(topics=topic, **nobody, waitForServers="true"))
-    nsqd.stop()
-    assert await patient.ask() == {(topic, str(nsqd.tcp)): 0}
-    assert await of_lookupds.ask() == {}
-    assert len(caplog.messages) == 2
-    nsqd.start()
-    nsqd.publish(topic, BODIES)
-    assert await patient.ask() == {(topic, str(nsqd.tcp)): 3}
-
-
-async def test_that_nobody_answers_is_an_error_at_the_start_alone(
-    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    nsqd.publish(topic, BODIES)
-    heard, deaf = Depths(settings(nsqd, topics=topic)), Depths(settings(nsqd, topics=topic))
-    await heard.ask()
-    nsqd.stop()
-    with pytest.raises(UnreachableError, match=str(nsqd.http)):
-        await deaf.ask()
-    assert not caplog.messages
-    assert await heard.ask() == {(topic, str(nsqd.tcp)): 0}
-    assert len(caplog.messages) == 1
-
-
-async def test_that_no_nsqlookupd_answers_is_an_error_at_the_start_alone(
-    make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    lookupd = make_nsqlookupd()
-    options: dict[str, Any] = {"topics": topic, "nsqlookupd__http__addresses": str(lookupd.http)}
-    heard, deaf = Depths(settings(**options)), Depths(settings(**options))
-    await heard.ask()
-    lookupd.stop()
-    assert await heard.ask() == {}
-    with pytest.raises(UnreachableError, match=str(lookupd.http)):
+    server: Nsqd | Nsqlookupd = nsqd
+    given, nothing = settings(nsqd, topics=topic), {(topic, str(nsqd.tcp)): 0}
+    if kind == "nsqlookupd":
+        server = nsqlookupd
+        given = settings(topics=topic, nsqlookupd__http__addresses=str(nsqlookupd.http))
+        nothing = {}
+    heard, deaf = Depths(given), Depths(given)
+    assert await heard.ask() == nothing
+    server.stop()
+    for depths in (heard, Depths(replace(given, wait_for_servers=True))):
+        assert await depths.ask() == nothing
+        assert str(server.http) in depths.unknown[0]
+    with pytest.raises(UnreachableError, match=str(server.http)):
         await deaf.ask()
 
 
-async def test_a_wrong_http_port_says_how_to_give_the_right_one(nsqd: Nsqd, topic: str) -> None:
+async def test_a_wrong_http_port_and_a_ca_file_that_is_not_there_are_told_by_their_option(
+    nsqd: Nsqd, topic: str
+) -> None:
     wrong = settings(topics=topic, nsqd__tcp__addresses=f"{nsqd.tcp}/{free_port()}")
     for given, way in ((wrong, "host:tcp/http"), (replace(wrong, flags=True), "--nsqd-http")):
         with pytest.raises(UnreachableError, match=way) as caught:
             await Depths(given).ask()
         assert "\n" not in str(caught.value)
-
-
-def test_a_ca_file_that_is_not_there_is_named_by_its_option(topic: str) -> None:
     with pytest.raises(ConfigError, match=r"^nsq\.tls_root_ca_file /no/such: "):
         Depths(settings(topics=topic, nsq__tls_root_ca_file="/no/such"))

@@ -105,50 +105,42 @@ LOST = (
     "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: "
     "Lost task 0.3 in stage 1.0 (TID 9) "
 )
+EXITED = (
+    f"{LOST}(n7 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the running "
+    "tasks) Reason: "
+)
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
+        ("calling o1.x.\n: java.lang.OutOfMemoryError: Java heap space", {"driver.memory"}),
         (
-            "An error occurred while calling o1.x.\n: java.lang.OutOfMemoryError: Java heap space",
-            "",
-        ),
-        (f"{LOST}(h executor driver): java.lang.OutOfMemoryError: Java heap space\n\tat x.y", ""),
-        (f"{LOST}(10.0.0.1 executor 1): java.lang.OutOfMemoryError: GC overhead limit\n", "memory"),
-        (
-            f"{LOST}(10.0.0.1 executor 1): ExecutorLostFailure (executor 1 exited caused by one of "
-            "the running tasks) Reason: Command exited with code 52\nDriver stacktrace:",
-            "memory",
+            f"{LOST}(h executor driver): java.lang.OutOfMemoryError: Java heap space\n\tat x.y",
+            {"driver.memory"},
         ),
         (
-            f"{LOST}(10.0.0.1 executor 1): ExecutorLostFailure (executor 1 exited caused by one of "
-            "the running tasks) Reason: Command exited with code 137\nDriver stacktrace:",
-            "memoryOverhead",
+            f"{LOST}(10.0.0.1 executor 1): java.lang.OutOfMemoryError: GC overhead limit\n",
+            {"executor.memory"},
+        ),
+        (f"{EXITED}Command exited with code 52\nDriver stacktrace:", {"executor.memory"}),
+        (f"{EXITED}Command exited with code 137\nDriver stacktrace:", {"executor.memoryOverhead"}),
+        (
+            f"{EXITED}Container killed by YARN for exceeding physical memory limits. 1.5 GB of 1.5 "
+            "GB physical memory used.",
+            {"executor.memoryOverhead"},
         ),
         (
-            f"{LOST}(n7 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the "
-            "running tasks) Reason: Container killed by YARN for exceeding physical memory limits."
-            " 1.5 GB of 1.5 GB physical memory used.",
-            "memoryOverhead",
+            f"{EXITED}\nThe executor with id 3 exited with exit code 137(SIGKILL, possible "
+            "container OOM).",
+            {"executor.memoryOverhead"},
         ),
-        (
-            f"{LOST}(n7 executor 3): ExecutorLostFailure (executor 3 exited caused by one of the "
-            "running tasks) Reason: \nThe executor with id 3 exited with exit code 137(SIGKILL, "
-            "possible container OOM).",
-            "memoryOverhead",
-        ),
+        ("java.lang.OutOfMemoryError: unable to create native thread", set()),
     ],
 )
-def test_a_lack_of_memory_names_the_property_that_gives_more(text: str, wanted: str) -> None:
+def test_a_lack_of_memory_names_the_property_that_gives_more(text: str, wanted: set[str]) -> None:
     line = first_line(RuntimeError(text))
-    wanted = f"spark.executor.{wanted}" if wanted else "spark.driver.memory"
-    assert set(re.findall(r"spark\.[\w.]*\w", line)) == {wanted}
-
-
-def test_a_lack_of_threads_is_no_lack_of_memory() -> None:
-    line = first_line(RuntimeError("java.lang.OutOfMemoryError: unable to create native thread"))
-    assert "spark." not in line
+    assert {name.removeprefix("spark.") for name in re.findall(r"spark\.[\w.]*\w", line)} == wanted
 
 
 @pytest.mark.parametrize(

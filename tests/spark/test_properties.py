@@ -16,7 +16,6 @@ from nsqtools.spark.properties import (
     properties,
     refuse_speculative_task,
 )
-from nsqtools.stores.places import as_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,43 +35,39 @@ def conf_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_local_master_is_told_from_a_cluster() -> None:
-    assert all(map(is_local, ("local", "local[*]", "local[2,4]")))
-    assert not any(map(is_local, ("local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "yarn")))
-
-
-def test_tasks_of_a_local_master_are_tried_as_often_as_those_of_a_cluster() -> None:
-    masters = ("local", "local[*]", "local[2,1]", "spark://h:7077", "yarn")
-    found = [properties(master, {})["spark.master"] for master in masters]
-    assert found == ["local[1,4]", "local[*,4]", "local[2,1]", "spark://h:7077", "yarn"]
-
-
 @pytest.mark.parametrize(
-    ("master", "loopback"),
-    [("local[2]", True), ("spark://127.0.0.1:7077", True), ("spark://10.0.0.1:7077", False)],
+    ("master", "given", "local", "loopback"),
+    [
+        ("local", "local[1,4]", True, True),
+        ("local[*]", "local[*,4]", True, True),
+        ("local[2,1]", "local[2,1]", True, True),
+        ("local-cluster[2,1,1024]", "local-cluster[2,1,1024]", False, False),
+        ("spark://127.0.0.1:7077", "spark://127.0.0.1:7077", False, True),
+        ("spark://10.0.0.1:7077", "spark://10.0.0.1:7077", False, False),
+        ("yarn", "yarn", False, False),
+    ],
 )
-def test_a_session_on_loopback_has_ports_nowhere_else(master: str, loopback: bool) -> None:
-    assert ("spark.driver.bindAddress" in properties(master, {})) is loopback
+def test_a_local_master_tries_tasks_as_often_as_a_cluster_and_has_ports_on_loopback_alone(
+    master: str, given: str, local: bool, loopback: bool
+) -> None:
+    found = properties(master, {})
+    assert found["spark.master"] == given
+    assert ("spark.driver.bindAddress" in found) is loopback
+    assert is_local(master) is local
 
 
 def test_the_master_is_that_of_the_submission_then_of_the_file_then_this_machine(
     conf_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert default_master() == "local[*]"
+    for text in ("'", "--master", "--conf"):  # which Spark will refuse
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", text)
+        assert default_master() == "local[*]"
     (conf_dir / "spark-defaults.conf").write_text("# a comment\n\nspark.master   yarn\n")
     assert default_master() == "yarn"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf 'spark.master=local[7]' pyspark-shell")
     assert default_master() == "local[7]"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--name n --master spark://h:7077 pyspark-shell")
     assert default_master() == "spark://h:7077"
-
-
-@pytest.mark.parametrize("text", ["'", "--master", "--conf"])
-def test_arguments_that_spark_will_refuse_are_left_to_it(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", text)
-    assert default_master() == "local[*]"
 
 
 def test_defaults_yield_to_what_the_session_inherits_and_that_is_not_repeated(
@@ -112,12 +107,6 @@ def test_s3a_is_told_what_the_variables_of_aws_say_unless_a_property_does(
     assert s3a(endpoint="http://other")["endpoint"] == "http://other"
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert s3a()["endpoint.region"] == "us-east-1"  # S3A has no default for an endpoint
-
-
-def test_the_url_of_s3_has_hadoops_name_for_spark() -> None:
-    assert as_url("s3://lake/a") == as_url("s3a://lake/a") == "s3a://lake/a"
-    assert as_url("hdfs:///lake") == "hdfs:///lake"
-    assert as_url("/s3") == "file:///s3"
 
 
 @pytest.mark.parametrize(("value", "refused"), [("true", True), ("false", False), (None, False)])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,14 +26,13 @@ from nsqtools.spark.jobs.portions import BodyFile, PublishTask
 from nsqtools.spark.jobs.replay import Replayed, ReplaySettings, is_planned, plan, publish
 from nsqtools.spark.jobs.versions import Versions
 from nsqtools.stores.mounted import LocalStore
-from tests.support.eventually import eventually
 from tests.support.faults import KilledError
 from tests.support.lakes import JSON
 from tests.support.replays import HOSTILE, Taken, nothing
 from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.support.servers import Nsqd
 
@@ -44,22 +40,38 @@ LARGE = [body + bytes(1000) for body in numbered(2000)]
 CHUNK = 100_000
 
 
-class Archived(Protocol):
-    def __call__(self, *files: Sequence[bytes | None]) -> None: ...
+class Archive:
+    """An archive in ``lake``, and its replay into a topic."""
+
+    def __init__(self, settings: ReplaySettings, taken: Taken, folder: Path) -> None:
+        self.settings, self.taken, self.lake = settings, taken, folder / "lake"
+        self.staging = Path(settings.staging)
+
+    def write(self, *files: Sequence[bytes | None]) -> None:
+        """Write the archive, and the plan to publish it as it is."""
+        self.lake.mkdir()
+        for number, bodies in enumerate(files):
+            table = pa.table({"body": pa.array(bodies, pa.binary())})
+            pq.write_table(table, self.lake / f"{number}.parquet", row_group_size=700)
+        assert plan(self.settings)
+
+    def publish(
+        self,
+        report: Callable[..., None] = nothing,
+        *,
+        stop: threading.Event | None = None,
+        rate: float = 0.0,
+        **sink: str,
+    ) -> Replayed:
+        """Publish it, with these options of the sink, in which __ stands for a dot."""
+        given = {name.replace("__", "."): text for name, text in sink.items()}
+        settings = replace(self.settings, rate=rate, sink={**self.settings.sink, **given})
+        return publish(settings, stop or threading.Event(), report)
 
 
 @pytest.fixture
-def archived(replaying: ReplaySettings, tmp_path: Path) -> Archived:
-    """Writes an archive, and the plan to publish it as it is."""
-
-    def make(*files: Sequence[bytes | None]) -> None:
-        (tmp_path / "lake").mkdir()
-        for number, bodies in enumerate(files):
-            table = pa.table({"body": pa.array(bodies, pa.binary())})
-            pq.write_table(table, tmp_path / "lake" / f"{number}.parquet", row_group_size=700)
-        assert plan(replaying)
-
-    return make
+def archive(replaying: ReplaySettings, taken: Taken, tmp_path: Path) -> Archive:
+    return Archive(replaying, taken, tmp_path)
 
 
 @pytest.fixture
@@ -68,65 +80,50 @@ def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "_CHUNK_BYTES", CHUNK)
 
 
-def test_an_archive_is_published_as_it_is_and_the_plan_is_then_gone(
-    replaying: ReplaySettings, archived: Archived, tmp_path: Path, taken: Taken
-) -> None:
+def test_an_archive_is_published_as_it_is_and_the_plan_is_then_gone(archive: Archive) -> None:
     bodies = numbered(3000)
-    archived(bodies[:1500], [], bodies[1500:], HOSTILE)
-    done = publish(replace(replaying, rate=1e9), threading.Event(), nothing)
+    archive.write(bodies[:1500], [], bodies[1500:], HOSTILE)
+    done = archive.publish(rate=1e9)
     assert done == Replayed(rows=3005, published=3005)
-    assert taken() == [*bodies, *HOSTILE], "with a rate one after another"
-    assert list((tmp_path / "staging").iterdir()) == []
-    assert not is_planned(replaying)
+    assert archive.taken() == [*bodies, *HOSTILE], "with a rate one after another"
+    assert list(archive.staging.iterdir()) == []
+    assert not is_planned(archive.settings)
     with pytest.raises(ConfigError, match="staging"):
-        publish(replaying, threading.Event(), nothing)
+        archive.publish()
 
 
-@pytest.mark.parametrize("files", [1, 9])
-def test_files_are_divided_into_portions_of_about_a_size(
-    replaying: ReplaySettings, archived: Archived, taken: Taken, files: int, chunked: None
-) -> None:
-    size = 1 << 20
-    found = [BodyFile(str(number), 1, size // 2 + 1, 0) for number in range(files)]
-    divided = portions.divided(found, whole=False)
-    assert [len(each) for each in divided] == ([1] if files == 1 else [2, 2, 2, 2, 1])
+def test_files_are_divided_into_portions_of_about_a_size() -> None:
+    found = [BodyFile(str(number), 1, (1 << 19) + 1, 0) for number in range(9)]
+    assert [len(each) for each in portions.divided(found, whole=False)] == [2, 2, 2, 2, 1]
     assert portions.divided(found, whole=True) == [tuple(found)]
-    archived(*[LARGE[start::files] for start in range(files)])
-    assert publish(replaying, threading.Event(), nothing).published == len(LARGE)
-    assert sorted(taken()) == sorted(LARGE)
 
 
 def test_a_run_goes_on_where_the_one_before_was_told_to_end(
-    replaying: ReplaySettings, archived: Archived, taken: Taken, chunked: None
+    archive: Archive, chunked: None
 ) -> None:
     bodies = [None, *LARGE, *LARGE, b""]
-    archived(bodies[:2500], bodies[2500:])
+    archive.write(bodies[:2500], bodies[2500:])
     stop = threading.Event()
     stop.set()
-    assert publish(replaying, stop, nothing) == Replayed(rows=4002, stopped=True)
+    assert archive.publish(stop=stop) == Replayed(rows=4002, stopped=True)
     runs = []
     for _ in range(100):
         stop = threading.Event()
-        runs.append(publish(replaying, stop, lambda *_, stop=stop: stop.set()))
+        runs.append(archive.publish(lambda *_, stop=stop: stop.set(), stop=stop))
         if not runs[-1].stopped:
             break
-        assert is_planned(replaying)
+        assert is_planned(archive.settings)
     assert len(runs) > 4
     assert runs[-1] == Replayed(rows=4002, published=4000, before=runs[-2].published, empty=2)
-    assert sorted(taken()) == sorted([*LARGE, *LARGE])
+    assert sorted(archive.taken()) == sorted([*LARGE, *LARGE])
 
 
 @pytest.mark.parametrize("call", range(6))
 def test_after_a_crash_no_more_messages_are_there_twice_than_the_next_run_tells(
-    replaying: ReplaySettings,
-    archived: Archived,
-    taken: Taken,
-    monkeypatch: pytest.MonkeyPatch,
-    call: int,
-    chunked: None,
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, call: int, chunked: None
 ) -> None:
     """Whatever is under way when a position cannot be noted any more."""
-    archived(LARGE[:900], LARGE[900:])
+    archive.write(LARGE[:900], LARGE[900:])
     calls = iter(range(10**6))
 
     def save(versions: Versions, value: object) -> None:
@@ -138,9 +135,9 @@ def test_after_a_crash_no_more_messages_are_there_twice_than_the_next_run_tells(
     with monkeypatch.context() as patch:
         patch.setattr(Versions, "save", save)
         with pytest.raises(KilledError):
-            publish(replaying, threading.Event(), nothing)
-    done = publish(replaying, threading.Event(), nothing)
-    found = Counter(taken())
+            archive.publish()
+    done = archive.publish()
+    found = Counter(archive.taken())
     assert set(found) == set(LARGE)
     assert found.total() - len(LARGE) <= done.again <= 2 * CHUNK // 1000
     assert bool(done.again) == bool(call)
@@ -148,32 +145,30 @@ def test_after_a_crash_no_more_messages_are_there_twice_than_the_next_run_tells(
 
 
 def test_an_attempt_that_another_one_has_continued_does_not_go_on(
-    replaying: ReplaySettings, archived: Archived, taken: Taken, chunked: None
+    archive: Archive, chunked: None
 ) -> None:
-    archived(LARGE)
+    archive.write(LARGE)
     stop = threading.Event()
 
     def reports(*_: object) -> None:
         """While nothing is under way but what is noted."""
         if not stop.is_set():
             stop.set()
-            (folder,) = (Path(replaying.staging) / "positions").glob("*/0")
+            (folder,) = (archive.staging / "positions").glob("*/0")
             versions = Versions(LocalStore(str(folder.parent)), "0")
             versions.save(versions.load())
 
     with pytest.raises(LockedError, match="another run"):
-        publish(replaying, threading.Event(), reports)
-    assert 0 < len(taken()) < len(LARGE) / 2
+        archive.publish(reports)
+    assert 0 < len(archive.taken()) < len(LARGE) / 2
 
 
-def test_tasks_publish_and_end_when_they_are_told_to(
-    replaying: ReplaySettings, archived: Archived, taken: Taken, nsqd: Nsqd
-) -> None:
-    archived(LARGE[:1000], LARGE[1000:])
-    store = LocalStore(replaying.staging)
+def test_tasks_publish_and_end_when_they_are_told_to(archive: Archive, nsqd: Nsqd) -> None:
+    archive.write(LARGE[:1000], LARGE[1000:])
+    store = LocalStore(archive.settings.staging)
     chosen = json.loads(store.get("replay.json"))
     mine = [tuple(BodyFile(*each) for each in portion) for portion in chosen["portions"]]
-    task = PublishTask(replaying.staging, chosen["folder"], replaying.sink)
+    task = PublishTask(archive.settings.staging, chosen["folder"], archive.settings.sink)
     store.put(portions.STOP, b"")
     slow = replace(task, rate=0.01)
     assert list(slow(enumerate(mine))) == []
@@ -185,36 +180,7 @@ def test_tasks_publish_and_end_when_they_are_told_to(
     assert store.get(portions.STOP) == b"", "the others need not try"
     store.delete(portions.STOP)
     assert list(task(enumerate(mine))) == []
-    assert sorted(taken()) == sorted(LARGE)
-
-
-PUBLISH = """
-import sys, threading
-from nsqtools.spark.jobs.replay import ReplaySettings, publish
-lake, topic, nsqd, staging = sys.argv[1:]
-sink = {"topic": topic, "nsqd.tcp.addresses": nsqd}
-settings = ReplaySettings((lake,), sink, staging, rate=1000.0)
-publish(settings, threading.Event(), lambda *_: None)
-"""
-
-
-def test_a_killed_process_is_continued_by_the_next(
-    replaying: ReplaySettings, archived: Archived, nsqd: Nsqd, taken: Taken
-) -> None:
-    bodies = numbered(1500)
-    archived(bodies[:700], bodies[700:])
-    where = (*replaying.inputs, replaying.sink["topic"], str(nsqd.tcp), replaying.staging)
-    process = subprocess.Popen([sys.executable, "-c", PUBLISH, *where])
-    try:
-        eventually(lambda: nsqd.channel(replaying.sink["topic"], "c")["depth"] > 100)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = publish(replaying, threading.Event(), nothing)
-    assert 0 < done.before < done.published == 1500
-    found = Counter(taken())
-    assert set(found) == set(bodies)
-    assert found.total() - 1500 <= done.again <= 200, "what two tenths of a second's rate allow"
+    assert sorted(archive.taken()) == sorted(LARGE)
 
 
 @pytest.mark.parametrize(
@@ -223,104 +189,75 @@ def test_a_killed_process_is_continued_by_the_next(
     ids=["by its option", "by nsqd's own limit, of 1 MiB"],
 )
 def test_what_nsqd_never_takes_is_counted_and_left_out(
-    replaying: ReplaySettings, archived: Archived, taken: Taken, allowed: int, size: int
+    archive: Archive, allowed: int, size: int
 ) -> None:
-    archived([b"a", b"x" * size, b"b", b"y" * size])
-    chosen = replace(replaying, sink={**replaying.sink, "nsq.max_msg_size": str(allowed)})
-    done = publish(chosen, threading.Event(), nothing)
+    archive.write([b"a", b"x" * size, b"b", b"y" * size])
+    done = archive.publish(nsq__max_msg_size=str(allowed))
     assert (done.rows, done.published, done.refused, done.empty) == (4, 2, 2, 0)
     assert done.reason
-    assert taken() == [b"a", b"b"]
+    assert archive.taken() == [b"a", b"b"]
 
 
-def test_without_an_nsqd_the_position_is_kept(
-    replaying: ReplaySettings, archived: Archived, nsqd: Nsqd, chunked: None
-) -> None:
-    archived(LARGE)
+def test_without_an_nsqd_the_position_is_kept(archive: Archive, nsqd: Nsqd, chunked: None) -> None:
+    archive.write(LARGE)
 
     def gone(*_: object) -> None:
         nsqd.stop()
 
-    quick = replace(replaying, sink={**replaying.sink, "nsq.publish_timeout": "500ms"})
     with pytest.raises(PublishError, match=r" of 2000 rows "):
-        publish(quick, threading.Event(), gone)
+        archive.publish(gone, nsq__publish_timeout="500ms")
     with pytest.raises(UnreachableError):
-        publish(replaying, threading.Event(), nothing)
+        archive.publish()
     nsqd.start()
-    done = publish(replaying, threading.Event(), nothing)
+    done = archive.publish()
     assert 0 < done.before < done.published == 2000
 
 
-def test_a_rate_makes_small_batches(
-    replaying: ReplaySettings, archived: Archived, taken: Taken
-) -> None:
-    archived(numbered(300))
+def test_a_rate_makes_small_batches(archive: Archive) -> None:
+    archive.write(numbered(300))
     passed = []
-    publish(
-        replace(replaying, rate=1000.0), threading.Event(), lambda _, done, __: passed.append(done)
-    )
+    archive.publish(lambda _, done, __: passed.append(done), rate=1000.0)
     assert passed == [100, 200, 300]
-    assert taken() == numbered(300)
+    assert archive.taken() == numbered(300)
 
 
-def test_two_runs_at_once_are_refused(
-    replaying: ReplaySettings, archived: Archived, tmp_path: Path
-) -> None:
-    archived([b"a"])
-    path = str(tmp_path / "staging" / "lock")
+def test_a_staging_of_another_run_or_replay_or_without_a_plan_is_refused(archive: Archive) -> None:
+    archive.write([b"a"])
+    path = str(archive.staging / "lock")
     with Lock(path), pytest.raises(LockedError, match=path):
-        publish(replaying, threading.Event(), nothing)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"sink": {"topic": "other"}},
-        {"where": "x"},
-        {"order_by": "x"},
-        {"inputs": ("x",)},
-        {"layout": JSON},
-    ],
-)
-def test_a_staging_directory_of_another_replay_is_refused(
-    replaying: ReplaySettings, archived: Archived, other: dict[str, Any]
-) -> None:
-    archived([b"a"])
-    changed = replace(replaying, **other)
-    for use in (is_planned, lambda each: publish(each, threading.Event(), nothing)):
-        with pytest.raises(ConfigError, match=replaying.staging):
-            use(changed)
-    same = replace(replaying, rate=5.0, sink={"topic": replaying.sink["topic"]})
+        archive.publish()
+    others: list[dict[str, Any]] = [
+        *({"sink": {"topic": "other"}}, {"where": "x"}, {"order_by": "x"}),
+        *({"inputs": ("x",)}, {"layout": JSON}),
+    ]
+    for other in others:
+        changed = replace(archive.settings, **other)
+        for use in (is_planned, lambda each: publish(each, threading.Event(), nothing)):
+            with pytest.raises(ConfigError, match=archive.settings.staging):
+                use(changed)
+    same = replace(archive.settings, rate=5.0, sink={"topic": archive.settings.sink["topic"]})
     assert is_planned(same), "where and how fast it goes may change"
-
-
-@pytest.mark.parametrize("text", ['{"format": "3"}', '{"format": "nsqtools replay 2"}', "[]", ""])
-def test_a_plan_that_is_none_is_named(
-    replaying: ReplaySettings, archived: Archived, tmp_path: Path, text: str
-) -> None:
-    archived([b"a"])
-    (tmp_path / "staging" / "replay.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"replay\.json"):
-        is_planned(replaying)
+    for text in ('{"format": "nsqtools replay 2"}', "[]", ""):
+        (archive.staging / "replay.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"replay\.json"):
+            is_planned(archive.settings)
 
 
 def test_parquet_that_cannot_be_published_is_named_before_anything_is(
-    replaying: ReplaySettings, archived: Archived, tmp_path: Path
+    archive: Archive, tmp_path: Path
 ) -> None:
+    """Also one that has changed since the plan."""
+    path = tmp_path / "x.parquet"
+    others = replace(archive.settings, inputs=(str(path),))
     for column in ({"n": [1]}, {"body": [1]}):
-        pq.write_table(pa.table(column), tmp_path / "x.parquet")
+        pq.write_table(pa.table(column), path)
         with pytest.raises(ConfigError, match=r"x\.parquet: .*body"):
-            plan(replace(replaying, inputs=(str(tmp_path / "x.parquet"),)))
-    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+            plan(others)
+    path.write_bytes(b"PAR1")
     with pytest.raises(RecordError, match=r"x\.parquet: "):
-        plan(replace(replaying, inputs=(str(tmp_path / "x.parquet"),)))
-
-
-def test_a_file_that_has_changed_since_the_plan_is_named(
-    replaying: ReplaySettings, archived: Archived, tmp_path: Path, taken: Taken
-) -> None:
-    archived([b"a"])
-    pq.write_table(pa.table({"body": ["b", "c"]}), tmp_path / "lake" / "0.parquet")
+        plan(others)
+    archive.write([b"a"])
+    pq.write_table(pa.table({"body": ["b", "c"]}), archive.lake / "0.parquet")
     with pytest.raises(RecordError, match=r"0\.parquet: changed"):
-        publish(replaying, threading.Event(), nothing)
-    assert taken() == []
+        archive.publish()
+    assert archive.taken() == []

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from nsqtools.errors import ConfigError, OutputError, UnreachableError
+from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.spark.source.datasource import SCHEMA, NsqDataSource
 from nsqtools.spark.source.plans import Offset
@@ -24,8 +24,7 @@ from nsqtools.spark.staging.log import StaleError
 from nsqtools.spark.staging.partitions import Claim
 from nsqtools.stores import open_store
 from tests.support.eventually import eventually
-from tests.support.ledgers import claim_of
-from tests.support.pulling import bodies_of
+from tests.support.ledgers import bodies_of, claim_of
 from tests.support.servers import drained, free_port
 from tests.support.streaming import numbered, publish, source
 
@@ -97,20 +96,13 @@ def driven(nsqd: Nsqd, topic: str, tmp_path: Path) -> Driven:
     return Driven(nsqd, topic, source(nsqd, topic, tmp_path / "staging"))
 
 
-def count_of(offset: Json) -> int:
-    return sum(quota.count for quota in Offset.from_json(offset).quotas)
-
-
-def test_a_stream_has_an_id_of_its_own_that_is_minted_once(driven: Driven) -> None:
-    first = driven.reader.initialOffset()
-    assert driven.reader.initialOffset() == first
-    assert driven.anew().reader.initialOffset()["stream"] != first["stream"]
-    assert (first["batch"], first["quotas"]) == (0, ())
-
-
-def test_a_stream_that_has_a_name_goes_on_with_what_one_of_that_name_has_staged(
+def test_a_stream_has_an_id_of_its_own_or_goes_on_with_what_one_of_its_name_has_staged(
     driven: Driven,
 ) -> None:
+    offset = driven.reader.initialOffset()
+    assert driven.reader.initialOffset() == offset
+    assert (offset["batch"], offset["quotas"]) == (0, ())
+    assert driven.anew().reader.initialOffset()["stream"] != offset["stream"]
     driven.publish(5)
     first = driven.anew(streamName="mine")
     start, done, _ = first.first(ReadMaxRows(2))
@@ -127,71 +119,48 @@ def test_a_stream_that_has_a_name_goes_on_with_what_one_of_that_name_has_staged(
     assert first.anew().reader.initialOffset() == Offset("mine", 2, ()).to_json()
 
 
-def test_batches_are_as_large_as_the_limit_and_nothing_to_read_is_none(driven: Driven) -> None:
+def test_batches_have_messages_up_to_the_limit_which_connections_share(driven: Driven) -> None:
+    driven = driven.anew(maxMessagesPerTrigger="100", connectionsPerNsqd="3")
+    limit = driven.reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(100)
+    assert driven.anew(maxMessagesPerTrigger="0").reader.getDefaultReadLimit() == ALL
     start = driven.reader.initialOffset()
     assert driven.plan(start) == start
     driven.publish(250)
-    _, batches = driven.drain(start, ReadMaxRows(100))
+    assert len(driven.plan(start, limit)["quotas"]) == 3
+    assert driven.reader.reportLatestOffset() == {"backlog": 150, "notes": []}
+    _, batches = driven.drain(start, limit)
     assert [len(rows) for rows in batches] == [100, 100, 50]
     assert bodies_of(*batches) == Counter(numbered(250))
+    origins = {(row["topic"], row["channel"], row["nsqd"]) for row in batches[0]}
+    assert origins == {(driven.topic, "c", str(driven.nsqd.tcp))}
     assert drained(driven.nsqd, driven.topic, "c")
 
 
-def test_the_limit_is_that_of_the_options(driven: Driven) -> None:
-    def limit(**more: str) -> Any:
-        return driven.anew(**more).reader.getDefaultReadLimit()
-
-    assert limit() == limit(maxMessagesPerTrigger="0") == ReadAllAvailable()
-    assert limit(maxMessagesPerTrigger="7") == ReadMaxRows(7)
-
-
-def test_connections_share_the_messages_of_an_nsqd(driven: Driven) -> None:
-    driven.publish(100)
-    _, end, rows = driven.anew(connectionsPerNsqd="3").first()
-    assert len(end["quotas"]) == 3
-    assert bodies_of(rows) == Counter(numbered(100))
-    origins = {(row["topic"], row["channel"], row["nsqd"]) for row in rows}
-    assert origins == {(driven.topic, "c", str(driven.nsqd.tcp))}
-
-
-def test_a_batch_is_the_same_whoever_reads_it_and_however_often(driven: Driven) -> None:
-    driven.publish(100)
-    start, end, rows = driven.first()
-    driven.publish(100, 200)
-    assert driven.read(start, end) == rows
-    assert driven.anew().read(start, end) == rows
-    assert bodies_of(rows) == Counter(numbered(100))
-
-
 @pytest.mark.parametrize("by_commit", [False, True])
-def test_what_is_committed_is_removed_by_the_commit_or_the_next_run(
+def test_a_batch_is_the_same_whoever_plans_or_reads_it_until_it_is_committed(
     driven: Driven, by_commit: bool
 ) -> None:
-    driven.publish(10)
-    start, end, _ = driven.first()
-    assert driven.ledger(end).rows() == 10
+    """By the commit, or else by the next run, which begins after it."""
+    driven.publish(20)
+    start, first, rows = driven.first(ReadMaxRows(10))
+    second = driven.plan(first, ReadMaxRows(7))
+    driven.publish(20, 30)
+    killed = driven.anew()  # before Spark has noted any of it
+    assert killed.plan(start) == first
+    assert killed.read(start, first) == driven.read(start, first) == rows
+    assert killed.plan(first) == second
+    more = killed.read(first, second)
     if by_commit:
-        driven.reader.commit(end)
+        killed.reader.commit(first)
     else:
-        assert driven.anew().plan(end) == end
-    assert driven.ledger(end).rows() == 0
+        assert driven.anew().plan(first) == second
+    assert driven.ledger(second).rows() == len(more) == 7
     with pytest.raises(StaleError):
-        driven.read(start, end)
-
-
-def test_batches_that_spark_has_not_logged_yet_are_kept_and_repeated_by_the_next_run(
-    driven: Driven,
-) -> None:
-    """With asyncProgressTrackingEnabled, Spark plans on before its logs are written."""
-    driven.publish(30)
-    offset = start = driven.reader.initialOffset()
-    rows = []
-    for _ in range(3):
-        end = driven.plan(offset, ReadMaxRows(10))
-        rows.append(driven.read(offset, end))
-        offset = end
-    killed = driven.anew()
-    assert killed.drain(start)[1] == rows
+        driven.read(start, first)
+    _, batches = driven.anew().drain(first)
+    assert batches[0] == more
+    assert bodies_of(rows, *batches) == Counter(numbered(30))
 
 
 def test_a_new_checkpoint_is_refused_while_the_staging_has_messages_of_another(
@@ -213,70 +182,39 @@ def test_a_new_checkpoint_is_refused_while_the_staging_has_messages_of_another(
     assert driven.anew().plan()["batch"] == 0
 
 
-@pytest.mark.parametrize("read", [False, True])
-def test_a_batch_whose_offset_was_lost_is_planned_as_it_was(driven: Driven, read: bool) -> None:
-    """Killed before Spark has noted it, the next process plans the same one."""
-    driven.publish(10)
-    start = driven.reader.initialOffset()
-    end = driven.plan(start)
-    driven.ledger(end).expect(Offset.from_json(end))
-    rows = driven.read(start, end) if read else []
-    driven.publish(10, 30)
-    restarted = driven.anew()
-    assert restarted.plan(start) == end
-    if read:
-        assert restarted.read(start, end) == rows
-        assert count_of(restarted.plan(end)) == 20
-
-
-@pytest.mark.parametrize("known", [False, True])
 def test_a_batch_under_way_is_not_read_without_what_another_staging_has_of_it(
-    driven: Driven, tmp_path: Path, known: bool
+    driven: Driven, tmp_path: Path
 ) -> None:
     """It goes on with the old one; once it is committed the staging may be another."""
     driven.publish(100)
-    start = driven.reader.initialOffset()
+    start, end, rows = driven.first()
     elsewhere = {"stagingLocation": str(tmp_path / "elsewhere")}
-    earlier: list[Json] = []
-    if known:  # the stream was there before
-        end = driven.anew(**elsewhere).plan(start, ReadMaxRows(30))
-        earlier = driven.anew(**elsewhere).read(start, end)
-        start = end
-    end = driven.plan(start)
-    rows = driven.read(start, end)
     with pytest.raises(OutputError, match="staged elsewhere"):
         driven.anew(**elsewhere).read(start, end)
     again = driven.anew()
     assert again.read(start, end) == rows
     driven.publish(100, 150)
     last, batches = driven.anew(**elsewhere).drain(end)
-    assert bodies_of(earlier, rows, *batches) == Counter(numbered(150))
+    assert bodies_of(rows, *batches) == Counter(numbered(150))
     assert again.plan(last) == last
 
 
-def test_available_now_takes_what_was_there_and_ends(driven: Driven) -> None:
-    driven.publish(25)
-    driven.reader.prepareForTriggerAvailableNow()
-    _, end, rows = driven.first(ReadMaxRows(10))
-    driven.publish(25, 100)
-    end, batches = driven.drain(end, ReadMaxRows(10))
-    assert [len(each) for each in (rows, *batches)] == [10, 10, 5]
-    assert driven.depth == 75
-    driven.reader.prepareForTriggerAvailableNow()
-    assert [len(each) for each in driven.drain(end)[1]] == [75]
-
-
-def test_available_now_goes_on_with_what_a_partition_did_not_get(driven: Driven) -> None:
-    driven.publish(400)
+def test_available_now_takes_what_was_there_also_if_a_partition_did_not_get_it(
+    driven: Driven,
+) -> None:
+    driven.publish(40)
     driven.reader.prepareForTriggerAvailableNow()
     start = driven.reader.initialOffset()
     end = driven.plan(start)
-    taken = driven.anew().first(ReadMaxRows(300))[2]
+    taken = driven.anew().first(ReadMaxRows(30))[2]
     rows = driven.read(start, end)
-    assert (len(taken), len(rows)) == (300, 100)
-    driven.publish(400, 900)
-    assert [len(each) for each in driven.drain(end)[1]] == [300]
-    assert driven.depth == 200
+    assert (len(taken), len(rows)) == (30, 10)
+    driven.publish(40, 90)
+    end, batches = driven.drain(end, ReadMaxRows(20))
+    assert [len(each) for each in batches] == [20, 10]
+    assert driven.depth == 20
+    driven.reader.prepareForTriggerAvailableNow()
+    assert [len(each) for each in driven.drain(end)[1]] == [20]
 
 
 @pytest.mark.parametrize("available_now", [True, False])
@@ -297,53 +235,35 @@ def test_an_nsqd_that_gave_nothing_ends_a_run_and_rests_in_a_stream(
         assert len(driven.read(end, driven.plan(end))) == 7
 
 
-class Unfinished:
-    """A claim whose messages are given back to nsqd after they were counted."""
-
-    def __init__(self, claim: Claim) -> None:
-        self.rows = claim.rows
-        self.staged = claim.staged
-        self._add = claim.add
-
-    def add(self, segment: Segment) -> None:
-        self._add(segment)
-        raise OutputError("as it were, killed")
-
-
-def batch_that_comes_again(driven: Driven) -> Json:
-    """Ten messages that were staged, and read, and are in nsqd still."""
+@pytest.mark.parametrize("available_now", [True, False])
+def test_what_comes_again_and_is_staged_is_no_reason_to_end_or_to_rest(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch, available_now: bool
+) -> None:
     driven.publish(10)
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.reader.partitions(start, end)
     claim = claim_of(driven.ledger(end), Offset.from_json(end), 0)
     assert isinstance(claim, Claim)
+    add = claim.add
+
+    def staged_and_given_back(segment: Segment) -> None:
+        add(segment)
+        raise OutputError("as it were, killed")
+
+    monkeypatch.setattr(claim, "add", staged_and_given_back)
     with pytest.raises(OutputError, match="as it were"):
-        receive(Offset.from_json(end).quotas[0], driven.settings, Unfinished(claim))  # type: ignore[arg-type]
+        receive(Offset.from_json(end).quotas[0], driven.settings, claim)
     eventually(lambda: driven.depth == 10)
     assert bodies_of(driven.read(start, end)) == Counter(numbered(10))
-    return end
-
-
-def test_what_comes_again_and_is_staged_is_no_reason_to_end(driven: Driven) -> None:
-    end = batch_that_comes_again(driven)
     driven.publish(10, 30)
     again = driven.anew()
-    again.reader.prepareForTriggerAvailableNow()
+    if available_now:
+        again.reader.prepareForTriggerAvailableNow()
     end, batches = again.drain(end, ReadMaxRows(5))
     assert [len(each) for each in batches] == [0, 0, 5, 5, 5, 5]
     assert bodies_of(*batches) == Counter(numbered(10, 30))
     assert drained(driven.nsqd, driven.topic, "c")
-
-
-def test_a_stream_does_not_rest_when_what_came_was_staged_before(driven: Driven) -> None:
-    end = batch_that_comes_again(driven)
-    driven.publish(10, 20)
-    second = driven.plan(end, ReadMaxRows(10))
-    assert driven.read(end, second) == []
-    third = driven.plan(second)
-    assert third != second
-    assert bodies_of(driven.read(second, third)) == Counter(numbered(10, 20))
 
 
 @pytest.mark.parametrize("available_now", [True, False])
@@ -366,31 +286,10 @@ def test_what_went_wrong_on_executors_is_told_by_the_driver(
     assert hidden in note
 
 
-def test_the_backlog_is_what_no_batch_is_planned_for(driven: Driven) -> None:
-    driven.publish(30)
-    driven.plan(limit=ReadMaxRows(10))
-    assert driven.reader.reportLatestOffset() == {"backlog": 20, "notes": []}
-
-
-def test_a_checkpoint_of_another_source_is_refused(driven: Driven) -> None:
-    with pytest.raises(ConfigError, match="checkpoint"):
-        driven.plan({"logOffset": 3})
-
-
-def test_that_nobody_answers_is_said_when_a_batch_is_planned(driven: Driven) -> None:
-    driven.nsqd.stop()
-    driven.reader.prepareForTriggerAvailableNow()
-    with pytest.raises(UnreachableError, match=str(driven.nsqd.http)):
-        driven.plan()
-
-
-@pytest.mark.parametrize("location", ["swift://bucket/x", "/proc/no/such"])
-def test_a_staging_that_cannot_work_is_said_before_a_message_moves(
-    driven: Driven, location: str
-) -> None:
+def test_a_staging_that_cannot_work_is_said_before_a_message_moves(driven: Driven) -> None:
     driven.publish(10)
-    with pytest.raises(ConfigError, match=location[:6]):
-        driven.anew(stagingLocation=location).plan()
+    with pytest.raises(ConfigError, match="/proc/no"):
+        driven.anew(stagingLocation="/proc/no/such").plan()
     assert driven.depth == 10
 
 

@@ -69,6 +69,7 @@ def test_all_options_are_read_in_lower_case_as_spark_gives_them() -> None:
     assert (found.idle_timeout, found.max_read, found.poll_interval) == (1.5, 0.0, 0.1)
     assert found.wait_for_servers
     assert (found.config.msg_timeout, found.config.snappy) == (300.0, True)
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -87,14 +88,12 @@ def test_an_nsqd_has_an_http_address_besides(text: str, tcp: Address, http: str)
     assert parse_source(NEEDED | twice).nsqds == (NamedNsqd(tcp, http),)
 
 
-@pytest.mark.parametrize("missing", ["subscribe", "channel", "stagingLocation"])
-def test_what_is_needed_is_asked_for(missing: str) -> None:
-    assert f"option {missing} " in wrong_source({missing.lower(): " "})
-
-
 @pytest.mark.parametrize(
     ("options", "culprits"),
     [
+        ({"subscribe": " "}, ["option subscribe "]),
+        ({"channel": " "}, ["option channel "]),
+        ({"staginglocation": " "}, ["option stagingLocation "]),
         ({"chanel": "x"}, ["'chanel'", "'channel'"]),
         ({"maxmessages": "1"}, ["'maxMessagesPerTrigger'"]),
         ({"nsq.tls": "true"}, ["'nsq.tls'", "'nsq.tls_v1'"]),
@@ -129,11 +128,6 @@ def test_a_wrong_option_is_one_line_that_names_it(
     text = wrong_source(options)
     assert [each for each in culprits if each not in text] == []
     assert "hush" not in text
-
-
-def test_settings_go_to_executors() -> None:
-    found = parse_source(NEEDED | {"nsq.snappy": "true"})
-    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_the_secret_is_read_where_it_is_used(
@@ -195,9 +189,6 @@ def test_a_sink_has_a_topic_and_the_same_servers() -> None:
     assert (found.topic, found.config.publish_timeout) == ("clicks", 5.0)
     assert parse_sink({}).topic == ""
     assert pickle.loads(pickle.dumps(found)) == found
-
-
-@pytest.mark.parametrize("options", [{"topic": "a b"}, {"channel": "c"}, {"nsq.msg_timeout": "1m"}])
-def test_a_sink_refuses_what_it_does_not_know(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError):
-        parse_sink(options)
+    for wrong in ({"topic": "a b"}, {"channel": "c"}, {"nsq.msg_timeout": "1m"}):
+        with pytest.raises(ConfigError):
+            parse_sink(wrong)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import os
-import struct
-import threading
-import zlib
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from nsqtools.engine.handler import Batch, Message
@@ -20,16 +14,12 @@ from nsqtools.names import Address
 from nsqtools.records.compression import make_encoder, method_of
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.spark.jobs.compact import Compacted, CompactSettings, compact
 from nsqtools.spark.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-    from nsqtools.spark.lake.inputs import ProgressReport
 
 HOUR = 3600 * 10**9
 NINE = 1_795_251_600 * 10**9
@@ -72,11 +62,6 @@ def sent(*bodies: bytes, start: int = NINE, step: int = 1_000_003, **facts: Any)
     ]
 
 
-def again(messages: Iterable[Sent], **facts: Any) -> list[Sent]:
-    """The same messages, delivered once more."""
-    return [replace(each, **{"attempts": 2, **facts}) for each in messages]
-
-
 def to_file(path: Path, messages: Sequence[Sent], layout: Layout, *, members: int = 3) -> Path:
     """A file as to-file writes it, compressed as its name says, in some members."""
     writer = make_writer(layout)
@@ -111,67 +96,7 @@ def to_parquet(path: Path, messages: Sequence[Sent], **columns: pa.Array) -> Pat
     return path
 
 
-def checksum(path: Path) -> Path:
-    """Write what Hadoop's file system puts beside a file."""
-    data = path.read_bytes()
-    sums = [zlib.crc32(data[start : start + 512]) for start in range(0, len(data), 512)]
-    beside = path.with_name(f".{path.name}.crc")
-    beside.write_bytes(b"crc\0" + struct.pack(f">i{len(sums)}I", 512, *sums))
-    return beside
-
-
 def at(path: Path, ns: int) -> Path:
     """The file, last changed then."""
     os.utime(path, ns=(ns, ns))
     return path
-
-
-class Compacting:
-    """Compacts places into ``out``."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self._output = str(folder / "out")
-
-    def __call__(
-        self,
-        *places: Path,
-        layout: Layout | None = None,
-        stop: threading.Event | None = None,
-        report: ProgressReport = lambda *_: None,
-        **settings: Any,
-    ) -> Compacted:
-        chosen = CompactSettings(tuple(map(str, places)), self._output, layout=layout, **settings)
-        return compact(self._spark, chosen, stop or threading.Event(), report)
-
-
-def files(output: Path) -> list[Path]:
-    """The files of the hours of an output, by name."""
-    return sorted(output.glob("date=*/hour=*/*.parquet"))
-
-
-def table(output: Path) -> pa.Table:
-    """All rows as pyarrow reads the directory, which must agree with duckdb in their bodies."""
-    found = ds.dataset(output, format="parquet", partitioning="hive").to_table()
-    pattern = f"{output}/date=*/hour=*/*.parquet"
-    query = "select body from read_parquet(?, hive_partitioning = true)"
-    by_duckdb = Counter(body for (body,) in duckdb.execute(query, [pattern]).fetchall())
-    assert by_duckdb == Counter(found["body"].to_pylist())
-    return found
-
-
-def bodies(output: Path) -> Counter[bytes]:
-    return Counter(table(output)["body"].to_pylist())
-
-
-def keys(output: Path) -> Counter[tuple[str, str, int]]:
-    found = table(output)
-    names = ("topic", "message_id", "timestamp_ns")
-    return Counter(zip(*(found[name].to_pylist() for name in names), strict=True))
-
-
-def walk(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Every file below a directory with what it holds."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            yield str(path.relative_to(folder)), path.read_bytes()

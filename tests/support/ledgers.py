@@ -8,7 +8,7 @@ import io
 import threading
 from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nsqtools.errors import OutputError
 from nsqtools.proto.messages import Message
@@ -92,6 +92,10 @@ def filled(
     for each in segments:
         claim.add(segment(*each))
     return claim.seal(ending)
+
+
+def bodies_of(*parts: Sequence[dict[str, Any]]) -> Counter[bytes]:
+    return Counter(row["body"] for rows in parts for row in rows)
 
 
 class Stop(BaseException):

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.spark.jobs.replay import plan, publish, stage
 from tests.support.raw import unprefixed
 from tests.support.servers import empty
 
 if TYPE_CHECKING:
-    import threading
-
-    from pyspark.sql import SparkSession
-
-    from nsqtools.spark.jobs.replay import Replayed, ReplaySettings
-    from nsqtools.spark.lake.inputs import ProgressReport
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
@@ -23,15 +16,6 @@ HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b" "]
 
 def nothing(*_: object) -> None:
     """A report that nobody reads."""
-
-
-def replay(
-    spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: ProgressReport
-) -> Replayed:
-    """All of it, with the Spark there is."""
-    if not plan(settings):
-        stage(spark, settings, stop, report)
-    return publish(settings, stop, report)
 
 
 class Taken:

@@ -4,66 +4,90 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import threading
 import time
-from collections import Counter
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.cli import cli
+from nsqtools.cli.exits import run
 from tests.support.eventually import eventually
 from tests.support.examples import BODIES, LINES, Stage
-from tests.support.lakes import Sent, sent, to_parquet
-from tests.support.pipelines import Pipelines
-from tests.support.raw import prefixed
-from tests.support.replays import Taken
-from tests.support.servers import at, drained, empty
+from tests.support.lakes import Sent, to_parquet
+from tests.support.servers import drained
 from tests.support.spark import START
 from tests.support.streaming import publish, rows
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
 
 MORE = pytest.mark.full("more of what jobs make of rows in Spark")
 
 
-@pytest.fixture
-def pipeline(
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Pipelines:
-    return Pipelines(spark, tmp_path, monkeypatch, capfd)
-
-
 class Example:
-    """An example on a stage."""
+    """An example on a stage, within this process, with the session that tests share.
+
+    All but the start of Spark is as in a process of its own; nothing is registered in the session
+    but what commands register themselves.
+    """
 
     def __init__(
-        self, pipeline: Pipelines, stage: Stage, line: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        spark: SparkSession,
+        stage: Stage,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
     ) -> None:
-        self.pipeline, self.stage = pipeline, stage
-        self.args = shlex.split(line)[2:]
-        for name, value in stage.environment.items():
-            if name.startswith("NSQTOOLS_"):
-                monkeypatch.setenv(name, value)
+        self.stage = stage
+        self.args: list[str] = []
+        self._captured = capfd
+
+        @contextmanager
+        def opened(*_: object, **__: object) -> Iterator[SparkSession]:
+            session = spark.newSession()
+            session.createDataFrame([], "n INT")  # which makes it the one of this thread
+            yield session
+
+        monkeypatch.setattr("nsqtools.cli.commands.pipeline.run.open_session", opened)
+        for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
+            monkeypatch.delenv(name)
+        given = {name: stage.environment[name] for name in stage.environment if "NSQTOOLS" in name}
         for command in ("ARCHIVE", "SQL"):
-            http = f"NSQTOOLS_PIPELINE_{command}_NSQD_HTTP_ADDRESS"
-            monkeypatch.setenv(http, str(stage.nsqd.http))
+            given[f"NSQTOOLS_PIPELINE_{command}_NSQD_HTTP_ADDRESS"] = str(stage.nsqd.http)
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            given[name] = str(stage.folder / "no-such")
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
         monkeypatch.chdir(stage.folder)
 
-    def run(self, until: Callable[[], object] | None = None) -> str:
-        return self.pipeline(*self.args, until=until)
+    def run(self, until: Callable[[], object] = lambda: False) -> str:
+        """What it prints; it succeeds and says nothing else. SIGTERM ends it once ``until``."""
+        ended = threading.Event()
+
+        def stop() -> None:
+            with suppress(AssertionError):
+                eventually(lambda: ended.is_set() or until(), START)
+            if not ended.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        try:
+            code = run(cli, ("pipeline", *self.args))
+        finally:
+            ended.set()
+            stopper.join()
+        printed, said = self._captured.readouterr()
+        assert (code, said) == (0, ""), (code, said, self.args)
+        return printed
 
     def publish(self, channel: str) -> None:
         publish(self.stage.nsqd, "events", BODIES, channel=channel)
@@ -187,93 +211,16 @@ def shown(line: str) -> Any:
     "line", [shown(line) for line in LINES if line.startswith("nsqtools pipeline ")]
 )
 def test_an_example_does_what_it_says(
-    pipeline: Pipelines,
-    make_nsqd: MakeNsqd,
-    nsqlookupd: Nsqlookupd,
-    tmp_path: Path,
+    spark: SparkSession,
+    stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
     line: str,
 ) -> None:
-    (folder := tmp_path / "stage").mkdir()
-    stage = Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
-    EXPECTED[line](Example(pipeline, stage, line, monkeypatch))
+    example = Example(spark, stage, monkeypatch, capfd)
+    example.args = shlex.split(line)[2:]
+    EXPECTED[line](example)
 
 
 def test_every_example_is_one_that_help_gives() -> None:
     assert set(EXPECTED) <= set(LINES)
-
-
-@MORE
-def test_rows_of_an_archive_are_published_to_a_topic(
-    pipeline: Pipelines, nsqd: Nsqd, topic: str, taken: Taken, tmp_path: Path
-) -> None:
-    to_parquet(tmp_path / "lake/part-1.parquet", sent(*BODIES))
-    nsqd.create(topic, "c")
-    query = ("--input", "lake", "--query", "SELECT body FROM nsq")
-    assert pipeline("sql", *query, "--destination-topic", topic, *at(nsqd)) == ""
-    assert sorted(taken()) == BODIES
-
-
-HOSTILE = [b"\0", b"\n", b"\r\n", b" ", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\0\n" * 150]
-"""What formats, codecs and shells like to lose: delimiters, halves of characters, surrogates."""
-
-
-def random_bodies(rng: random.Random, count: int) -> list[bytes]:
-    """Of 1 to 300 bytes; those of one byte, and some of two, are there many times."""
-    sizes = [*range(1, 3)] * (count // 20)
-    sizes += [rng.randint(1, 300) for _ in range(count - len(sizes))]
-    bodies = [*map(rng.randbytes, sizes), *HOSTILE * 20]
-    rng.shuffle(bodies)
-    return bodies
-
-
-@MORE
-@pytest.mark.nsqd_only("most of what it takes comes from nsqd's disk")
-def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
-    pipeline: Pipelines,
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    topic: str,
-    tmp_path: Path,
-    rng: random.Random,
-) -> None:
-    """``pub``, ``pipeline archive`` or ``to-file``, ``pipeline compact`` and ``replay``, ``tail``.
-
-    One run of ``compact`` takes both in: rows that ``to-file`` wrote have no metadata.
-    """
-
-    def shell(*args: str, stdin: bytes = b"") -> None:
-        ended = nsqtools_cli(*args, stdin=stdin, timeout=START)
-        assert (ended.code, ended.stderr) == (0, ""), args
-
-    nsqd = make_nsqd("-mem-queue-size=1000")
-    bodies = random_bodies(rng, 200_000)
-    sent = Counter(bodies)
-    for channel in ("lake", "files"):
-        nsqd.create(topic, channel)
-    shell("pub", "--topic", topic, "--length-prefix", "-q", *at(nsqd), stdin=prefixed(bodies))
-    for channel in ("lake", "files"):
-        eventually(lambda c=channel: nsqd.channel(topic, c)["message_count"] == sent.total())  # type: ignore[misc]
-
-    pipeline(
-        *("archive", "--topic", topic, "--channel", "lake", "--output", "lake"),
-        *(*at(nsqd), "--nsqd-http-address", str(nsqd.http)),
-    )
-    shell(
-        *("to-file", "--topic", topic, "--channel", "files", "--output-dir", "files", "-q"),
-        *("--format", "length-prefixed", "--compress", "zstd", "--rotate-size", "400KiB"),
-        *empty(nsqd),
-    )
-    assert drained(nsqd, topic, "lake")
-    assert drained(nsqd, topic, "files")
-    pipeline(
-        *("compact", "--input", "lake", "--input", "files", "--input-format", "length-prefixed"),
-        *("--output", "few"),
-    )
-    for way, condition in (("archive", "IS NOT NULL"), ("to-file", "IS NULL")):
-        goal = f"{topic}.{way}"
-        nsqd.create(goal, "c")
-        where = f"message_id {condition}"
-        pipeline("replay", "--input", "few", "--topic", goal, "--where", where, *at(nsqd))
-        found = Counter(Taken(nsqtools_cli, nsqd, goal)())
-        assert ((sent - found).total(), (found - sent).total()) == (0, 0), way

@@ -5,7 +5,6 @@ That it works on a cluster is shown on a real one, in ``test_cluster``.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -21,39 +20,28 @@ from nsqtools.spark.executors import check_executors, make_zip, packages_of, rea
 from nsqtools.spark.lake.dataframes import frame
 from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import RAW, sent, to_file
-from tests.support.spark import PLUGIN, java_options, needs_spark, with_plugin
+from tests.support.spark import PLUGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from tests.support.servers import Nsqd
 
 PYTHON = "/opt/python/bin/python"
 
 
-class Cluster:
-    """A session, its context and its job in one, whose executors answer as they are told."""
-
-    def __init__(self, answer: Callable[[], list[Any]]) -> None:
-        self.sparkContext = self
-        self.master = "spark://h:7077"
-        self.defaultParallelism = 2
-        self.pythonExec = PYTHON
-        self.collect = answer
-
-    def parallelize(self, _: Iterable[int], count: int) -> Cluster:
-        return self
-
-    def mapPartitions(self, _: object) -> Cluster:  # noqa: N802
-        return self
-
-
-def check(answer: Callable[[], list[Any]]) -> None:
-    session: Any = Cluster(answer)
-    check_executors(session)
+def cluster(answer: Callable[[], list[Any]]) -> Any:
+    """A session whose executors answer as they are told."""
+    job = SimpleNamespace(mapPartitions=lambda _: SimpleNamespace(collect=answer))
+    context = SimpleNamespace(
+        master="spark://h:7077",
+        defaultParallelism=2,
+        pythonExec=PYTHON,
+        parallelize=lambda _, count: job,
+    )
+    return SimpleNamespace(sparkContext=context)
 
 
 def test_the_zip_has_what_executors_import_and_not_the_command_line(tmp_path: Path) -> None:
@@ -62,12 +50,17 @@ def test_the_zip_has_what_executors_import_and_not_the_command_line(tmp_path: Pa
         names = archive.namelist()
     assert all(name.startswith("nsqtools/") and name.endswith(".py") for name in names)
     assert not [name for name in names if name.split("/")[1] in ("cli", "sandbox")]
-    script = "import sys; sys.path.insert(0, sys.argv[1]); import nsqtools.spark.source.sink; "
-    script += "import nsqtools.spark.source.receive as found; print(found.__file__)"
+    script = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.modules.update(httpx=None, click=None, rich=None)
+import nsqtools.spark.source.sink, nsqtools.spark.source.source
+print(nsqtools.spark.source.source.__file__)
+"""
     done = subprocess.run(
         [sys.executable, "-c", script, str(made)], capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr) == (f"{made}/nsqtools/spark/source/receive.py\n", "")
+    assert (done.stdout, done.stderr) == (f"{made}/nsqtools/spark/source/source.py\n", "")
 
 
 def test_a_local_master_needs_no_zip_and_no_check(spark: SparkSession) -> None:
@@ -75,10 +68,6 @@ def test_a_local_master_needs_no_zip_and_no_check(spark: SparkSession) -> None:
     ship(spark)
     check_executors(spark, ["a_package_that_there_is_not"])
     assert spark.sparkContext.listFiles == files
-
-
-def test_executors_that_have_all_are_fine() -> None:
-    check(lambda: [("h1", PYTHON, [], __version__), ("h2", PYTHON, [], __version__)])
 
 
 @pytest.mark.parametrize(
@@ -90,40 +79,27 @@ def test_executors_that_have_all_are_fine() -> None:
     ],
 )
 def test_an_executor_that_lacks_something_is_named(
-    packages: list[str], version: str, culprit: str
+    tmp_path: Path, packages: list[str], version: str, culprit: str
 ) -> None:
-    with pytest.raises(ConfigError, match=culprit):
-        check(lambda: [("h1", PYTHON, [], __version__), ("h2", PYTHON, packages, version)])
+    """Also before archives are read."""
+    well: tuple[Any, ...] = ("h1", PYTHON, [], __version__)
+    check_executors(cluster(lambda: [well, ("h2", PYTHON, [], __version__)]))
+    lacking = cluster(lambda: [well, ("h2", PYTHON, packages, version)])
+    to_file(tmp_path / "x.log.zst", sent(b"a"), RAW)
+    for use in (check_executors, lambda given: frame(given, find([str(tmp_path)], RAW))):
+        with pytest.raises(ConfigError, match=culprit):
+            use(lacking)
 
 
-@pytest.mark.parametrize(
-    "place", ["s3a://bucket/lake", "S3://bucket", "gs://b/x", "abfss://c@a.dfs.core.windows.net/x"]
-)
-def test_executors_need_a_client_of_the_object_store_that_they_use(place: str) -> None:
-    assert packages_of(places=["/data/lake", place]) == ["pyarrow", "opendal"]
-    assert readers_of(["/data/x.log", f"{place}/x.log"]) == ["opendal"]
-
-
-def test_executors_need_no_client_of_disks_and_hdfs() -> None:
+def test_executors_need_clients_of_object_stores_and_what_unpacks_archives() -> None:
+    for place in ("s3a://bucket/lake", "S3://bucket", "gs://b/x", "abfss://c@a.windows.net/x"):
+        assert packages_of(places=["/data/lake", place]) == ["pyarrow", "opendal"]
+        assert readers_of(["/data/x.log", f"{place}/x.log"]) == ["opendal"]
     others = ["", "lake", "/data/lake", "file:///data/lake", "hdfs://name/lake", "viewfs://c/lake"]
     assert packages_of({"nsq.snappy": "true"}, places=others) == ["pyarrow", "snappy"]
-    assert readers_of(others) == []
-
-
-def test_an_archive_needs_what_unpacks_it() -> None:
-    paths = ["/a/x.log", "/a/x.log.gz", "/a/x.log.zst", "/b.zst/y", "/b/z.zst"]
+    assert readers_of([*others, "/a/x.log.gz", "/b.zst/y"]) == []
     zstd = "backports.zstd" if sys.version_info < (3, 14) else "compression.zstd"
-    assert readers_of(paths) == [zstd]
-    assert readers_of([*paths[:2], paths[3]]) == []
-
-
-def test_archives_that_executors_cannot_unpack_are_refused_before_they_are_read(
-    tmp_path: Path,
-) -> None:
-    to_file(tmp_path / "x.log.zst", sent(b"a"), RAW)
-    cluster: Any = Cluster(lambda: [("h1", PYTHON, ["backports.zstd"], __version__)])
-    with pytest.raises(ConfigError, match=r"h1 .*backports\.zstd"):
-        frame(cluster, find([str(tmp_path)], RAW))
+    assert readers_of(["/a/x.log.gz", "/a/x.log.zst", "/b/z.zst"]) == [zstd]
 
 
 FAILURE = (
@@ -155,24 +131,22 @@ def test_an_interpreter_that_cannot_run_is_one_clear_line(text: str, told: str) 
         raise RuntimeError(FAILURE + text)
 
     with pytest.raises(ConfigError) as caught:
-        check(fail)
+        check_executors(cluster(fail))
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_session_that_starts_tasks_twice_is_refused(spark: SparkSession) -> None:
+def test_a_session_that_starts_tasks_twice_is_refused() -> None:
     conf: Any = {"spark.speculation": "TRUE"}
     twice: Any = SimpleNamespace(conf=conf, sparkContext=None)
     with pytest.raises(ConfigError, match=r"spark\.speculation"):
         register(twice)
-    register(spark)
 
 
 def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
-    spark: SparkSession, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = spark.sparkContext
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.setattr(context, "pythonExec", "/no/such/python3")
     monkeypatch.setenv("PYSPARK_PYTHON", "/asked/for")
     register(spark)
@@ -180,68 +154,6 @@ def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
     monkeypatch.delenv("PYSPARK_PYTHON")
     register(spark)
     assert context.pythonExec == sys.executable
-    where = {"nsqd.tcp.addresses": str(nsqd.tcp), "topic": topic}
-    body = spark.range(1).selectExpr("CAST(CAST(id AS STRING) AS BINARY) AS body")
-    body.write.format("nsq").mode("append").options(**where).save()
-    assert nsqd.topic(topic)["message_count"] == 1
-
-
-BY_NAME = """
-import json, sys
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
-conf, tcp, http, topic, folder = json.loads(sys.argv[1])
-builder = SparkSession.builder.master("local[2]")
-for name, value in conf.items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
-options = {"nsqd.tcp.addresses": tcp, "topic": topic}
-text = ", ".join(f"`{name}` '{value}'" for name, value in options.items())
-try:
-    spark.sql(f"CREATE TABLE outgoing USING nsq OPTIONS ({text})")
-    raise SystemExit("Spark passes the options of tables on")
-except AnalysisException as error:
-    assert "TEMPORARY VIEW" in str(error), error
-spark.sql(f"CREATE TEMPORARY VIEW outgoing (body BINARY) USING nsq OPTIONS ({text})")
-spark.sql("INSERT INTO outgoing SELECT CAST(CAST(id AS STRING) AS BINARY) FROM range(3)")
-options = {"nsqd.tcp.addresses": f"{tcp}/{http}", "subscribe": topic, "channel": "c"}
-rows = []
-query = (
-    spark.readStream.format("nsq")
-    .options(stagingLocation=f"{folder}/staging", **options)
-    .load()
-    .writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
-    .option("checkpointLocation", f"{folder}/checkpoint")
-    .trigger(availableNow=True)
-    .start()
-)
-query.awaitTermination()
-print(json.dumps(sorted(row.body.decode() for row in rows)))
-"""
-
-
-@pytest.mark.full("a session that spark-submit starts")
-def test_every_session_knows_the_format_by_its_name_also_in_sql(
-    nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    needs_spark("format('nsq') without register()")
-    nsqd.create(topic, "c")
-    conf = {
-        "spark.driver.extraJavaOptions": java_options(),
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
-        "spark.ui.enabled": "false",
-    }
-    given = json.dumps([conf, str(nsqd.tcp), str(nsqd.http.port), topic, str(tmp_path)])
-    done = subprocess.run(
-        [sys.executable, "-c", BY_NAME, given],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=with_plugin(tmp_path / "site"),
-    )
-    assert (done.returncode, done.stdout) == (0, '["0", "1", "2"]\n'), done.stderr
 
 
 def test_the_format_is_known_without_what_it_needs(tmp_path: Path) -> None:

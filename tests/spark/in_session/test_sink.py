@@ -15,11 +15,12 @@ from nsqtools.errors import ConfigError, RecordError, UnreachableError
 from nsqtools.spark.source.sink import Columns, NsqWriter, TaskCommit, split
 from nsqtools.spark.sparksession import explain
 from tests.support.eventually import eventually
+from tests.support.lakes import sent, to_parquet
 from tests.support.replays import Taken
 from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -54,19 +55,14 @@ def published(nsqtools_cli: Cli) -> Callable[..., Counter[bytes]]:
     return find
 
 
-@pytest.mark.parametrize(
-    ("of", "topic", "expected"),
-    [
-        (schema(n=LongType(), value=StringType()), "t", Columns(1, "value", None)),
-        (schema(value=StringType(), Body=StringType()), "t", Columns(1, "Body", None)),
-        (ROUTED, "", Columns(1, "body", 0)),
-        (ROUTED, "t", Columns(1, "body", None)),
-    ],
-)
-def test_the_columns_are_body_or_value_and_topic(
-    of: StructType, topic: str, expected: Columns
-) -> None:
-    assert Columns.find(of, topic) == expected
+def test_the_columns_are_body_or_value_and_topic() -> None:
+    value = schema(value=StringType(), n=LongType())
+    assert Columns.find(value, "t") == Columns(0, "value", None)
+    assert Columns.find(schema(value=StringType(), Body=StringType()), "t") == Columns(
+        1, "Body", None
+    )
+    assert Columns.find(ROUTED, "") == Columns(1, "body", 0)
+    assert Columns.find(ROUTED, "t") == Columns(1, "body", None)
 
 
 @pytest.mark.parametrize(
@@ -88,22 +84,25 @@ def test_a_wrong_write_is_one_clear_error_before_anything_is_published(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.binary(min_size=1, max_size=9))),
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.text(min_size=1, max_size=9))),
+    st.sampled_from([pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]),
     st.booleans(),
 )
 def test_every_row_is_in_one_publish_of_its_topic_in_order(
-    rows: list[tuple[str, bytes]], routed: bool
+    rows: list[tuple[str, str]], kind: pa.DataType, routed: bool
 ) -> None:
+    """Text in UTF-8."""
     topics, bodies = [topic for topic, _ in rows], [body for _, body in rows]
     made = pa.RecordBatch.from_arrays(
-        [pa.array(topics, pa.string()), pa.array(bodies, pa.binary())], ["topic", "body"]
+        [pa.array(topics, pa.string()), pa.array(bodies, pa.string()).cast(kind)],
+        ["topic", "body"],
     )
     found: dict[str, list[bytes]] = {}
     for topic, some in split(made, Columns(1, "body", 0 if routed else None), "fixed"):
         found.setdefault(topic, []).extend(some)
     expected: dict[str, list[bytes]] = {}
     for topic, body in rows:
-        expected.setdefault(topic if routed else "fixed", []).append(body)
+        expected.setdefault(topic if routed else "fixed", []).append(body.encode())
     assert found == expected
 
 
@@ -111,13 +110,6 @@ def test_large_bodies_are_published_a_megabyte_at_a_time() -> None:
     rows = batch([b"x" * 300_000] * 10)
     sizes = [len(bodies) for _, bodies in split(rows, Columns(0, "body", None), "t")]
     assert sizes == [3, 3, 3, 1]
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
-def test_a_string_is_published_in_utf_8(kind: pa.DataType) -> None:
-    made = pa.array(["é", "plain"]).cast(kind)
-    rows = pa.RecordBatch.from_arrays([made], ["value"])
-    assert list(split(rows, Columns(0, "value", None), "t")) == [("t", ["é".encode(), b"plain"])]
 
 
 @pytest.mark.parametrize(
@@ -136,22 +128,19 @@ def test_a_row_without_body_or_topic_is_an_error_that_names_it(
         next(split(rows, Columns(1, "body", 0), "", before=100))
 
 
-def test_rows_arrive_once_each_in_the_topics_of_their_column(
+def test_rows_arrive_once_each_in_the_topics_of_their_column_or_the_error_names_the_nsqd(
     published: Callable[..., Counter[bytes]], nsqd: Nsqd, topic: str
 ) -> None:
-    topics = [f"{topic}.{number % 3}" for number in range(2000)]
-    bodies = numbered(2000)
+    bodies, topics = numbered(2000), [f"{topic}.{number % 2}" for number in range(2000)]
     made = [batch(bodies[:700], topic=topics[:700]), batch(bodies[700:], topic=topics[700:])]
-    done = NsqWriter(options(nsqd), ROUTED, overwrite=False).write(iter(made))
-    assert done == TaskCommit(2000)
-    for number in range(3):
-        assert published(f"{topic}.{number}", nsqd) == Counter(numbered(number, 2000, 3))
-
-
-def test_a_task_without_rows_succeeds(nsqd: Nsqd) -> None:
-    writer = NsqWriter(options(nsqd, topic="t"), BODY, overwrite=False)
-    for rows in ([], [batch([b"x"]).slice(0, 0)]):
-        assert writer.write(iter(rows)) == TaskCommit(0)
+    writer = NsqWriter(options(nsqd), ROUTED, overwrite=False)
+    assert writer.write(iter(made)) == TaskCommit(2000)
+    for number in range(2):
+        assert published(f"{topic}.{number}", nsqd) == Counter(bodies[number::2])
+    assert writer.write(iter([made[0].slice(0, 0)])) == TaskCommit(0)
+    nsqd.stop()
+    with pytest.raises(UnreachableError, match=f"{nsqd.tcp}: "):
+        writer.write(iter(made))
 
 
 @pytest.mark.full("more of what jobs make of rows in Spark")
@@ -172,69 +161,43 @@ def test_nsqds_are_found_through_nsqlookupd(
     assert all(nsqd.topic(topic)["message_count"] >= 100 for nsqd in nsqds)
 
 
-def test_what_an_nsqd_that_fails_does_not_take_goes_to_another(
-    published: Callable[..., Counter[bytes]], make_nsqd: MakeNsqd, topic: str
-) -> None:
-    dying, other = make_nsqd(), make_nsqd()
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        for number in range(40):
-            if number == 20:
-                eventually(lambda: dying.topic(topic)["message_count"])
-                dying.kill()
-            yield batch(numbered(number * 100, number * 100 + 100))
-
-    NsqWriter(options(dying, other, topic=topic), BODY, overwrite=False).write(rows())
-    assert set(numbered(2000, 4000)) <= set(published(topic, other))
-
-
-def test_an_nsqd_that_cannot_be_reached_is_an_error_that_names_it(nsqd: Nsqd) -> None:
-    nsqd.stop()
-    writer = NsqWriter(options(nsqd, topic="t"), BODY, overwrite=False)
-    with pytest.raises(UnreachableError, match=f"{nsqd.tcp}: "):
-        writer.write(iter([batch([b"x"])]))
-
-
 @pytest.mark.parametrize(
-    ("columns", "mode", "given", "kind", "culprit"),
+    ("columns", "mode", "kind", "culprit"),
     [
-        ("id", "append", {"topic": "t"}, ConfigError, "column body"),
-        ("'x' as body", "append", {"topics": "t"}, ConfigError, "'topics'"),
-        ("'x' as body", "overwrite", {"topic": "t"}, ConfigError, "overwritten"),
-        ("if(id = 3, null, 'x') as body", "append", {"topic": "t"}, RecordError, "body is null"),
+        ("'x' as body", "overwrite", ConfigError, "overwritten"),
+        pytest.param(
+            *("if(id = 3, null, 'x') as body", "append", RecordError, "body is null"),
+            marks=pytest.mark.full("more of what jobs make of rows in Spark"),
+        ),
     ],
 )
 def test_a_wrong_write_is_one_line_of_ours_through_all_of_spark(
-    spark: SparkSession,
-    nsqd: Nsqd,
-    columns: str,
-    mode: str,
-    given: Mapping[str, str],
-    kind: type[Exception],
-    culprit: str,
+    spark: SparkSession, nsqd: Nsqd, columns: str, mode: str, kind: type[Exception], culprit: str
 ) -> None:
     writer = spark.range(10).selectExpr(columns).write.format("nsq").mode(mode)
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the kind is Spark's affair
-        writer.options(**options(nsqd), **given).save()
+        writer.options(**options(nsqd, topic="t")).save()
     found = explain(caught.value)
     assert isinstance(found, kind)
     assert culprit in str(found)
     assert "\n" not in str(found)
 
 
-def test_a_stream_is_published_and_goes_on_where_it_ended(
+def test_a_stream_is_published_and_goes_on_where_it_ended_and_sql_inserts_into_a_view(
     spark: SparkSession,
     published: Callable[..., Counter[bytes]],
     nsqd: Nsqd,
     topic: str,
     tmp_path: Path,
 ) -> None:
-    for start in (0, 1000):
-        frame = spark.range(start, start + 1000, numPartitions=1)
-        frame = frame.selectExpr(f"'{topic}' as topic", "cast(id as string) as body")
-        frame.write.mode("append").parquet(str(tmp_path / "source"))
-        stream = spark.readStream.schema("topic string, body string")
+    for name, numbers in (("a", numbered(100)), ("b", numbered(100, 200))):
+        to_parquet(tmp_path / f"source/{name}.parquet", sent(*numbers, topic=topic))
+        stream = spark.readStream.schema("topic string, body binary")
         writer = stream.parquet(str(tmp_path / "source")).writeStream.format("nsq")
         writer = writer.options(**options(nsqd), checkpointLocation=str(tmp_path / "checkpoint"))
         writer.trigger(availableNow=True).start().awaitTermination()
-    assert published(topic, nsqd) == Counter(numbered(2000))
+    where = f"`nsqd.tcp.addresses` '{nsqd.tcp}', `topic` '{topic}'"
+    spark.sql(f"CREATE TEMPORARY VIEW outgoing (body BINARY) USING nsq OPTIONS ({where})")
+    spark.sql("INSERT INTO outgoing SELECT CAST(CAST(200 AS STRING) AS BINARY)")
+    spark.catalog.dropTempView("outgoing")
+    assert published(topic, nsqd) == Counter(numbered(201))

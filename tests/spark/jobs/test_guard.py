@@ -6,6 +6,8 @@ import json
 import os
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,11 +42,38 @@ def held(store: LocalStore) -> Lease:
     return lease
 
 
-def test_a_run_that_ended_makes_room_for_the_next_one(tmp_path: Path) -> None:
+def test_a_run_that_ended_or_was_killed_on_this_machine_is_followed_at_once(
+    tmp_path: Path,
+) -> None:
     store = LocalStore(str(tmp_path))
-    for number in (1, 2, 3):
-        held(store).release()
-        assert store.list("runs") == [f"{number:010d}", "renewed"] or len(store.list("runs")) == 2
+    held(store).release()
+    killed = held(store)
+    assert store.list("runs").count("renewed") == 1
+    killed._end.set()
+    killed._thread.join()
+    content = json.loads(store.get("runs/renewed"))
+    content["processes"] = [[content["processes"][0][0], "0"]]  # this pid, of an earlier process
+    store.put("runs/renewed", json.dumps(content).encode())
+    held(store).release()
+
+
+def test_of_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    held(store).release()
+    begin = threading.Barrier(8)
+
+    def run(lease: Lease) -> Lease | None:
+        begin.wait()
+        with suppress(LockedError):
+            lease.acquire()
+            return lease
+        return None
+
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(run, [Lease(store) for _ in range(8)])
+    (lease,) = filter(None, found)
+    lease.check()
+    lease.release()
 
 
 def test_a_run_that_renews_its_entry_is_not_disturbed(tmp_path: Path) -> None:
@@ -90,42 +119,6 @@ def test_a_run_that_is_not_renewed_is_taken_over_and_stops_when_it_wakes_up(
     second.release()
 
 
-def test_a_run_that_was_killed_on_this_machine_is_followed_at_once(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
-    first = held(store)
-    first._end.set()
-    first._thread.join()
-    content = json.loads(store.get("runs/renewed"))
-    content["processes"] = [[content["processes"][0][0], "0"]]  # this pid, of an earlier process
-    store.put("runs/renewed", json.dumps(content).encode())
-    held(store).release()
-
-
-def test_of_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
-    held(store).release()
-    leases = [Lease(store) for _ in range(8)]
-    begin = threading.Barrier(len(leases))
-    results: list[Lease] = []
-
-    def run(lease: Lease) -> None:
-        begin.wait()
-        try:
-            lease.acquire()
-        except LockedError:
-            return
-        results.append(lease)
-
-    threads = [threading.Thread(target=run, args=[lease]) for lease in leases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 1
-    results[0].check()
-    results[0].release()
-
-
 def test_a_run_that_cannot_renew_its_entry_stops_before_another_takes_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,21 +136,19 @@ def test_a_run_that_cannot_renew_its_entry_stops_before_another_takes_over(
         lease.release()
 
 
-def test_a_directory_on_this_machine_has_a_lock(tmp_path: Path) -> None:
-    place = str(tmp_path / "a" / "b")
-    with only_one(place), pytest.raises(LockedError), only_one(place):
-        raise AssertionError
-    assert not (tmp_path / "a").exists()
-
-
-def test_the_umask_alone_says_who_may_read_the_directories_of_a_run(tmp_path: Path) -> None:
-    mask = os.umask(0o022)
+def test_a_directory_on_this_machine_has_a_lock_and_the_rights_that_the_umask_leaves(
+    tmp_path: Path,
+) -> None:
+    place, mask = tmp_path / "lake" / "checkpoint", os.umask(0o022)
     try:
-        with only_one(str(tmp_path / "lake/checkpoint"), "--checkpoint"):
-            folders = [tmp_path / "lake", tmp_path / "lake/checkpoint"]
-            assert [stat.S_IMODE(each.stat().st_mode) for each in folders] == [0o755] * 2
+        with only_one(str(place)):
+            rights = [stat.S_IMODE(each.stat().st_mode) for each in (place, place.parent)]
+            with pytest.raises(LockedError), only_one(str(place)):
+                raise AssertionError
     finally:
         os.umask(mask)
+    assert rights == [0o755] * 2
+    assert not place.parent.exists()
 
 
 def test_a_store_that_refuses_this_run_at_its_start_is_a_wrong_option(

@@ -78,23 +78,17 @@ def test_places_and_patterns_are_what_is_in_the_store(
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_records_are_read_in_pieces(
-    put: Callable[[str, Path], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    suffix: str,
+def test_files_are_read_in_pieces_like_local_ones(
+    put: Callable[[str, Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    bodies = numbered(20_000)
-    url = put(f"x.json{suffix}", to_file(tmp_path / f"x.json{suffix}", sent(*bodies), JSON))
+    messages = sent(*numbered(5000))
+    url = put(f"x.json{suffix}", to_file(tmp_path / f"x.json{suffix}", messages, JSON))
     [found] = find([url], JSON)
-    monkeypatch.setattr(open_file, "__defaults__", (1 << 16,))
+    monkeypatch.setattr(open_file, "__defaults__", (1 << 12,))
     table = pa.Table.from_batches(read(found), INPUT_SCHEMA)
-    assert table["body"].to_pylist() == bodies
+    assert table["body"].to_pylist() == [each.body for each in messages]
     assert set(table["source_file"].to_pylist()) == {url}
-
-
-def test_a_file_is_sought_like_a_local_one(put: Callable[[str, Path], str], tmp_path: Path) -> None:
-    local = to_parquet(tmp_path / "x.parquet", sent(*numbered(5000)))
+    local = to_parquet(tmp_path / "x.parquet", messages)
     with open_file(put("x.parquet", local), 1000) as file:
         assert pa.parquet.read_table(file).equals(pa.parquet.ParquetFile(local).read())
 

@@ -224,13 +224,16 @@ moves = st.tuples(
 
 
 @given(
-    st.lists(moves, max_size=40), st.integers(1, 3), st.frozensets(st.integers(1, 3), max_size=2)
+    st.lists(moves, max_size=40),
+    st.integers(1, 3),
+    st.frozensets(st.integers(1, 3), max_size=2),
+    st.integers(1, 8),
 )
 @settings(max_examples=400)
 def test_any_interleaving_loses_nothing(
-    turns: list[tuple[str, int]], partitions: int, partial: frozenset[int]
+    turns: list[tuple[str, int]], partitions: int, partial: frozenset[int], total: int
 ) -> None:
-    world = World(partitions, partial)
+    world = World(partitions, partial, total)
     world.move("driver", 0)
     for what, number in turns:
         world.move(what, number)

@@ -14,7 +14,6 @@ from nsqtools.errors import OutputError
 from nsqtools.spark.source.plans import Offset, Quota
 from nsqtools.spark.staging import redelivered
 from nsqtools.spark.staging.ledger import Ledger
-from nsqtools.spark.staging.log import StaleError
 from tests.support.ledgers import (
     NSQD,
     SETTLED,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqtools.spark.staging.partitions import Claim
+    from nsqtools.spark.staging.redelivered import MessageKey
     from nsqtools.stores.interface import Data
 
 FIRST = offset(partitions=3)
@@ -52,24 +52,6 @@ def ledger(store: Memory) -> Ledger:
 
 def kept(store: Memory) -> list[str]:
     return sorted(path for path in store.content if "/again-" in path)
-
-
-def test_what_is_staged_in_the_own_partition_is_known(ledger: Ledger) -> None:
-    claimed(ledger, FIRST).add(segment(1))
-    claim = claimed(ledger, FIRST)
-    assert claim.staged(keys(1, 2, 3)) == keys(1)
-    claim.add(segment(2))
-    assert claim.staged(keys(1, 2, 3)) == keys(1, 2)
-
-
-def test_what_a_sibling_stages_is_known_at_once(ledger: Ledger) -> None:
-    """Also before anybody has taken over from an attempt that died."""
-    claim, sibling = claimed(ledger, FIRST), claimed(ledger, FIRST, 1)
-    for number in range(3):
-        sibling.add(segment(number))
-        assert claim.staged(keys(0, 1, 2, 3)) == keys(*range(number + 1))
-    sibling.seal(UNSETTLED)
-    assert claim.staged(keys(0, 1, 2, 3)) == keys(0, 1, 2)
 
 
 def test_a_message_is_known_by_topic_nsqd_id_and_time(ledger: Ledger) -> None:
@@ -110,53 +92,27 @@ def test_the_last_rows_of_each_attempt_count_and_none_of_one_that_settled_all(
 
 
 @pytest.mark.parametrize("removes", [True, False])
-@pytest.mark.parametrize("later", [2, 40])
-def test_what_may_be_unfinished_outlives_its_batch(
-    ledger: Ledger, store: Memory, later: int, removes: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_was_read_and_may_be_unfinished_outlives_its_batch(
+    ledger: Ledger, store: Memory, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the batch was removed or cannot be."""
+
+    def delete(path: str) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+
     if not removes:
-        monkeypatch.setattr(store, "delete", fails(errno.EBUSY))
+        monkeypatch.setattr(store, "delete", delete)
     claimed(ledger, FIRST).add(segment(1, 2))
     filled(ledger, [3], of=FIRST)
     filled(ledger, [4], of=FIRST, k=1, ending=UNSETTLED)
-    filled(ledger, [5], of=FIRST, k=2)
-    for batch in range(2, later + 1):
+    claimed(ledger, FIRST, 2).add(segment(5))
+    for batch in (2, 3):
         ledger.prepare(offset(batch))
+        assert claimed(ledger, offset(batch)).staged(keys(*range(9))) == keys(1, 2, 4)
         ledger.clean(batch - 1)
         assert claimed(ledger, offset(batch)).staged(keys(*range(9))) == keys(1, 2, 4)
         filled(ledger, of=offset(batch))
     assert len(kept(store)) == 1
-    assert removes != any("/b0000000001/" in path for path in store.content)
-
-
-def fails(code: int) -> Callable[..., None]:
-    def fail(path: str, *_: object) -> None:
-        raise OSError(code, os.strerror(code), path)
-
-    return fail
-
-
-def test_of_a_batch_that_ended_well_nothing_is_kept(ledger: Ledger, store: Memory) -> None:
-    filled(ledger, [1], of=FIRST)
-    filled(ledger, of=FIRST, k=1)
-    claimed(ledger, FIRST, 2)
-    filled(ledger, [2], of=FIRST, k=2)
-    ledger.clean(1)
-    assert kept(store) == []
-
-
-@pytest.mark.parametrize("cleaned", [False, True])
-def test_what_nobody_has_read_before_the_commit_is_staged_when_it_comes_again(
-    ledger: Ledger, cleaned: bool
-) -> None:
-    """Spark committed the batch without a partition whose attempt died before its FINs."""
-    claimed(ledger, FIRST).add(segment(1))
-    filled(ledger, [2], of=FIRST, k=1, ending=UNSETTLED)
-    if cleaned:
-        ledger.clean(1)
-    ledger.prepare(offset(2))
-    assert claimed(ledger, offset(2)).staged(keys(1, 2)) == keys(2)
 
 
 def test_the_newest_are_kept_up_to_a_number_of_keys_and_one_at_least(
@@ -175,15 +131,13 @@ def test_the_newest_are_kept_up_to_a_number_of_keys_and_one_at_least(
     assert claimed(ledger, offset(7)).staged(keys(61, 81, 101, 121)) == keys(101, 121)
 
 
-@pytest.mark.parametrize("earlier", [False, True])
 def test_to_find_nothing_costs_a_listing_and_a_look_at_each_sibling(
-    ledger: Ledger, store: Memory, earlier: bool
+    ledger: Ledger, store: Memory
 ) -> None:
     """However much is staged: a drain of requeued messages asks for each segment."""
-    if earlier:
-        filled(ledger, [7], of=FIRST, ending=UNSETTLED)
+    filled(ledger, [7], of=FIRST, ending=UNSETTLED)
     ledger.clean(1)
-    for siblings in range(3):
+    for siblings in (0, 2):
         batch = offset(2 + siblings, 1 + siblings)
         ledger.prepare(batch)
         claim = claimed(ledger, batch)
@@ -202,54 +156,44 @@ def test_a_batch_that_is_removed_while_it_is_looked_at_is_known_by_its_file(
 ) -> None:
     filled(ledger, [1], of=FIRST, ending=UNSETTLED)
     ledger.prepare(offset(2))
+    found: list[set[MessageKey]] = []
+
+    def look(client: Memory, claim: Claim, stall: Callable[[], None]) -> None:
+        client.stall = stall
+        found.append(claim.staged(keys(1)))
+
     for stop in count():
         copy = Memory()
         copy.content.update(store.content)
         client = Memory(copy)
-        claim = claimed(Ledger(client, STREAM), offset(2))
-        looking = Actor(partial(look, client, claim))
+        looking = Actor(partial(look, client, claimed(Ledger(client, STREAM), offset(2))))
         looking.step(stop)
         Ledger(copy, STREAM).clean(1)
         stopped = looking.alive
         looking.step()
+        assert found.pop() == keys(1)
         if not stopped:
             assert stop > 10
             return
 
 
-def look(client: Memory, claim: Claim, stall: Callable[[], None]) -> None:
-    client.stall = stall
-    assert claim.staged(keys(1)) == keys(1)
-
-
-def test_an_attempt_whose_own_batch_was_removed_is_told_so(ledger: Ledger) -> None:
-    claimed(ledger, FIRST).add(segment(1))
-    claim = claimed(ledger, FIRST)
-    filled(ledger, of=FIRST)
-    ledger.clean(1)
-    with pytest.raises(StaleError):
-        claim.staged(keys(1))
-
-
-def test_a_damaged_file_is_an_error_that_names_it(ledger: Ledger, store: Memory) -> None:
-    filled(ledger, [1], of=FIRST, ending=UNSETTLED)
-    ledger.clean(1)
-    (path,) = kept(store)
-    store.content[path] = b"what"
-    ledger.prepare(offset(2))
-    with pytest.raises(OutputError, match=path):
-        claimed(ledger, offset(2)).staged(keys(1))
-
-
-def test_a_damaged_batch_can_be_removed_all_the_same(
+def test_a_damaged_batch_can_be_removed_and_a_damaged_file_of_it_is_named(
     ledger: Ledger, store: Memory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filled(ledger, [1], of=FIRST, ending=UNSETTLED)
-    (path,) = (path for path, data in store.content.items() if b'"segment"' in data[:40])
+    for batch in (1, 2):
+        ledger.prepare(offset(batch, partitions=3))
+        filled(ledger, [batch], of=offset(batch, partitions=3), ending=UNSETTLED)
+    (path, *_) = (path for path, data in store.content.items() if b'"segment"' in data[:40])
     store.content[path] = store.content[path][:600]
     ledger.clean(1)
     assert "may be staged twice" in caplog.text
     assert path not in store.content
+    ledger.clean(2)
+    (path,) = kept(store)
+    store.content[path] = b"what"
+    ledger.prepare(offset(3))
+    with pytest.raises(OutputError, match=path):
+        claimed(ledger, offset(3)).staged(keys(1))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

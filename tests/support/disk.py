@@ -13,7 +13,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.processes import CURRENT, Killed, Process
+from tests.support.processes import CURRENT, Killed, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
