@@ -15,7 +15,7 @@ from tests.support.archiving import Settled, batch, below, make_rules, plain
 from tests.support.clock import elapse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from nsqtools.sinks.files.rules import Rules
 
@@ -93,6 +93,17 @@ def make_archives(
     """Archives by these rules, but for some options."""
     changed = rules.options.with_values(**options)
     return Archives(replace(rules, options=changed), topics)
+
+
+@contextlib.contextmanager
+def started(rules: Rules, **options: Any) -> Iterator[Archives]:
+    """Those of the next start, until it gives its locks back."""
+    archives = make_archives(rules, **options)
+    archives.open()
+    try:
+        yield archives
+    finally:
+        archives.unlock()
 
 
 @contextlib.asynccontextmanager
