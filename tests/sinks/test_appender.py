@@ -13,7 +13,8 @@ import pytest
 from nsqtools.errors import ConfigError, LockedError, RecordError
 from nsqtools.records.diskqueue.decoder import encode
 from nsqtools.sinks.appender import QueueAppender
-from tests.support.diskqueues import QueueFiles, killed, messages, numbers, push
+from tests.support.diskqueues import QueueFiles, messages, numbers, push
+from tests.support.neighbour import killed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -96,31 +96,28 @@ def make_rules(
     *,
     filename_format: str = "<TOPIC>.<HOST><REV>.<DATETIME>.log",
     datetime_format: str = "%Y-%m-%d_%H",
-    repeated_by: str = "a test",
     **more: Any,
 ) -> Rules:
-    """Rules for files in ``out`` below the folder, with revisions from 0 wherever REV stands."""
+    """Rules for files in ``out`` below the folder, with revisions from 0 wherever REV stands.
+
+    ``more`` is of Rules or ArchiveOptions.
+    """
     own = {key: more.pop(key) for key in _OWN if key in more}
-    options: dict[str, Any] = {_OPTIONS.get(key, key): value for key, value in more.items()}
-    options.setdefault("output_dir", str(folder / "out"))
-    options.setdefault("work_dir", str(folder / "out"))
-    options.setdefault("skip_empty_files", True)
-    if options.get("name_by") is True:
-        options["name_by"] = "message"
-    if options.get("manifest") is True:
-        options["manifest"] = "manifest"
-    made = ArchiveOptions(**options)
+    out = str(folder / "out")
+    options = ArchiveOptions(
+        **{"output_dir": out, "work_dir": out, "skip_empty_files": True} | more
+    )
     defaults: dict[str, Any] = {
-        "options": made,
-        "output_dir": made.output_dir,
-        "work_dir": made.work_dir,
+        "options": options,
+        "output_dir": options.output_dir,
+        "work_dir": options.work_dir,
         "pattern": NamePattern(
             filename_format=filename_format,
             datetime_format=datetime_format,
-            suffix=METHODS[made.compress].suffix,
-            repeated_by=repeated_by if "<REV>" in filename_format else "",
+            suffix=METHODS[options.compress].suffix,
+            repeated_by="a test" if "<REV>" in filename_format else "",
         ),
-        "layout": Layout.parse(made.format, made.delimiter),
+        "layout": Layout.parse(options.format, options.delimiter),
         "hostname": "host.example.org",
         "pid": 1,
         "zone": UTC,
@@ -129,13 +126,6 @@ def make_rules(
 
 
 _OWN = ("pid", "hostname", "zone", "max_msg_size", "max_open_files")
-_OPTIONS = {
-    "by_message": "name_by",
-    "compression": "compress",
-    "digest": "manifest",
-    "empty_after": "sync_interval",
-    "skip_empty": "skip_empty_files",
-}
 
 
 @dataclass

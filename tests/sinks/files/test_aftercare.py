@@ -277,6 +277,12 @@ def test_another_file_is_no_manifest(path: Path, first: bytes) -> None:
     assert path.read_bytes() == first
 
 
+@pytest.mark.parametrize("first", [b"", b"\0" * 300, b'{"na', b'{"name": "b", "to'])
+def test_one_whose_only_line_a_crash_has_torn_is_one(path: Path, first: bytes) -> None:
+    path.write_bytes(first)
+    Manifest(str(path)).check()
+
+
 def test_a_name_leads_to_the_file_whatever_links_lie_between(tmp_path: Path) -> None:
     (tmp_path / "deep" / "logs").mkdir(parents=True)
     (tmp_path / "data" / "out").mkdir(parents=True)
@@ -377,7 +383,7 @@ def test_a_file_of_a_run_without_manifest_is_in_none_and_one_that_owes_its_line_
     with started(plain.rules, manifest="manifest", on_rotate="true") as archives:
         archives.close()
     assert not manifest.exists()
-    kept = leave(b"two", MANIFEST, digest=True)
+    kept = leave(b"two", MANIFEST, manifest="manifest")
     with started(plain.rules) as archives, pytest.raises(OutputError, match="again with --manif"):
         archives.close()
     with started(kept.rules) as archives:

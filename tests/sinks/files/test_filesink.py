@@ -27,7 +27,7 @@ class TestGathering:
     async def test_batches_wait_for_one_sync_and_are_finished_after_it(
         self, tmp_path: Path
     ) -> None:
-        async with sinking(tmp_path, compression="gzip") as running:
+        async with sinking(tmp_path, compress="gzip") as running:
             waiting = batch(b"one", b"two", settled=running.settled)
             await running.sink.handle(waiting)
             assert waiting.held

@@ -467,7 +467,7 @@ class TestWhatFilesOwe:
     def test_a_file_goes_on_as_soon_as_the_line_that_it_owes_can_be_written(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        rules = make_rules(tmp_path, filename_format="<TOPIC>.log", manifest=True)
+        rules = make_rules(tmp_path, filename_format="<TOPIC>.log", manifest="manifest")
         archives = make_archives(rules)
         archives.open()
         archive = archives.topic("events", bool, now=0.0)

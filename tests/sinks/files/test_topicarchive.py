@@ -19,7 +19,7 @@ class TestWriting:
     def test_records_are_safe_after_their_step_and_published_at_the_end(
         self, compression: str, form: str, tmp_path: Path
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, format=form)
+        archiving = Archiving(tmp_path, compress=compression, format=form)
         archiving.step(batch(b"one", b"two"), batch(b"three"))
         assert archiving.safe == [b"one", b"two", b"three"]
         (work,) = archiving.work()
@@ -52,7 +52,7 @@ class TestWriting:
 
 class TestWhatIsTold:
     def test_a_published_file_is_described(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, compression="gzip", digest=True)
+        archiving = Archiving(tmp_path, compress="gzip", manifest="manifest")
         archiving.write(message(b"one", timestamp=5, number=7), message(b"two", timestamp=3))
         archiving.write(message(b"three", timestamp=9, number=8))
         archiving.close()

@@ -54,7 +54,7 @@ class TestAFullDisk:
     def test_what_was_written_before_and_after_is_whole_and_nothing_else_is_there(
         self, compression: str, form: str, tmp_path: Path
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, format=form, digest=True)
+        archiving = Archiving(tmp_path, compress=compression, format=form, manifest="manifest")
         for body in (b"before", b"after"):
             archiving.write(body)
             with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
@@ -131,7 +131,7 @@ class TestOtherProgramsUnderneath:
     def test_what_they_append_is_cut_off_and_that_is_synced(
         self, compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression)
+        archiving = Archiving(tmp_path, compress=compression)
         archiving.write(b"one")
         work = tmp_path / "out" / archiving.work()[0]
         for body in (b"two", b"three"):
@@ -151,7 +151,7 @@ class TestOtherProgramsUnderneath:
     def test_a_work_file_without_its_name_is_written_again(
         self, how: str, compression: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, digest=True)
+        archiving = Archiving(tmp_path, compress=compression, manifest="manifest")
         archiving.write(b"one")
         (name,) = archiving.work()
         work = tmp_path / "out" / name

@@ -37,7 +37,7 @@ def archiving(tmp_path: Path) -> Archiving:
 
 def alone(folder: Path, *bodies: bytes) -> Archiving:
     """An archive with one name for all files."""
-    archiving = Archiving(folder, filename_format="<TOPIC>.log", digest=True)
+    archiving = Archiving(folder, filename_format="<TOPIC>.log", manifest="manifest")
     if bodies:
         archiving.write(*bodies)
     return archiving

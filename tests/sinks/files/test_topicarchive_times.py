@@ -76,7 +76,7 @@ class TestEmptyFiles:
     def test_a_time_without_messages_has_an_empty_file_that_readers_take(
         self, compression: str, tmp_path: Path
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, skip_empty=False)
+        archiving = Archiving(tmp_path, compress=compression, skip_empty_files=False)
         archiving.step()
         assert archiving.names() == []
         pass_until_due(archiving, 30)
@@ -107,7 +107,7 @@ class TestEmptyFiles:
 def partitioned(folder: Path, **more: Any) -> Archiving:
     return Archiving(
         folder,
-        by_message=True,
+        name_by="message",
         filename_format="<TOPIC>/<DATETIME>/part<REV>.log",
         datetime_format="dt=%Y-%m-%d/hour=%H",
         work_dir=str(folder / "work"),
