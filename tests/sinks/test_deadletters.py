@@ -21,11 +21,9 @@ from tests.support.archiving import START, batch
 from tests.support.faults import broken, file_limit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
-    from typing import BinaryIO
 
-    from nsqtools.engine.handler import Batch
     from nsqtools.sinks.deadletters import DeadLetters
 
 REASON = "too many attempts"
