@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import shutil
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.errors import OutputError
+from nsqtools.sinks.files import publication
+from nsqtools.sinks.files.journal import entries
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
     Archiving,
     Notes,
-    batch,
+    journal_of,
+    make_rules,
+    recover,
 )
 from tests.support.faults import broken, file_limit
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
+THIRD = "events.host-000002.2026-11-20_19.log"
 TOO_LARGE, NO_DIRECTORY, EIO = "File too large", "Not a directory", "Input/output"
-CUT = "another program has cut it"
 
 
-def bodies(archiving: Archiving) -> list[bytes]:
-    return [body for data in archiving.published().values() for body in data.split()]
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    return out
 
 
 @pytest.fixture
@@ -46,6 +56,18 @@ def archiving(tmp_path: Path) -> Archiving:
 def work(archiving: Archiving, tmp_path: Path) -> Path:
     """The file under way."""
     return tmp_path / "work" / f"{NAME}.part"
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """From its call on, those of files as they are synced."""
+
+    def begin() -> list[int]:
+        sizes: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
+        return sizes
+
+    return begin
 
 
 class TestAFullDisk:
@@ -80,30 +102,24 @@ class TestAFullDisk:
             assert archiving.names() == []
         archiving.write(b"two")
         archiving.close()
-        assert bodies(archiving) == [b"x" * 8000, b"two"] == archiving.safe
+        (data,) = archiving.published().values()
+        assert data.split() == [b"x" * 8000, b"two"] == archiving.safe
 
-    def test_a_torn_end_is_cut_off_and_that_is_synced(
-        self, archiving: Archiving, work: Path, monkeypatch: pytest.MonkeyPatch
+    def test_a_torn_end_is_cut_off_at_once_or_by_the_next_sync(
+        self, archiving: Archiving, work: Path, sizes: Callable[[], list[int]]
     ) -> None:
         with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
             archiving.write(b"x" * 8000)
         assert work.read_bytes() == b"one\n"
-        sizes: list[int] = []
-        monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
-        archiving.close()
-        assert sizes[0] == 4
-
-    def test_a_torn_end_that_cannot_be_cut_off_yet_is_before_the_next_record(
-        self, archiving: Archiving, work: Path
-    ) -> None:
         with broken("ftruncate"):
             with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
                 archiving.write(b"x" * 8000)
             assert work.stat().st_size == 4096
             with pytest.raises(OSError, match=EIO):
                 archiving.write(b"two")
-        archiving.write(b"two")
-        assert work.read_bytes() == b"one\ntwo\n"
+        synced = sizes()
+        archiving.close()
+        assert synced[0] == 4
 
     def test_what_is_written_and_not_synced_is_not_safe(
         self, archiving: Archiving, work: Path
@@ -115,21 +131,10 @@ class TestAFullDisk:
         assert work.read_bytes() == b"one\n"
 
 
-class TestWhatIsSafe:
-    def test_what_a_step_made_safe_before_it_failed_is_finished(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, rotate_size=3000)
-        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-            archiving.step(batch(b"a" * 2000, b"b" * 2000, b"c" * 5000, b"d" * 5000), batch(b"e"))
-        assert archiving.safe == bodies(archiving) == [b"a" * 2000, b"b" * 2000]
-        archiving.write(b"c" * 5000, b"d" * 5000, b"e")
-        archiving.close()
-        assert b"".join(archiving.safe) == b"".join(bodies(archiving))
-
-
 class TestOtherProgramsUnderneath:
     @pytest.mark.parametrize("compression", COMPRESSIONS)
     def test_what_they_append_is_cut_off_and_that_is_synced(
-        self, compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, compression: str, tmp_path: Path, sizes: Callable[[], list[int]]
     ) -> None:
         archiving = Archiving(tmp_path, compress=compression)
         archiving.write(b"one")
@@ -141,10 +146,10 @@ class TestOtherProgramsUnderneath:
         size = work.stat().st_size
         with work.open("ab") as file:
             file.write(b"not ours")
-        synced: list[int] = []
-        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+        synced = sizes()
         archiving.close()
-        assert (synced[0], bodies(archiving)) == (size, [b"one", b"two", b"three"])
+        assert synced[0] == size
+        assert list(archiving.published().values()) == [b"one\ntwo\nthree\n"]
 
     @pytest.mark.parametrize("compression", COMPRESSIONS)
     @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
@@ -155,10 +160,9 @@ class TestOtherProgramsUnderneath:
         archiving.write(b"one")
         (name,) = archiving.work()
         work = tmp_path / "out" / name
-        if how == "renamed":
-            work.rename(tmp_path / "elsewhere")
-        else:
-            work.unlink()
+        work.rename(tmp_path / "elsewhere")
+        if how != "renamed":
+            (tmp_path / "elsewhere").unlink()
         if how == "replaced":
             work.write_bytes(b"theirs")
         archiving.write(b"two")
@@ -170,19 +174,14 @@ class TestOtherProgramsUnderneath:
         assert str(work) in caplog.text
         assert (how == "replaced") == work.exists()
 
-    @pytest.mark.parametrize("blocking", [False, True])
-    def test_so_is_one_that_loses_it_before_or_while_it_cannot_be_published(
-        self, blocking: bool, archiving: Archiving, work: Path, tmp_path: Path
+    def test_so_is_one_that_loses_it_while_it_cannot_be_published(
+        self, archiving: Archiving, tmp_path: Path
     ) -> None:
-        if blocking:
-            with blocked(tmp_path / "out"):
-                with pytest.raises(OSError, match=NO_DIRECTORY):
-                    archiving.close()
-                shutil.rmtree(tmp_path / "work")
-            archiving.step()
-        else:
-            work.unlink()
-            archiving.close()
+        with blocked(tmp_path / "out"):
+            with pytest.raises(OSError, match=NO_DIRECTORY):
+                archiving.close()
+            shutil.rmtree(tmp_path / "work")
+        archiving.step()
         assert archiving.published() == {NEXT: b"one\n"}
         assert archiving.work() == []
 
@@ -190,7 +189,7 @@ class TestOtherProgramsUnderneath:
         self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         os.truncate(work, 3)
-        with pytest.raises(OutputError, match=CUT):
+        with pytest.raises(OutputError, match="another program has cut it"):
             archiving.write(b"two")
         assert archiving.safe == [b"one"]
         archiving.write(b"two")
@@ -200,11 +199,205 @@ class TestOtherProgramsUnderneath:
         assert caplog.records[0].levelno == logging.ERROR
 
 
-def test_a_published_file_is_completed_once_whatever_follows_it(tmp_path: Path) -> None:
-    archiving = Archiving(tmp_path, notes=Notes(follow_error=OSError(5, EIO)))
-    archiving.write(b"one")
-    with pytest.raises(OSError, match=EIO):
-        archiving.step(fate="reopen")
-    archiving.write(b"two")
-    archiving.close()
-    assert [told.name for told in archiving.notes.recorded] == [NAME, NEXT]
+class TestPublishingAgain:
+    @pytest.mark.parametrize("links", [True, False])
+    @pytest.mark.parametrize("taken", [True, False])
+    def test_a_file_that_cannot_be_recorded_is_so_at_the_next_step_and_published_once(
+        self, taken: bool, links: bool, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path, notes=Notes(error=OSError(28, "No space left")))
+        archiving.write(b"one")
+        theirs = {NAME: b"theirs\n"} if taken else {}
+        for name, data in theirs.items():
+            (tmp_path / "out" / name).write_bytes(data)
+        fault = nullcontext() if links else broken("link", errno.EPERM)
+        with fault, pytest.raises(OSError, match="No space"):
+            archiving.close()
+        assert archiving.safe == [b"one"]
+        assert archiving.notes.recorded == []
+        assert archiving.next_due() == 0
+        archiving.step()
+        own = NEXT if taken else NAME
+        assert archiving.published() == {**theirs, own: b"one\n"}
+        assert [told.name for told in archiving.notes.recorded] == [own]
+        assert archiving.notes.followed == archiving.notes.recorded
+        assert archiving.work() == []
+
+    def test_a_directory_that_could_not_be_synced_is_before_anything_is_told(
+        self, archiving: Archiving, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with broken("sync_directory", of=publication), pytest.raises(OSError, match=EIO):
+            archiving.close()
+        assert archiving.notes.recorded == []
+        synced: list[str] = []
+        monkeypatch.setattr(publication, "sync_directory", synced.append)
+        archiving.step()
+        assert synced == [archiving.rules.output_dir]
+        assert archiving.published() == {NAME: b"one\n"}
+        assert len(archiving.notes.recorded) == 1
+
+    def test_it_is_completed_once_whatever_follows_it(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, notes=Notes(follow_error=OSError(5, EIO)))
+        archiving.write(b"one")
+        with pytest.raises(OSError, match=EIO):
+            archiving.step(fate="reopen")
+        archiving.write(b"two")
+        archiving.close()
+        assert [told.name for told in archiving.notes.recorded] == [NAME, NEXT]
+
+
+class TestTakenNames:
+    def test_files_of_an_earlier_run_are_left_alone(self, out: Path, tmp_path: Path) -> None:
+        (out / NAME).write_bytes(b"first\n")
+        (out / f"{NEXT}.part").write_bytes(b"leftover\n")
+        archiving = Archiving(tmp_path)
+        archiving.write(b"second")
+        archiving.close()
+        assert archiving.published() == {NAME: b"first\n", THIRD: b"second\n"}
+        assert (out / f"{NEXT}.part").read_bytes() == b"leftover\n"
+
+    def test_two_topics_with_one_name_take_turns_at_revisions(self, tmp_path: Path) -> None:
+        rules = make_rules(tmp_path, filename_format="<HOST><REV>.log")
+        both = [Archiving(tmp_path, topic=topic, rules=rules) for topic in "ab"]
+        for topic, archiving in zip((b"a", b"b"), both, strict=True):
+            archiving.write(topic)
+        for archiving in both:
+            archiving.close()
+        assert both[0].published() == {"host-000000.log": b"a\n", "host-000001.log": b"b\n"}
+
+    def test_one_that_is_taken_meanwhile_is_left_to_its_file_and_the_next_is_used_up(
+        self, archiving: Archiving, out: Path
+    ) -> None:
+        (out / NAME).write_bytes(b"one\n")  # of the same contents, and another file all the same
+        (out / NEXT).symlink_to("nothing")
+        archiving.close()
+        assert os.readlink(out / NEXT) == "nothing"
+        (told,) = archiving.notes.recorded
+        assert (told.name, Path(told.path).read_bytes()) == (THIRD, b"one\n")
+        (out / THIRD).unlink()
+        archiving.write(b"two")
+        archiving.close()
+        (out / NEXT).unlink()
+        other = NAME.replace("000000", "000003")
+        assert archiving.published() == {NAME: b"one\n", other: b"two\n"}
+
+
+class TestOneNameForAll:
+    """Without <REV> a published file is continued."""
+
+    @pytest.fixture
+    def target(self, out: Path) -> Path:
+        return out / "events.log"
+
+    @pytest.fixture
+    def part(self, out: Path) -> Path:
+        return out / "events.log.part"
+
+    @pytest.fixture
+    def alone(self, tmp_path: Path) -> Archiving:
+        return Archiving(tmp_path, filename_format="<TOPIC>.log", manifest="manifest")
+
+    @pytest.fixture
+    def begun(self, alone: Archiving) -> Archiving:
+        alone.write(b"one")
+        return alone
+
+    def test_a_file_goes_on_where_it_was_published(
+        self, begun: Archiving, monkeypatch: pytest.MonkeyPatch, target: Path
+    ) -> None:
+        begun.step(fate="reopen")
+        assert begun.published() == {"events.log": b"one\n"}
+        steps: list[str] = []
+        for name in ("rename", "fsync", "writev"):
+
+            def note(*args: object, call: str = name, real: object = getattr(os, name)) -> object:
+                folder = call == "fsync" and Path(f"/proc/self/fd/{args[0]}").readlink()
+                if folder == target.parent or call == "writev" or args[0] == str(target):
+                    steps.append(call)
+                return real(*args)  # type: ignore[operator]
+
+            monkeypatch.setattr(os, name, note)
+        begun.write(b"two")
+        # else the published name would have what is not complete after a power failure
+        assert steps == ["rename", "fsync", "writev"]
+        assert begun.names() == ["events.log.part"]
+        begun.close()
+        data = b"one\ntwo\n"
+        assert begun.published() == {"events.log": data}
+        first, second = begun.notes.recorded
+        assert (first.records, second.records, second.size) == (1, 2, len(data))
+        assert second.sha256 == hashlib.sha256(data).hexdigest()
+
+    def test_a_file_to_go_on_with_is_cut_back_to_its_last_whole_record(
+        self, target: Path, alone: Archiving, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        target.write_bytes(b"one\n" + b"t" * 8000)
+        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+            alone.write(b"two")
+        alone.write(b"two")
+        alone.close()
+        assert alone.published() == {"events.log": b"one\ntwo\n"}
+        assert target.with_suffix(".log.torn").read_bytes() == b"t" * 8000
+        assert "8000 bytes" in caplog.text
+
+    def test_one_that_cannot_be_read_stays_as_it_is(self, target: Path, tmp_path: Path) -> None:
+        target.write_bytes(b"x" * 100_000)
+        archiving = Archiving(
+            tmp_path, filename_format="<TOPIC>.log", format="json", max_msg_size=10
+        )
+        for _ in range(2):
+            with pytest.raises(OSError, match="max-msg-size"):
+                archiving.write(b"one")
+        assert archiving.names() == ["events.log"]
+        assert list(entries(str(target.parent), print)) == []
+
+    def test_one_that_could_not_be_published_goes_on_with_one_entry(
+        self, out: Path, tmp_path: Path, begun: Archiving
+    ) -> None:
+        with broken("link", errno.ENOSPC), pytest.raises(OSError, match="No space"):
+            begun.close()
+        begun.crash()
+        notes, journal = Notes(), journal_of(begun.rules)
+        with broken("link", errno.ENOSPC):
+            recover(begun.rules, notes, journal)
+        assert (notes.recorded, begun.names()) == ([], ["events.log.part"])
+        again = Archiving(tmp_path, rules=begun.rules)
+        again.journal.adopt(bool)
+        again.write(b"two")
+        assert len(list(entries(str(out), print))) == 1
+        again.close()
+        assert list(entries(str(out), print)) == []
+        assert again.published() == {"events.log": b"one\ntwo\n"}
+
+    def test_it_waits_until_the_name_is_free(self, target: Path, begun: Archiving) -> None:
+        target.write_bytes(b"theirs, which is longer\n")
+        for _ in range(2):
+            with pytest.raises(OutputError, match=str(target)):
+                begun.close()
+        assert target.read_bytes() == b"theirs, which is longer\n"
+        target.unlink()
+        begun.close()
+        assert begun.published() == {"events.log": b"one\n"}
+
+    @pytest.mark.parametrize("is_taken", [True, False])
+    def test_a_work_file_that_lost_its_name_goes_on_beside_what_is_there(
+        self, is_taken: bool, target: Path, part: Path, begun: Archiving
+    ) -> None:
+        part.unlink()
+        theirs = target if is_taken else part
+        theirs.write_bytes(b"theirs, which is longer\n")
+        begun.write(b"two")
+        with pytest.raises(OutputError, match=str(target)) if is_taken else nullcontext():
+            begun.close()
+        aside = theirs if is_taken else part.with_suffix(".part.1")
+        assert aside.read_bytes() == b"theirs, which is longer\n"
+        assert (part if is_taken else target).read_bytes() == b"one\ntwo\n"
+
+    def test_a_leftover_and_a_published_file_are_both_kept(
+        self, target: Path, part: Path, alone: Archiving
+    ) -> None:
+        target.write_bytes(b"one\n")
+        part.write_bytes(b"leftover\n")
+        with pytest.raises(FileExistsError):
+            alone.write(b"two")
+        assert (target.read_bytes(), part.read_bytes()) == (b"one\n", b"leftover\n")
