@@ -30,8 +30,7 @@ def files_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "lexists", lambda _: True)
 
 
-def fail() -> None:
-    raise AssertionError("the command has not succeeded")
+fail = partial(pytest.fail, "the command has not succeeded")
 
 
 @pytest.fixture
@@ -103,26 +102,20 @@ class TestTheCommand:
 
 
 class TestTurns:
-    def test_files_have_theirs_one_after_another(self, out: Path) -> None:
-        hook = Hook(to(out, "echo begin {}; echo end {}"))
-        for name in "abc":
-            hook.submit(published(name))
-        hook.close()
-        assert out.read_text() == "".join(f"begin {name}\nend {name}\n" for name in "abc")
-
-    def test_submit_does_not_wait_and_a_file_is_done_when_the_command_is(
-        self, tmp_path: Path
+    def test_submit_does_not_wait_and_files_have_theirs_one_after_another(
+        self, tmp_path: Path, out: Path
     ) -> None:
         wait, let_go = gate(tmp_path)
-        hook = Hook(f"{wait}; : {{}}")
+        hook = Hook(to(out, f"echo begin {{}}; {wait}; echo end {{}}"))
         done: list[str] = []
         for name in ("a", "b", "a"):
-            hook.submit(published(f"/data/{name}"), partial(done.append, name))
+            hook.submit(published(name), partial(done.append, name))
         for count in range(3):
             assert done == ["a", "b", "a"][:count]
             let_go()
             eventually(partial(done.__getitem__, slice(count, None)))
         hook.close()
+        assert out.read_text() == "".join(f"begin {name}\nend {name}\n" for name in "aba")
 
     def test_others_go_on_while_a_file_waits_for_its_next_attempt(self, out: Path) -> None:
         hook = Hook(to(out, "echo {}") + '; test "$NSQ_FILE" != bad', retries=NEVER)
@@ -150,7 +143,7 @@ class TestFailures:
         ("command", "said_first"),
         [
             ("false", "status 1"),
-            ("kill -KILL $$", f"signal {int(signal.SIGKILL)}"),
+            ("kill -KILL $$; : {}", f"signal {int(signal.SIGKILL)}"),
             ("echo " + "x" * 4_000_000, "cannot be started"),
             ("echo \0", "cannot be started"),
         ],
@@ -158,9 +151,7 @@ class TestFailures:
     def test_after_the_last_attempt_of_the_run_a_file_is_given_up(
         self, command: str, said_first: str, said: Callable[[], list[str]]
     ) -> None:
-        hook = Hook(
-            f"{command}; : {{}}" if "kill" in command else command, retries=(0.0, 0.0, 600.0)
-        )
+        hook = Hook(command, retries=(0.0, 0.0, 600.0))
         hook.submit(published("/data/a"), fail)
         eventually(lambda: "again in 600 s" in "".join(said()))
         hook.close()

@@ -18,7 +18,6 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.files import uploads as uploads_module
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.uploads import Uploads
-from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from tests.support.archiving import published
 from tests.support.eventually import eventually
@@ -78,27 +77,6 @@ def there(shop: Shop) -> dict[str, bytes]:
     return {each.path: shop.get(each.path) for each in shop.files()}
 
 
-def test_an_upload_removes_what_killed_ones_have_left_in_its_folder(
-    shop: Shop, tmp_path: Path
-) -> None:
-    for folder in ("a", "b"):
-        shop.put(f"{folder}/{UNNAMED}left", b"half")
-    uploads = begin(tmp_path)
-    uploads.submit(file(tmp_path, "a/1.log"))
-    uploads.close()
-    left = sorted(str(path.relative_to(shop.place)) for path in Path(shop.place).rglob("*.*"))
-    assert left == ["a/1.log", f"b/{UNNAMED}left"]
-
-
-def test_files_keep_their_relative_names(shop: Shop, tmp_path: Path) -> None:
-    uploads, done = begin(tmp_path), list[str]()
-    for name in ("a.log.gz", "dt=1/b.log"):
-        uploads.submit(file(tmp_path, name, name.encode()), partial(done.append, name))
-    uploads.close()
-    assert there(shop) == {name: name.encode() for name in done}
-    assert sorted(done) == ["a.log.gz", "dt=1/b.log"]
-
-
 def test_several_are_uploaded_at_a_time(shop: Shop, tmp_path: Path) -> None:
     together = threading.Barrier(uploads_module._THREADS)
     shop.first = lambda _: together.wait(WAIT)
@@ -144,14 +122,6 @@ def test_another_file_of_that_name_stays_and_is_an_error_said_once(
     assert (done, said()) == (["b"], ["ERROR"])
     assert there(shop) == {"a": other, "b": b"one\n"}
     assert Path(told.path).read_bytes() == b"one\n"
-
-
-def test_a_file_that_an_earlier_attempt_uploaded_is_done(shop: Shop, tmp_path: Path) -> None:
-    shop.put("a", b"one\n")
-    uploads, done = begin(tmp_path), list[str]()
-    uploads.submit(file(tmp_path, "a"), partial(done.append, "a"))
-    uploads.close()
-    assert done == ["a"]
 
 
 def test_the_end_of_a_run_waits_for_uploads_but_not_for_a_store_that_is_down(
