@@ -13,14 +13,16 @@ import pytest
 
 from nsqtools.stores import open_store
 from tests.support import archives
+from tests.support.archives import Archiver
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
+from tests.support.faults import filled, small_disk
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.support.archives import Archiver
     from tests.support.binaries import Nsq
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
@@ -101,6 +103,39 @@ def test_a_limit_and_a_manifest(archiver: Archiver) -> None:
     checked = archiver.cli("verify", "manifest")
     assert checked.code == 4
     assert files[1].name in checked.stdout.decode()
+
+
+def test_a_full_disk_and_a_kill_lose_nothing_and_double_no_more_than_was_in_flight(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path, rng: random.Random
+) -> None:
+    """A kill -9 after a number of messages drawn by chance, whatever that means for files."""
+    count, window = 10_000, 2500
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        archiver = Archiver(nsqtools_cli, make_nsqd("-msg-timeout=1s"), topic, disk)
+        archiver.make_known()
+        archiver.numbers(count)
+        how = ("--compress", "zstd", "--rotate-size", "50KB", "--manifest", "manifest")
+        with filled(disk, leave=20_000):
+            running = archiver.start(*how, "--fail-fast", log=tmp_path / "log")
+            assert running.process.wait(100) == 1
+        line = running.said.splitlines()[-1]
+        assert line.startswith(f"nsqtools: {disk}/")
+        assert line.endswith("No space left on device")
+        running = archiver.start(*how, "--max-in-flight", str(window), log=tmp_path / "log")
+        left = rng.randrange(archiver.depth())
+        eventually(lambda: archiver.depth() <= left)
+        running.kill()
+        ended = archiver.run(*how, "-q")
+        assert (ended.code, ended.stdout) == (0, b""), ended
+        manifest, files = archiver.output / "manifest", archiver.files
+        files.remove(manifest)
+        found = archives.numbers(files)
+        assert found.keys() == set(range(count))
+        assert found.total() <= count + window
+        assert archives.verified(nsqtools_cli, files) == found.total()
+        assert archives.verified(nsqtools_cli, [manifest]) == found.total()
+        archives.checked_by_programs(files)
+        assert {path.suffix for path in archives.leftovers(disk)} <= {".torn"}
 
 
 def test_topics_by_pattern_though_one_nsqlookupd_is_dead(

@@ -7,7 +7,6 @@ import json
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nsqtools.records.compression import load_zstd
@@ -34,10 +33,6 @@ class Archiver(Consuming):
     def output(self) -> Path:
         return self.folder / "output"
 
-    @property
-    def work(self) -> Path:
-        return self.folder / "work"
-
     def usual(self) -> tuple[str, ...]:
         where = ("--output-dir", str(self.output), "--filename-format", "<TOPIC><REV>.log")
         return (*where, "--sync-interval", "50ms", *QUICK)
@@ -54,14 +49,6 @@ class Archiver(Consuming):
     def found(self) -> Counter[int]:
         return numbers(self.files)
 
-    def check(self, records: int, *manifests: Path) -> None:
-        """The files hold so many records, all of them whole, and nothing else is left."""
-        assert verified(self.cli, self.files) == records
-        for manifest in manifests:
-            assert verified(self.cli, [manifest]) == records
-        checked_by_programs(self.files)
-        assert leftovers(self.output, self.work) == []
-
 
 def body(number: int) -> bytes:
     """A message that is its number and bytes that follow from it, so that a torn one is seen."""
@@ -70,12 +57,6 @@ def body(number: int) -> bytes:
 
 def bodies(numbers: Iterable[int]) -> list[bytes]:
     return [body(number) for number in numbers]
-
-
-def shares(count: int, rounds: int) -> list[range]:
-    """The numbers below ``count`` in so many parts."""
-    edges = [count * edge // rounds for edge in range(rounds + 1)]
-    return [range(begin, end) for begin, end in pairwise(edges)]
 
 
 def published(folder: Path) -> list[Path]:

@@ -6,11 +6,11 @@ import os
 import signal
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from tests.support.archives import shares
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained
 from tests.support.spark import START, java_options, needs_spark
@@ -145,6 +145,12 @@ def kill_a_worker(process: subprocess.Popen[bytes], lake: Lake, looks: int, chos
         return False
     signal_process(victims[int(chosen * len(victims))], signal.SIGKILL)
     return True
+
+
+def shares(count: int, rounds: int) -> list[range]:
+    """The numbers below ``count`` in so many parts."""
+    edges = [count * edge // rounds for edge in range(rounds + 1)]
+    return [range(begin, end) for begin, end in pairwise(edges)]
 
 
 def loses_nothing(
