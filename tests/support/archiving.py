@@ -130,13 +130,12 @@ _OWN = ("pid", "hostname", "zone", "max_msg_size", "max_open_files")
 
 @dataclass
 class Notes:
-    """A Care that notes what it is told; ``record`` and ``follow`` raise their errors once."""
+    """A Care that notes what it is told; ``record`` raises its error once."""
 
     recorded: list[Published] = field(default_factory=list)
     followed: list[Published] = field(default_factory=list)
     settled: list[Published] = field(default_factory=list)
     error: BaseException | None = None
-    follow_error: BaseException | None = None
     owes: tuple[str, ...] = ()
 
     def record(self, entry: Entry) -> None:
@@ -146,9 +145,6 @@ class Notes:
         self.recorded.append(entry.published)
 
     def follow(self, entry: Entry) -> None:
-        if self.follow_error:
-            error, self.follow_error = self.follow_error, None
-            raise error
         self.followed.append(entry.published)
 
     def settle(self, entry: Entry) -> None:
@@ -278,8 +274,8 @@ def published(path: object, **facts: Any) -> Published:
 
 def entry_of(rules: Rules, name: str) -> Entry:
     """What the journal knows of a file under way."""
-    base = name if "-" not in name.partition(".20")[0] else re.sub(r"-\d{6}", "<REV>", name)
     number = re.search(r"-(\d{6})", name)
+    base = name.replace(number[0], "<REV>") if number else name
     told = published(
         rules.target_path(name),
         name=name,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.sinks.files.locks import Lock
-from tests.support.forkserver import ROOT, Forked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.context import ForkProcess
+    from multiprocessing.synchronize import Event
 
 _CHANGES = (
     *("open", "write", "writev", "fsync", "ftruncate", "link", "rename", "unlink", "mkdir"),
@@ -23,17 +23,24 @@ _CHANGES = (
 
 
 @contextmanager
-def holding(path: object) -> Iterator[subprocess.Popen[bytes]]:
+def holding(path: object) -> Iterator[ForkProcess]:
     """A process that has the file locked, as one that writes to it; at the end it is killed."""
-    pipe = subprocess.PIPE
-    asked = (__name__, str(path))
-    with Forked(*asked, env=dict(os.environ), cwd=ROOT, stdin=pipe, stdout=pipe) as process:
-        assert process.stdout
-        assert process.stdout.readline() == b"True\n"
-        try:
-            yield process
-        finally:
-            process.kill()
+    forking = multiprocessing.get_context("fork")
+    is_held = forking.Event()
+    process = forking.Process(target=_hold, args=(str(path), is_held))
+    process.start()
+    assert is_held.wait(60)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _hold(path: str, is_held: Event) -> None:
+    if Lock(path).acquire():
+        is_held.set()
+    signal.pause()
 
 
 def killed(work: Callable[[], object], at: int) -> bool:
@@ -69,8 +76,3 @@ def _kill_at(at: int) -> None:
 
     for name in _CHANGES:
         setattr(os, name, fatal(name, getattr(os, name)))
-
-
-if __name__ == "__main__":
-    print(Lock(sys.argv[1]).acquire(), flush=True)
-    sys.stdin.read()

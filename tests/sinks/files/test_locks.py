@@ -51,7 +51,7 @@ def test_the_error_names_the_file_and_the_process_until_that_is_killed(path: str
             pass
         assert not Lock(path).acquire()
         process.kill()
-        process.wait()
+        process.join()
         assert os.path.exists(path)
         assert Lock(path).acquire()
 

@@ -144,7 +144,7 @@ class TestHeldFiles:
             assert str(work) in said
             assert work.read_bytes() == b"one\nto"
             process.kill()
-            process.wait()
+            process.join()
             assert recover(rules) == 0
         assert below(rules.output_dir) == [NAME, TORN]
 

@@ -22,7 +22,6 @@ from tests.support.archiving import (
     Archiving,
     Notes,
     journal_of,
-    make_rules,
     recover,
 )
 from tests.support.faults import broken, file_limit
@@ -236,15 +235,6 @@ class TestPublishingAgain:
         assert archiving.published() == {NAME: b"one\n"}
         assert len(archiving.notes.recorded) == 1
 
-    def test_it_is_completed_once_whatever_follows_it(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, notes=Notes(follow_error=OSError(5, EIO)))
-        archiving.write(b"one")
-        with pytest.raises(OSError, match=EIO):
-            archiving.step(fate="reopen")
-        archiving.write(b"two")
-        archiving.close()
-        assert [told.name for told in archiving.notes.recorded] == [NAME, NEXT]
-
 
 class TestTakenNames:
     def test_files_of_an_earlier_run_are_left_alone(self, out: Path, tmp_path: Path) -> None:
@@ -255,15 +245,6 @@ class TestTakenNames:
         archiving.close()
         assert archiving.published() == {NAME: b"first\n", THIRD: b"second\n"}
         assert (out / f"{NEXT}.part").read_bytes() == b"leftover\n"
-
-    def test_two_topics_with_one_name_take_turns_at_revisions(self, tmp_path: Path) -> None:
-        rules = make_rules(tmp_path, filename_format="<HOST><REV>.log")
-        both = [Archiving(tmp_path, topic=topic, rules=rules) for topic in "ab"]
-        for topic, archiving in zip((b"a", b"b"), both, strict=True):
-            archiving.write(topic)
-        for archiving in both:
-            archiving.close()
-        assert both[0].published() == {"host-000000.log": b"a\n", "host-000001.log": b"b\n"}
 
     def test_one_that_is_taken_meanwhile_is_left_to_its_file_and_the_next_is_used_up(
         self, archiving: Archiving, out: Path
@@ -339,17 +320,6 @@ class TestOneNameForAll:
         assert alone.published() == {"events.log": b"one\ntwo\n"}
         assert target.with_suffix(".log.torn").read_bytes() == b"t" * 8000
         assert "8000 bytes" in caplog.text
-
-    def test_one_that_cannot_be_read_stays_as_it_is(self, target: Path, tmp_path: Path) -> None:
-        target.write_bytes(b"x" * 100_000)
-        archiving = Archiving(
-            tmp_path, filename_format="<TOPIC>.log", format="json", max_msg_size=10
-        )
-        for _ in range(2):
-            with pytest.raises(OSError, match="max-msg-size"):
-                archiving.write(b"one")
-        assert archiving.names() == ["events.log"]
-        assert list(entries(str(target.parent), print)) == []
 
     def test_one_that_could_not_be_published_goes_on_with_one_entry(
         self, out: Path, tmp_path: Path, begun: Archiving
