@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import signal
 from collections import Counter
@@ -87,24 +86,6 @@ def test_a_second_instance_is_status_75(archiver: Archiver, how: str) -> None:
     assert archives.leftovers(archiver.folder) == []
 
 
-def test_a_limit_and_a_manifest(archiver: Archiver) -> None:
-    archiver.numbers(500)
-    care = ("--keep", "3", "--manifest", "../manifest")
-    assert archiver.take(500, "--rotate-size", "5KB", "--gzip", *care).code == 0
-    files = archiver.files
-    assert len(files) == 3
-    manifest = archiver.folder / "manifest"
-    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
-    assert sum(row["records"] for row in rows) == 500
-    assert [row["name"] for row in rows[-3:]] == [f"output/{path.name}" for path in files]
-    checked = archiver.cli("verify", "manifest")
-    assert (checked.code, checked.stderr) == (0, "")
-    files[1].write_bytes(files[0].read_bytes())
-    checked = archiver.cli("verify", "manifest")
-    assert checked.code == 4
-    assert files[1].name in checked.stdout.decode()
-
-
 def test_a_full_disk_and_a_kill_lose_nothing_and_double_no_more_than_was_in_flight(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path, rng: random.Random
 ) -> None:
@@ -134,6 +115,7 @@ def test_a_full_disk_and_a_kill_lose_nothing_and_double_no_more_than_was_in_flig
         assert found.total() <= count + window
         assert archives.verified(nsqtools_cli, files) == found.total()
         assert archives.verified(nsqtools_cli, [manifest]) == found.total()
+        assert manifest.read_bytes().count(b"\n") == len(files)
         archives.checked_by_programs(files)
         assert {path.suffix for path in archives.leftovers(disk)} <= {".torn"}
 
