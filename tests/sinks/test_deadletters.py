@@ -104,24 +104,6 @@ class TestDirectory:
         assert bodies(file) == [*written, b"last"]
         assert reasons(file)[0] == reason
 
-    def test_file_and_directory_are_on_disk_when_write_returns(
-        self, tmp_path: Path, folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        synced: list[tuple[str, int]] = []
-        fsync = os.fsync
-
-        def note(fd: int) -> None:
-            path = os.readlink(f"/proc/self/fd/{fd}")
-            synced.append((path, os.fstat(fd).st_size if path == str(file) else 0))
-            fsync(fd)
-
-        monkeypatch.setattr(os, "fsync", note)
-        write(folder, b"1")
-        one = file.stat().st_size
-        write(folder, b"2")
-        made = [(str(tmp_path), 0), (str(folder), 0)]
-        assert synced == [*made, (str(file), one), (str(file), 2 * one)]
-
 
 class TestFaults:
     def test_what_is_left_of_a_torn_line_is_cut_wherever_it_was_torn(

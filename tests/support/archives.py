@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.records.compression import load_zstd
 from nsqtools.sinks.files.journal import FOLDER
-from tests.support.binaries import needs
 from tests.support.consuming import QUICK, Consuming
 
 if TYPE_CHECKING:
@@ -110,18 +108,6 @@ def numbers(paths: Iterable[Path]) -> Counter[int]:
         assert line == body(number), f"torn or glued: {line!r}"
         found[number] += 1
     return found
-
-
-def checked_by_programs(paths: Sequence[Path]) -> None:
-    """Have ``zcat`` and ``zstd -t``, whichever they are for, read every file."""
-    for suffix, program, *options in ((".gz", "zcat"), (".zst", "zstd", "-tq")):
-        files = [str(path) for path in paths if path.suffix == suffix]
-        if files:
-            command = [needs(program, f"archives that end in {suffix}"), *options, *files]
-            done = subprocess.run(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
-            )
-            assert (done.returncode, done.stderr) == (0, b"")
 
 
 def verified(cli: Cli, paths: Sequence[Path], *options: str) -> int:

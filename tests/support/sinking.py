@@ -76,17 +76,6 @@ def slow(running: Sinking, seconds: float) -> None:
     running.sink.threads.slow = seconds
 
 
-def counted(sink: FileSink, topic: str = "events") -> list[float]:
-    """Files, records, bytes and failures."""
-    found = {}
-    for metric in sink.metrics():
-        assert metric.kind == ("counter" if metric.name.endswith("_total") else "gauge")
-        for labels, value in metric.samples:
-            found[metric.name, labels["topic"]] = value
-    names = ("files", "records", "bytes", "write_failures")
-    return [found[f"nsqtools_archive_{name}_total", topic] for name in names]
-
-
 def make_archives(
     rules: Rules, *, topics: tuple[str, ...] = ("events",), **options: Any
 ) -> Archives:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -104,19 +103,6 @@ class TestRetention:
         files.publish("a.2.log", "a.3.log")
         assert files.names() == [*([] if is_gone else [path.name]), "a.3.log"]
         assert [str(path) in text for text in caplog.messages] == [True] * (0 if is_gone else 2)
-
-    def test_a_file_whose_command_has_still_to_be_run_stays(self, tmp_path: Path) -> None:
-        gate = tmp_path / "gate"
-        os.mkfifo(gate)
-        command = f"read line < {shlex.quote(str(gate))}; test -e {{}}"
-        files = Publishing(tmp_path, keep=1, on_rotate=command)
-        files.publish("a.0.log", "a.1.log", "a.2.log")
-        assert files.names() == ["a.0.log", "a.1.log", "a.2.log"]
-        with gate.open("w") as lines:
-            lines.write("go\n" * 3)
-            lines.flush()
-            files.care.close()
-        assert files.names() == ["a.2.log"]
 
 
 class TestUploads:

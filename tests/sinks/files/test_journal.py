@@ -117,23 +117,6 @@ class TestFilesUnderWay:
             assert recover(archiving.rules) == 0
             assert files_of(archiving.rules) == []
 
-    def test_an_entry_and_the_name_that_is_left_of_it_are_on_disk_when_a_call_returns(
-        self, rules: Rules, synced: list[str]
-    ) -> None:
-        journal = journal_of(rules)
-        entry = entry_of(rules, NAME)
-        entry.inode = 1
-        journal.write(entry)
-        folder = str(folder_of(rules))
-        assert [path.endswith(".new") for path in synced[-2:]] == [True, False]
-        assert synced[-1] == folder
-        for _ in range(2):
-            synced.clear()
-            journal.remove(entry)
-            assert os.path.join(folder, "names") in synced
-            journal.write(entry)
-        journal.close()
-
 
 class TestWhoseEntriesTheyAre:
     def test_what_others_left_is_told_with_what_is_to_be_done_and_left_to_them(
@@ -299,7 +282,11 @@ class TestUsedNames:
             (tmp_path / "out" / name).unlink()
 
     def test_the_last_ones_are_remembered_and_a_torn_one_hides_no_other(
-        self, rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        rules: Rules,
+        synced: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         monkeypatch.setattr(journal_module, "_RECENT", 500)
         journal = journal_of(rules)
@@ -312,6 +299,7 @@ class TestUsedNames:
             with names.open("ab") as file:
                 file.write(b'["torn')
             journal.remove(entry)
+            assert synced[-1] == str(names)
         revisions = [revision for _, revision in journal.revisions()]
         assert revisions == list(range(30))[-len(revisions) :]
         assert len(revisions) > 5

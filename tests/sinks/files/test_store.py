@@ -44,19 +44,6 @@ class TestLocks:
             archives.unlock()
         assert below(str(tmp_path)) == []
 
-    def test_a_lock_of_the_operators_is_for_all_topics_and_its_file_stays(
-        self, rules: Rules, tmp_path: Path
-    ) -> None:
-        path = str(tmp_path / "run" / "lock")
-        (tmp_path / "run").mkdir()
-        first = make_archives(rules, lock=path)
-        second = make_archives(rules, lock=path)
-        first.lock("")
-        with pytest.raises(LockedError, match=path):
-            second.lock("")
-        first.close()
-        assert below(str(tmp_path)) == ["run/lock"]
-
 
 class TestOpening:
     def test_a_directory_that_is_a_file_or_may_not_be_written_is_an_error_that_names_it(
