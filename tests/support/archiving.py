@@ -33,14 +33,7 @@ SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
 COMPRESSIONS = ["none", "gzip", "zstd"]
 FORMATS = ["raw", "json", "length-prefixed"]
-
-
-def ns(text: str) -> int:
-    """A time in UTC, such as ``2026-11-20T19:00:00``, in ns since the epoch."""
-    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND
-
-
-START = ns("2026-11-20T19:00:00")
+START = int(datetime(2026, 11, 20, 19, tzinfo=UTC).timestamp()) * SECOND
 
 
 class Settled:
@@ -158,10 +151,6 @@ def journal_of(rules: Rules) -> Journal:
 def publication_of(rules: Rules, journal: Journal, care: Notes | Care) -> Publication:
     """One whose published files somebody else cares for."""
     return Publication(rules, journal, care)  # type: ignore[arg-type]
-
-
-class CrashError(BaseException):
-    """The process ends here, as far as a test can have that."""
 
 
 class Archiving:

@@ -6,7 +6,6 @@ import os
 import signal
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pyarrow import fs
@@ -147,34 +146,28 @@ def kill_a_worker(process: subprocess.Popen[bytes], lake: Lake, looks: int, chos
     return True
 
 
-def shares(count: int, rounds: int) -> list[range]:
-    """The numbers below ``count`` in so many parts."""
-    edges = [count * edge // rounds for edge in range(rounds + 1)]
-    return [range(begin, end) for begin, end in pairwise(edges)]
-
-
 def loses_nothing(
     lake: Lake,
     rng: random.Random,
     *,
     messages: int,
-    trees: int,
     workers: int,
     batch: int,
     outages: Sequence[Callable[[], None]] = (),
 ) -> None:
     """Archive ``messages`` while processes are killed, and check that each is there once.
 
-    Killed are ``trees`` archives with all their processes, one after the other, and ``workers``
-    Python workers, at moments drawn by chance. The outages happen at such moments too.
+    Killed are the first of two archives and ``workers`` Python workers, at moments drawn by chance.
+    The outages happen at such moments too.
     """
     steps = ("--trigger", "0s", "--max-per-trigger", str(batch), "--max-in-flight", str(batch // 5))
     due = list(outages)
     killed = 0
-    for number, share in enumerate(shares(messages, trees + 1)):
+    for share in (range(messages // 2), range(messages // 2, messages)):
         process = lake.start(*steps)
         lake.publish(share)
-        wanted = -(-(workers - killed) // (trees + 1 - number))
+        is_last = share.stop == messages
+        wanted = workers - killed if is_last else -(-workers // 2)
         events: list[Callable[[], None] | None] = [None] * wanted
         if due:
             events.append(due.pop())
@@ -186,9 +179,9 @@ def loses_nothing(
                 event()
             else:
                 killed += kill_a_worker(process, lake, rng.randrange(8), rng.random())
-        if number < trees:
+        if not is_last:
             lake.wait_for_depth(rng.randrange(len(share) // 4))
-            kill(process, alone=not number)
+            kill(process, alone=True)
     published = messages
     while killed < workers // 2:  # some moments were over too soon
         more = range(published, published + messages // 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
@@ -228,6 +229,20 @@ class TestGoingOn:
             assert running.finished == [b"one"]
             assert loop.time() < 13
 
+    async def test_what_waits_for_that_goes_back_at_the_end(
+        self, tmp_path: Path, out: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            with blocked(out):
+                await write(running, b"one")
+                waiting = asyncio.ensure_future(running.handle(b"two"))
+                await elapse(SOON)
+                with contextlib.suppress(OutputError):
+                    await running.close()
+                await waiting
+            assert asyncio.get_running_loop().time() < 0.5
+            assert running.settled.requeued == [(b"one", 0, True), (b"two", 0, False)]
+
 
 @virtual
 class TestFailing:
@@ -322,6 +337,7 @@ class TestEnding:
             assert len(running.locks()) == 1
             if is_back:
                 await running.sink.join("events")
+                assert running.published() == {FIRST: b"one\n"}
                 await running.handle(b"two")
         assert running.published() == {FIRST: b"one\n"} | ({SECOND: b"two\n"} if is_back else {})
         assert running.locks() == []
