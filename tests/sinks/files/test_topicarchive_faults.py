@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import logging
 import os
-import shutil
-from contextlib import nullcontext
+import random
+import tempfile
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import publication
 from nsqtools.sinks.files.journal import entries
 from tests.support.archiving import (
     COMPRESSIONS,
-    FORMATS,
     Archiving,
     Notes,
+    below,
     journal_of,
     recover,
+    whole,
 )
 from tests.support.faults import broken, file_limit
 from tests.support.sinking import blocked
@@ -69,41 +74,119 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     return begin
 
 
+def body(number: int, size: int) -> bytes:
+    """One of its own, which cannot be compressed."""
+    return b"%d-%s" % (number, random.Random(number).randbytes(size // 2).hex().encode())
+
+
+class Beside:
+    """Another program in the directories of an archive, whose files must stay."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out, self.away = folder / "out", folder / "away"
+        self.theirs: set[bytes] = set()
+        self.away.mkdir()
+
+    def write(self, path: Path) -> None:
+        if not os.path.lexists(path):
+            data = b"theirs, number %d\n" % len(self.theirs)
+            self.theirs.add(data)
+            path.write_bytes(data)
+
+    def files(self) -> list[Path]:
+        """All that are not this program's."""
+        paths = (self.out / name for name in below(str(self.out)))
+        return [path for path in paths if path.read_bytes() not in self.theirs]
+
+    def meddle(self, how: str) -> None:
+        for path in self.files():
+            if path.suffix != ".part" or path.stat().st_nlink > 1:  # else it is published
+                continue
+            if how == "append":
+                with path.open("ab") as file:
+                    file.write(b"not ours" * 100)
+            elif how == "take the name":
+                self.write(path.with_suffix(""))
+            else:
+                path.rename(self.away / f"{len(os.listdir(self.away))}")
+                if how == "replace":
+                    self.write(path)
+
+    def free_names(self) -> None:
+        for path in self.out.glob("*"):
+            if path.is_file() and path.read_bytes() in self.theirs:
+                path.rename(self.away / f"{len(os.listdir(self.away))}")
+
+
+FAULTS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
+    "": lambda out: nullcontext(),
+    "full": lambda out: file_limit(4096),
+    "fsync": lambda out: broken("fsync"),
+    "ftruncate": lambda out: broken("ftruncate"),
+    "no links": lambda out: broken("link", errno.EPERM),
+    "link": lambda out: broken("link", errno.ENOSPC),
+    "directory": lambda out: broken("sync_directory", of=publication),
+    "blocked": blocked,
+    "record": lambda out: nullcontext(),  # which Notes refuse
+}
+MEDDLING = ("append", "take the name", "rename", "replace")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.sampled_from(list(FAULTS)), st.sampled_from([4, 5000])),
+        st.tuples(st.just("reopen"), st.sampled_from(list(FAULTS))),
+        st.tuples(st.just("meddle"), st.sampled_from(MEDDLING)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=STEPS,
+    name=st.sampled_from(["<TOPIC><REV>.log", "<TOPIC>.log"]),
+    compression=st.sampled_from(COMPRESSIONS),
+    size=st.sampled_from([0, 6000]),
+)
+def test_whatever_fails_or_meddles_what_is_safe_is_published_once_and_nothing_else(
+    steps: list[tuple[Any, ...]], name: str, compression: str, size: int, tmp_path: Path
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    if "<REV>" not in name:
+        compression, size = "none", 0
+    archiving = Archiving(
+        folder, filename_format=name, manifest="m", compress=compression, rotate_size=size
+    )
+    beside, notes, numbers = Beside(folder), archiving.notes, itertools.count()
+    for what, how, *sizes in steps:
+        if what == "meddle":
+            beside.meddle(how)
+            continue
+        notes.error = OSError(28, "No space left") if how == "record" else None
+        with suppress(OSError, OutputError), FAULTS[how](beside.out):
+            if what == "write":
+                archiving.write(*(body(next(numbers), size) for size in sizes * 2))
+            else:
+                archiving.step(fate="reopen")
+    notes.error = None
+    beside.free_names()
+    archiving.close()
+
+    told = {each.name: each for each in notes.recorded}
+    assert len(told) == len(notes.recorded) or "<REV>" not in name
+    found: list[bytes] = []
+    for path in beside.files():
+        published, data = told.pop(path.name), path.read_bytes()
+        records = whole(path, archiving.rules).split()
+        found += records
+        facts = published.size, published.sha256, published.records
+        assert facts == (len(data), hashlib.sha256(data).hexdigest(), len(records))
+    assert not told
+    assert sorted(found) == sorted(archiving.safe)
+    left = {path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert beside.theirs <= left
+
+
 class TestAFullDisk:
-    @pytest.mark.parametrize("form", FORMATS)
-    @pytest.mark.parametrize("compression", COMPRESSIONS)
-    def test_what_was_written_before_and_after_is_whole_and_nothing_else_is_there(
-        self, compression: str, form: str, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path, compress=compression, format=form, manifest="manifest")
-        for body in (b"before", b"after"):
-            archiving.write(body)
-            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-                archiving.write(*(os.urandom(3000) for _ in range(9)))
-        archiving.close()
-        assert archiving.safe == [b"before", b"after"]
-        ((name, data),) = archiving.published().items()
-        (told,) = archiving.notes.recorded
-        assert data.index(b"before") < data.index(b"after")
-        assert (told.records, told.last_id) == (2, told.first_id)
-        assert told.sha256 == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
-        assert len(data) < 500
-
-    def test_a_file_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path)
-        archiving.write(b"x" * 8000)
-        (tmp_path / "out" / f"{NAME}.part").unlink()
-        for _ in range(2):
-            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-                archiving.write(b"two")
-            assert archiving.names() == []
-        archiving.write(b"two")
-        archiving.close()
-        (data,) = archiving.published().values()
-        assert data.split() == [b"x" * 8000, b"two"] == archiving.safe
-
     def test_a_torn_end_is_cut_off_at_once_or_by_the_next_sync(
         self, archiving: Archiving, work: Path, sizes: Callable[[], list[int]]
     ) -> None:
@@ -119,15 +202,6 @@ class TestAFullDisk:
         synced = sizes()
         archiving.close()
         assert synced[0] == 4
-
-    def test_what_is_written_and_not_synced_is_not_safe(
-        self, archiving: Archiving, work: Path
-    ) -> None:
-        with broken("fsync"), pytest.raises(OSError, match=EIO) as caught:
-            archiving.write(b"two")
-        assert caught.value.filename == str(work)
-        assert archiving.safe == [b"one"]
-        assert work.read_bytes() == b"one\n"
 
 
 class TestOtherProgramsUnderneath:
@@ -150,40 +224,6 @@ class TestOtherProgramsUnderneath:
         assert synced[0] == size
         assert list(archiving.published().values()) == [b"one\ntwo\nthree\n"]
 
-    @pytest.mark.parametrize("compression", COMPRESSIONS)
-    @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
-    def test_a_work_file_without_its_name_is_written_again(
-        self, how: str, compression: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        archiving = Archiving(tmp_path, compress=compression, manifest="manifest")
-        archiving.write(b"one")
-        (name,) = archiving.work()
-        work = tmp_path / "out" / name
-        work.rename(tmp_path / "elsewhere")
-        if how != "renamed":
-            (tmp_path / "elsewhere").unlink()
-        if how == "replaced":
-            work.write_bytes(b"theirs")
-        archiving.write(b"two")
-        archiving.close()
-        assert archiving.safe == [b"one", b"two"]
-        other = name.removesuffix(".part").replace("000000", "000001")
-        assert archiving.published() == {other: b"one\ntwo\n"}
-        assert archiving.notes.recorded[0].records == 2
-        assert str(work) in caplog.text
-        assert (how == "replaced") == work.exists()
-
-    def test_so_is_one_that_loses_it_while_it_cannot_be_published(
-        self, archiving: Archiving, tmp_path: Path
-    ) -> None:
-        with blocked(tmp_path / "out"):
-            with pytest.raises(OSError, match=NO_DIRECTORY):
-                archiving.close()
-            shutil.rmtree(tmp_path / "work")
-        archiving.step()
-        assert archiving.published() == {NEXT: b"one\n"}
-        assert archiving.work() == []
-
     def test_a_file_that_was_cut_is_left_and_another_one_begun(
         self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -198,69 +238,18 @@ class TestOtherProgramsUnderneath:
         assert caplog.records[0].levelno == logging.ERROR
 
 
-class TestPublishingAgain:
-    @pytest.mark.parametrize("links", [True, False])
-    @pytest.mark.parametrize("taken", [True, False])
-    def test_a_file_that_cannot_be_recorded_is_so_at_the_next_step_and_published_once(
-        self, taken: bool, links: bool, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path, notes=Notes(error=OSError(28, "No space left")))
-        archiving.write(b"one")
-        theirs = {NAME: b"theirs\n"} if taken else {}
-        for name, data in theirs.items():
-            (tmp_path / "out" / name).write_bytes(data)
-        fault = nullcontext() if links else broken("link", errno.EPERM)
-        with fault, pytest.raises(OSError, match="No space"):
-            archiving.close()
-        assert archiving.safe == [b"one"]
-        assert archiving.notes.recorded == []
-        assert archiving.next_due() == 0
-        archiving.step()
-        own = NEXT if taken else NAME
-        assert archiving.published() == {**theirs, own: b"one\n"}
-        assert [told.name for told in archiving.notes.recorded] == [own]
-        assert archiving.notes.followed == archiving.notes.recorded
-        assert archiving.work() == []
-
-    def test_a_directory_that_could_not_be_synced_is_before_anything_is_told(
-        self, archiving: Archiving, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with broken("sync_directory", of=publication), pytest.raises(OSError, match=EIO):
-            archiving.close()
-        assert archiving.notes.recorded == []
-        synced: list[str] = []
-        monkeypatch.setattr(publication, "sync_directory", synced.append)
-        archiving.step()
-        assert synced == [archiving.rules.output_dir]
-        assert archiving.published() == {NAME: b"one\n"}
-        assert len(archiving.notes.recorded) == 1
-
-
-class TestTakenNames:
-    def test_files_of_an_earlier_run_are_left_alone(self, out: Path, tmp_path: Path) -> None:
-        (out / NAME).write_bytes(b"first\n")
-        (out / f"{NEXT}.part").write_bytes(b"leftover\n")
-        archiving = Archiving(tmp_path)
-        archiving.write(b"second")
+def test_a_directory_that_could_not_be_synced_is_before_anything_is_told(
+    archiving: Archiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with broken("sync_directory", of=publication), pytest.raises(OSError, match=EIO):
         archiving.close()
-        assert archiving.published() == {NAME: b"first\n", THIRD: b"second\n"}
-        assert (out / f"{NEXT}.part").read_bytes() == b"leftover\n"
-
-    def test_one_that_is_taken_meanwhile_is_left_to_its_file_and_the_next_is_used_up(
-        self, archiving: Archiving, out: Path
-    ) -> None:
-        (out / NAME).write_bytes(b"one\n")  # of the same contents, and another file all the same
-        (out / NEXT).symlink_to("nothing")
-        archiving.close()
-        assert os.readlink(out / NEXT) == "nothing"
-        (told,) = archiving.notes.recorded
-        assert (told.name, Path(told.path).read_bytes()) == (THIRD, b"one\n")
-        (out / THIRD).unlink()
-        archiving.write(b"two")
-        archiving.close()
-        (out / NEXT).unlink()
-        other = NAME.replace("000000", "000003")
-        assert archiving.published() == {NAME: b"one\n", other: b"two\n"}
+    assert archiving.notes.recorded == []
+    synced: list[str] = []
+    monkeypatch.setattr(publication, "sync_directory", synced.append)
+    archiving.step()
+    assert synced == [archiving.rules.output_dir]
+    assert archiving.published() == {NAME: b"one\n"}
+    assert len(archiving.notes.recorded) == 1
 
 
 class TestOneNameForAll:
@@ -338,30 +327,6 @@ class TestOneNameForAll:
         again.close()
         assert list(entries(str(out), print)) == []
         assert again.published() == {"events.log": b"one\ntwo\n"}
-
-    def test_it_waits_until_the_name_is_free(self, target: Path, begun: Archiving) -> None:
-        target.write_bytes(b"theirs, which is longer\n")
-        for _ in range(2):
-            with pytest.raises(OutputError, match=str(target)):
-                begun.close()
-        assert target.read_bytes() == b"theirs, which is longer\n"
-        target.unlink()
-        begun.close()
-        assert begun.published() == {"events.log": b"one\n"}
-
-    @pytest.mark.parametrize("is_taken", [True, False])
-    def test_a_work_file_that_lost_its_name_goes_on_beside_what_is_there(
-        self, is_taken: bool, target: Path, part: Path, begun: Archiving
-    ) -> None:
-        part.unlink()
-        theirs = target if is_taken else part
-        theirs.write_bytes(b"theirs, which is longer\n")
-        begun.write(b"two")
-        with pytest.raises(OutputError, match=str(target)) if is_taken else nullcontext():
-            begun.close()
-        aside = theirs if is_taken else part.with_suffix(".part.1")
-        assert aside.read_bytes() == b"theirs, which is longer\n"
-        assert (part if is_taken else target).read_bytes() == b"one\ntwo\n"
 
     def test_a_leftover_and_a_published_file_are_both_kept(
         self, target: Path, part: Path, alone: Archiving
