@@ -246,7 +246,7 @@ class TestOneNameForAll:
 
     @pytest.fixture
     def target(self, tmp_path: Path) -> Path:
-        (tmp_path / "out").mkdir()
+        (tmp_path / "out").mkdir(exist_ok=True)
         return tmp_path / "out" / "events.log"
 
     @pytest.fixture
