@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.diskqueues import QueueFiles, killed, push
+from tests.support.diskqueues import QueueFiles, push
 from tests.support.eventually import eventually
+from tests.support.neighbour import killed
 from tests.support.raw import Raw
 from tests.support.servers import empty
 

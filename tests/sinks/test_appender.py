@@ -69,7 +69,7 @@ def names(files: QueueFiles) -> dict[str, bytes]:
 def test_messages_come_after_those_of_the_queue_and_a_kill_at_any_change_leaves_none_or_all(
     files: QueueFiles, prepare: Callable[[QueueFiles], None]
 ) -> None:
-    outcomes = []
+    outcomes: list[list[int]] = []
     was_killed = True
     while was_killed:
         for each in files.folder.glob("t:c.*"):
