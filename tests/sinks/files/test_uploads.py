@@ -8,6 +8,7 @@ import os
 import threading
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,13 +18,13 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.files import uploads as uploads_module
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.uploads import Uploads
+from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from tests.support.archiving import published
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from typing import BinaryIO
 
 WAIT = 60.0
@@ -67,6 +68,7 @@ def begin(
     uploads, done = Uploads("any", str(tmp_path), retries=retries), list[str]()
     for name in names:
         path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"one\n")
         uploads.submit(published(path, name=name), partial(done.append, name))
     return uploads, done
@@ -76,12 +78,18 @@ def there(shop: Shop) -> dict[str, bytes]:
     return {each.path: shop.get(each.path) for each in shop.files()}
 
 
-def test_several_are_uploaded_at_a_time(shop: Shop, tmp_path: Path) -> None:
+def test_several_are_uploaded_at_a_time_and_what_killed_uploads_left_is_removed(
+    shop: Shop, tmp_path: Path
+) -> None:
     together = threading.Barrier(uploads_module._THREADS)
     shop.first = lambda _: together.wait(WAIT)
-    uploads, done = begin(tmp_path, *map(str, range(2 * uploads_module._THREADS)))
+    shop.put(f"hour=0/{UNNAMED}left", b"half")
+    names = [f"hour={number}/a.log" for number in range(2 * uploads_module._THREADS)]
+    uploads, done = begin(tmp_path, *names)
     uploads.close()
-    assert len(done) == len(there(shop)) == 8
+    place = Path(shop.place)
+    left = [str(each.relative_to(place)) for each in place.rglob("*") if each.is_file()]
+    assert sorted(done) == sorted(left) == names
 
 
 def test_a_store_that_is_down_is_tried_again_and_each_change_is_said_once(
