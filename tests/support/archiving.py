@@ -97,9 +97,8 @@ def make_rules(
     """
     own = {key: more.pop(key) for key in _OWN if key in more}
     out = str(folder / "out")
-    options = ArchiveOptions(
-        **{"output_dir": out, "work_dir": out, "skip_empty_files": True} | more
-    )
+    usual: dict[str, Any] = {"output_dir": out, "work_dir": out, "skip_empty_files": True}
+    options = ArchiveOptions(**usual | more)
     defaults: dict[str, Any] = {
         "options": options,
         "output_dir": options.output_dir,
