@@ -13,7 +13,7 @@ from nsqtools.sinks.files.journal import FOLDER
 from tests.support.consuming import QUICK, Consuming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from tests.support.process import Cli
@@ -92,21 +92,16 @@ def plain(path: Path) -> bytes:
     return data
 
 
-def lines(paths: Iterable[Path]) -> Iterator[bytes]:
-    """The records of files in the raw format; a file that ends in half a line fails."""
-    for path in paths:
-        data = plain(path)
-        assert data == b"" or data.endswith(b"\n"), f"{path} ends in {data[-40:]!r}"
-        yield from data.splitlines()
-
-
 def numbers(paths: Iterable[Path]) -> Counter[int]:
     """How often each number is there; a torn or glued record fails."""
     found: Counter[int] = Counter()
-    for line in lines(paths):
-        number = int(line.partition(b" ")[0])
-        assert line == body(number), f"torn or glued: {line!r}"
-        found[number] += 1
+    for path in paths:
+        data = plain(path)
+        assert data == b"" or data.endswith(b"\n"), f"{path} ends in {data[-40:]!r}"
+        for line in data.splitlines():
+            number = int(line.partition(b" ")[0])
+            assert line == body(number), f"torn or glued: {line!r}"
+            found[number] += 1
     return found
 
 

@@ -140,13 +140,6 @@ class TestWhoseEntriesTheyAre:
         assert recover(first) == 0
         assert below(str(tmp_path)) == [f"out/{NAME}"]
 
-    def test_names_without_the_host_are_anybodys(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, filename_format="<TOPIC><REV>")
-        archiving.write(b"one")
-        archiving.crash()
-        assert recover(make_rules(tmp_path, hostname="elsewhere")) == 0
-        assert archiving.published() == {"events-000000": b"one\n"}
-
     @pytest.mark.parametrize(
         "data",
         [
