@@ -169,7 +169,7 @@ class TestFaults:
         given, file = batch(b"1"), tmp_path / "events.dead.jsonl"
         async with opened(ToDirectory(str(tmp_path))) as letters:
             with file.open("ab") as other:
-                fcntl.flock(other, fcntl.LOCK_EX)
+                fcntl.flock(other, fcntl.LOCK_SH)  # which only a lock of one waits for
                 task = asyncio.create_task(letters.write(given, given, REASON))
                 await asyncio.sleep(0)
                 task.cancel()
