@@ -67,7 +67,7 @@ def test_a_service_tells_what_it_does_and_ends_with_the_batch_when_told_to(lake:
 def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(
     lake: Lake, rng: random.Random
 ) -> None:
-    loses_nothing(lake, rng, messages=16_000, trees=1, workers=4, batch=2000)
+    loses_nothing(lake, rng, messages=16_000, workers=4, batch=2000)
 
 
 @pytest.fixture

@@ -78,4 +78,4 @@ def test_kill_9_also_of_the_store_loses_nothing_and_doubles_nothing(
         minio.kill()
         minio.start()
 
-    loses_nothing(lake, rng, messages=8000, trees=1, workers=2, batch=1000, outages=[outage])
+    loses_nothing(lake, rng, messages=8000, workers=2, batch=1000, outages=[outage])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import signal
+import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,17 @@ import pytest
 
 from nsqtools.stores import open_store
 from tests.support import archives
+from tests.support.archives import Archiver
+from tests.support.binaries import needs
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
+from tests.support.faults import filled, small_disk
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.support.archives import Archiver
     from tests.support.binaries import Nsq
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
@@ -83,24 +86,41 @@ def test_a_second_instance_is_status_75(archiver: Archiver, how: str) -> None:
     assert first.end() == 0
     assert archiver.found == Counter(range(100))
     assert archives.leftovers(archiver.folder) == []
+    assert (archiver.folder / "lock").exists() == (how == "--lock")
 
 
-def test_a_limit_and_a_manifest(archiver: Archiver) -> None:
-    archiver.numbers(500)
-    care = ("--keep", "3", "--manifest", "../manifest")
-    assert archiver.take(500, "--rotate-size", "5KB", "--gzip", *care).code == 0
-    files = archiver.files
-    assert len(files) == 3
-    manifest = archiver.folder / "manifest"
-    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
-    assert sum(row["records"] for row in rows) == 500
-    assert [row["name"] for row in rows[-3:]] == [f"output/{path.name}" for path in files]
-    checked = archiver.cli("verify", "manifest")
-    assert (checked.code, checked.stderr) == (0, "")
-    files[1].write_bytes(files[0].read_bytes())
-    checked = archiver.cli("verify", "manifest")
-    assert checked.code == 4
-    assert files[1].name in checked.stdout.decode()
+def test_a_full_disk_and_a_kill_lose_nothing_and_double_no_more_than_was_in_flight(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path, rng: random.Random
+) -> None:
+    """A kill -9 after a number of messages drawn by chance, whatever that means for files."""
+    count, window = 10_000, 2500
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        archiver = Archiver(nsqtools_cli, make_nsqd("-msg-timeout=1s"), topic, disk)
+        archiver.make_known()
+        archiver.numbers(count)
+        how = ("--compress", "zstd", "--rotate-size", "50KB", "--manifest", "manifest")
+        with filled(disk, leave=20_000):
+            running = archiver.start(*how, "--fail-fast", log=tmp_path / "log")
+            assert running.process.wait(100) == 1
+        line = running.said.splitlines()[-1]
+        assert line.startswith(f"nsqtools: {disk}/")
+        assert line.endswith("No space left on device")
+        running = archiver.start(*how, "--max-in-flight", str(window), log=tmp_path / "log")
+        left = rng.randrange(archiver.depth())
+        eventually(lambda: archiver.depth() <= left)
+        running.kill()
+        ended = archiver.run(*how, "-q")
+        assert (ended.code, ended.stdout) == (0, b""), ended
+        manifest, files = archiver.output / "manifest", archiver.files
+        files.remove(manifest)
+        found = archives.numbers(files)
+        assert found.keys() == set(range(count))
+        assert found.total() <= count + window
+        assert archives.verified(nsqtools_cli, files) == found.total()
+        assert archives.verified(nsqtools_cli, [manifest]) == found.total()
+        assert manifest.read_bytes().count(b"\n") == len(files)
+        subprocess.run([needs("zstd", "that others read archives"), "-tq", *files], check=True)
+        assert {path.suffix for path in archives.leftovers(disk)} <= {".torn"}
 
 
 def test_topics_by_pattern_though_one_nsqlookupd_is_dead(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +12,8 @@ import pytest
 from nsqtools.errors import ConfigError, LockedError, RecordError
 from nsqtools.records.diskqueue.decoder import encode
 from nsqtools.sinks.appender import QueueAppender
-from tests.support.diskqueues import QueueFiles, killed, messages, numbers, push
+from tests.support.diskqueues import QueueFiles, messages, numbers, push
+from tests.support.neighbour import killed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,39 +66,26 @@ def names(files: QueueFiles) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("prepare", SITUATIONS)
-def test_messages_come_after_those_of_the_queue(
+def test_messages_come_after_those_of_the_queue_and_a_kill_at_any_change_leaves_none_or_all(
     files: QueueFiles, prepare: Callable[[QueueFiles], None]
 ) -> None:
-    prepare(files)
-    push(files.folder, NEW)
-    push(files.folder, [b"103 "])
-    found, bad = files.as_nsqd_reads()
-    assert (numbers(found), bad) == ([*SITUATIONS[prepare], 100, 101, 102, 103], [])
-    assert len({each.id for each in found}) == len(found)
-    assert {each.attempts for each in found[-4:]} == {0}
-    assert files.path("meta").stat().st_mode & 0o777 == 0o600
-    left = {name.rpartition(".")[2] for name in names(files)}
-    assert left == {"dat", "old"}
-
-
-@pytest.mark.parametrize("prepare", SITUATIONS)
-def test_a_kill_at_any_change_leaves_none_of_the_messages_or_all(
-    files: QueueFiles, prepare: Callable[[QueueFiles], None]
-) -> None:
-    outcomes = []
-    for at in itertools.count():
+    outcomes: list[list[int]] = []
+    was_killed = True
+    while was_killed:
         for each in files.folder.glob("t:c.*"):
             each.unlink()
         prepare(files)
-        was_killed = killed(partial(push, files.folder, NEW), at)
+        was_killed = killed(partial(push, files.folder, NEW), len(outcomes))
         found, bad = files.as_nsqd_reads()
         outcomes.append(numbers(found))
         assert not bad
-        if not was_killed:
-            break
         push(files.folder, NEW)
         found, bad = files.as_nsqd_reads()
         assert (numbers(found), bad) == ([*outcomes[-1], 100, 101, 102], [])
+        assert len({each.id for each in found}) == len(found)
+        assert {each.attempts for each in found[-3:]} == {0}
+        assert {name.rpartition(".")[2] for name in names(files)} <= {"dat", "old"}
+        assert files.path("meta").stat().st_mode & 0o777 == 0o600
     none, all_of_them = SITUATIONS[prepare], [*SITUATIONS[prepare], 100, 101, 102]
     changed = outcomes.index(all_of_them)
     assert len(outcomes) > 10
@@ -124,16 +111,13 @@ def test_messages_are_synced_before_the_queue_has_them(
     assert steps.index(("sync", inode)) < steps.index(("rename", inode))
 
 
-def test_the_meta_file_that_was_replaced_is_kept(files: QueueFiles) -> None:
-    _waiting(files)
+def test_the_meta_file_that_was_replaced_is_kept_and_a_file_that_nsqd_has_read_is_not(
+    files: QueueFiles,
+) -> None:
+    _drained(files)
     before = files.path("meta").read_bytes()
     push(files.folder, NEW)
     assert (files.folder / f"{files.path('meta').name}.old").read_bytes() == before
-
-
-def test_a_file_that_nsqd_has_read_is_removed(files: QueueFiles) -> None:
-    _drained(files)
-    push(files.folder, NEW)
     assert not files.path(5).exists()
 
 
@@ -171,13 +155,15 @@ def test_only_channels_that_nsqd_knows_are_written_to(files: QueueFiles, name: s
     assert names(files) == before
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"topics": [{}]}', '{"topics": null}'])
-def test_a_data_path_without_a_list_of_topics_is_left_alone(files: QueueFiles, text: str) -> None:
-    (files.folder / "nsqd.dat").write_text(text)
-    with pytest.raises(RecordError):
-        push(files.folder, NEW)
-    (files.folder / "nsqd.dat").unlink()
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"topics": [{}]}', '{"topics": null}', None])
+def test_a_data_path_without_a_list_of_topics_is_left_alone(
+    files: QueueFiles, text: str | None
+) -> None:
+    known = files.folder / "nsqd.dat"
+    known.write_text(text or "")
+    if text is None:
+        known.unlink()
+    with pytest.raises(ConfigError if text is None else RecordError):
         push(files.folder, NEW)
 
 

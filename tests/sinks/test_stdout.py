@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import socket
-import termios
+import tty
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,49 +55,44 @@ def device(path: str, flags: int = os.O_WRONLY) -> Iterator[int]:
         os.close(fd)
 
 
-class Pipe:
-    def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
+class Sides:
+    """What a program has as stdout, and the descriptor of who reads that."""
+
+    def __init__(self, kind: str) -> None:
+        match kind:
+            case "terminal":
+                self.reader, self.writer = os.openpty()
+                tty.setraw(self.writer)
+            case "socket":  # cannot be opened again, and its flags belong to all who share it
+                self.reader, self.writer = (each.detach() for each in socket.socketpair())
+            case _:
+                self.reader, self.writer = os.pipe()
 
     def close_reader(self) -> None:
         os.close(self.reader)
         self.reader = -1
 
+    def close_writer(self) -> int:
+        """Returns what was its number."""
+        os.close(self.writer)
+        closed, self.writer = self.writer, -1
+        return closed
+
 
 @pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    pipe = Pipe()
-    yield pipe
-    for fd in (pipe.reader, pipe.writer):
+def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    sides = Sides(getattr(request, "param", "pipe"))
+    yield sides
+    for fd in (sides.reader, sides.writer):
         if fd >= 0:
             os.close(fd)
 
 
-@pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
-    """A pseudo-terminal as (its user's side, the side a program has as stdout)."""
-    master, slave = os.openpty()
-    attributes = termios.tcgetattr(slave)
-    attributes[1] &= ~termios.OPOST
-    termios.tcsetattr(slave, termios.TCSANOW, attributes)
-    yield master, slave
-    os.close(slave)
-    with contextlib.suppress(OSError):
-        os.close(master)
+def of_kinds(*kinds: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("sides", kinds, indirect=True)
 
 
-Ends = tuple[socket.socket, socket.socket]
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    """A socket cannot be opened again, and its flags belong to all who share it."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield ours, theirs
-
-
-async def drain(fd: int, size: int) -> bytes:
+async def read(fd: int, size: int) -> bytes:
     """Read so much without blocking the event loop."""
     os.set_blocking(fd, False)
     data = bytearray()
@@ -117,16 +112,18 @@ async def failure(sink: StreamSink) -> OutputError:
     return caught.value
 
 
-class TestPipe:
-    async def test_a_batch_is_in_the_pipe_before_it_is_finished(self, pipe: Pipe) -> None:
+class TestWriting:
+    async def test_a_batch_is_there_before_it_is_finished_and_the_descriptor_left_as_it_was(
+        self, sides: Sides
+    ) -> None:
         seen: list[bytes] = []
 
         class Reading(Settled):
             def finish(self, messages: object) -> None:
-                seen.append(os.read(pipe.reader, 100))
+                seen.append(os.read(sides.reader, 100))
 
-        os.set_blocking(pipe.reader, False)
-        async with opened(pipe.writer) as sink:
+        os.set_blocking(sides.reader, False)
+        async with opened(sides.writer) as sink:
             given = batch(b"one", b"two", settled=Reading())
             await sink.handle(given)
             assert seen == [b"one\ntwo\n"]
@@ -135,67 +132,63 @@ class TestPipe:
             sink.flush()
             await sink.drain("events")
             assert not sink.failed.done()
-            assert os.get_blocking(pipe.writer)
             await sink.close()
-        os.write(pipe.writer, b"after")
-        assert os.read(pipe.reader, 10) == b"after"
-        os.close(pipe.writer)
-        pipe.writer = -1
-        assert os.read(pipe.reader, 10) == b""
+        os.write(sides.writer, b"after")
+        assert os.read(sides.reader, 10) == b"after"
+        sides.close_writer()
+        assert os.read(sides.reader, 10) == b""
 
     @pytest.mark.parametrize("can_reopen", [True, False])
+    @of_kinds("pipe", "terminal", "socket")
     async def test_a_slow_reader_holds_back_the_finish_but_not_the_loop(
-        self, can_reopen: bool, pipe: Pipe, settled: Settled, monkeypatch: pytest.MonkeyPatch
+        self, can_reopen: bool, sides: Sides, settled: Settled, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not can_reopen:
             monkeypatch.setattr("nsqtools.sinks.pipes._DESCRIPTORS", "/nowhere")
-        async with opened(pipe.writer) as sink:
+        async with opened(sides.writer) as sink:
             task = asyncio.create_task(sink.handle(batch(LARGE, b"end", settled=settled)))
             await turns()
             assert not task.done()
             assert settled.finished == []
-            assert os.get_blocking(pipe.writer)
-            assert await drain(pipe.reader, len(LARGE) + 5) == LARGE + b"\nend\n"
+            assert os.get_blocking(sides.writer)
+            assert await read(sides.reader, len(LARGE) + 5) == LARGE + b"\nend\n"
             await task
         assert settled.finished == [LARGE, b"end"]
         assert settled.requeued == []
 
     async def test_batches_of_several_consumers_are_written_whole_one_after_the_other(
-        self, pipe: Pipe, settled: Settled
+        self, sides: Sides, settled: Settled
     ) -> None:
         both = [bytes([digit]) * len(LARGE) for digit in b"12"]
-        async with opened(pipe.writer) as sink:
+        async with opened(sides.writer) as sink:
             tasks = [asyncio.create_task(sink.handle(batch(b, settled=settled))) for b in both]
-            assert await drain(pipe.reader, 2 * len(LARGE) + 2) == b"%b\n%b\n" % tuple(both)
+            assert await read(sides.reader, 2 * len(LARGE) + 2) == b"%b\n%b\n" % tuple(both)
             await asyncio.gather(*tasks)
         assert settled.finished == both
 
-    async def test_a_reader_that_leaves_is_noticed_without_a_message(self, pipe: Pipe) -> None:
-        async with opened(pipe.writer) as sink:
-            await turns()
-            assert not sink.failed.done()
-            pipe.close_reader()
-            assert isinstance(await failure(sink), OutputClosedError)
+    @of_kinds("socket")
+    async def test_others_fill_a_socket_meanwhile_and_neither_fails(self, sides: Sides) -> None:
+        def received() -> bytearray:
+            data = bytearray()
+            while len(data) < 2 * len(LARGE) + 1:
+                data += os.read(sides.reader, 1 << 16)
+            return data
 
-    async def test_a_reader_that_leaves_in_a_batch_has_nothing_of_it_finished(
-        self, pipe: Pipe, settled: Settled
-    ) -> None:
-        async with opened(pipe.writer) as sink:
-            task = asyncio.create_task(sink.handle(batch(b"first", LARGE, settled=settled)))
-            await turns()
-            assert os.read(pipe.reader, 6) == b"first\n"
-            pipe.close_reader()
-            async with asyncio.timeout(GUARD):
-                await task
-            assert isinstance(await failure(sink), OutputClosedError)
-            assert (sink.messages, sink.bytes) == (0, 0)
-        assert settled.finished == []
-        assert settled.requeued == [(b"first", 0, False), (LARGE, 0, False)]
+        def fill() -> None:
+            data = memoryview(b"y" * len(LARGE))
+            while data:
+                data = data[os.write(sides.writer, data) :]
+
+        async with opened(sides.writer) as sink:
+            shown, *_ = await asyncio.gather(
+                asyncio.to_thread(received), asyncio.to_thread(fill), sink.handle(batch(LARGE))
+            )
+        assert (shown.count(b"x"), shown.count(b"y")) == (len(LARGE), len(LARGE))
 
     async def test_a_cancelled_write_finishes_nothing_and_leaves_the_sink_closable(
-        self, pipe: Pipe, settled: Settled
+        self, sides: Sides, settled: Settled
     ) -> None:
-        async with opened(pipe.writer) as sink:
+        async with opened(sides.writer) as sink:
             task = asyncio.create_task(sink.handle(batch(LARGE, settled=settled)))
             await turns()
             task.cancel()
@@ -204,56 +197,30 @@ class TestPipe:
         assert settled.finished == []
 
 
-class TestTerminal:
-    async def test_a_stopped_one_holds_back_the_finish_but_not_the_loop(
-        self, terminal: tuple[int, int], settled: Settled
-    ) -> None:
-        master, slave = terminal
-        async with opened(slave) as sink:
-            termios.tcflow(slave, termios.TCOOFF)  # Ctrl-S
-            task = asyncio.create_task(sink.handle(batch(b"one", settled=settled)))
+class TestFailures:
+    async def test_a_reader_that_leaves_is_noticed_without_a_message(self, sides: Sides) -> None:
+        async with opened(sides.writer) as sink:
             await turns()
-            assert not task.done()
-            assert settled.finished == []
-            termios.tcflow(slave, termios.TCOON)  # Ctrl-Q
-            assert await drain(master, 4) == b"one\n"
+            assert not sink.failed.done()
+            sides.close_reader()
+            assert isinstance(await failure(sink), OutputClosedError)
+
+    @of_kinds("pipe", "terminal", "socket")
+    async def test_a_reader_that_leaves_in_a_batch_has_nothing_of_it_finished(
+        self, sides: Sides, settled: Settled
+    ) -> None:
+        async with opened(sides.writer) as sink:
+            task = asyncio.create_task(sink.handle(batch(b"first", LARGE, settled=settled)))
+            await turns()
+            assert os.read(sides.reader, 6) == b"first\n"
+            sides.close_reader()
             async with asyncio.timeout(GUARD):
                 await task
-        assert settled.finished == [b"one"]
+            assert str(await failure(sink)).startswith("standard output: ")
+            assert (sink.messages, sink.bytes) == (0, 0)
+        assert settled.finished == []
+        assert settled.requeued == [(b"first", 0, False), (LARGE, 0, False)]
 
-    async def test_one_that_is_gone_is_an_error(
-        self, terminal: tuple[int, int], settled: Settled
-    ) -> None:
-        master, slave = terminal
-        async with opened(slave) as sink:
-            os.close(master)
-            await sink.handle(batch(b"one", settled=settled))
-            assert "standard output: " in str(await failure(sink))
-        assert settled.requeued == [(b"one", 0, False)]
-
-
-class TestSocket:
-    async def test_others_fill_the_socket_meanwhile_and_neither_fails(self, ends: Ends) -> None:
-        ours, theirs = ends
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-
-        def received() -> bytearray:
-            theirs.settimeout(GUARD)
-            data = bytearray()
-            while len(data) < 2 * len(LARGE) + 1:
-                data += theirs.recv(1 << 16)
-            return data
-
-        async with opened(ours.fileno()) as sink:
-            shown, *_ = await asyncio.gather(
-                asyncio.to_thread(received),
-                asyncio.to_thread(ours.sendall, b"y" * len(LARGE)),
-                sink.handle(batch(LARGE)),
-            )
-        assert (shown.count(b"x"), shown.count(b"y")) == (len(LARGE), len(LARGE))
-
-
-class TestFile:
     async def test_the_null_device_takes_everything_and_a_full_one_fails_the_sink(
         self, settled: Settled
     ) -> None:
@@ -268,7 +235,7 @@ class TestFile:
         assert settled.finished == [b"one", b"two"]
         assert settled.requeued == [(b"one", 0, False), (b"two", 0, False)]
 
-    async def test_of_a_batch_written_in_part_nothing_is_finished(
+    async def test_of_a_batch_written_to_a_file_in_part_nothing_is_finished(
         self, tmp_path: Path, settled: Settled
     ) -> None:
         with (tmp_path / "out").open("wb") as file:
@@ -281,11 +248,9 @@ class TestFile:
         assert len(settled.requeued) == 2
 
     async def test_a_descriptor_that_cannot_be_written_to_is_refused_before_any_message(
-        self, pipe: Pipe
+        self, sides: Sides
     ) -> None:
         with device(os.devnull, os.O_RDONLY) as fd, pytest.raises(OutputError, match=r"^output: "):
             await StreamSink(fd, make_writer(Layout()), name="output").open()
-        os.close(pipe.writer)
-        closed, pipe.writer = pipe.writer, -1
         with pytest.raises(OutputError, match=os.strerror(errno.EBADF)):
-            await StreamSink(closed, make_writer(Layout())).open()
+            await StreamSink(sides.close_writer(), make_writer(Layout())).open()

@@ -33,14 +33,7 @@ SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
 COMPRESSIONS = ["none", "gzip", "zstd"]
 FORMATS = ["raw", "json", "length-prefixed"]
-
-
-def ns(text: str) -> int:
-    """A time in UTC, such as ``2026-11-20T19:00:00``, in ns since the epoch."""
-    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND
-
-
-START = ns("2026-11-20T19:00:00")
+START = int(datetime(2026, 11, 20, 19, tzinfo=UTC).timestamp()) * SECOND
 
 
 class Settled:
@@ -96,31 +89,27 @@ def make_rules(
     *,
     filename_format: str = "<TOPIC>.<HOST><REV>.<DATETIME>.log",
     datetime_format: str = "%Y-%m-%d_%H",
-    repeated_by: str = "a test",
     **more: Any,
 ) -> Rules:
-    """Rules for files in ``out`` below the folder, with revisions from 0 wherever REV stands."""
+    """Rules for files in ``out`` below the folder, with revisions from 0 wherever REV stands.
+
+    ``more`` is of Rules or ArchiveOptions.
+    """
     own = {key: more.pop(key) for key in _OWN if key in more}
-    options: dict[str, Any] = {_OPTIONS.get(key, key): value for key, value in more.items()}
-    options.setdefault("output_dir", str(folder / "out"))
-    options.setdefault("work_dir", str(folder / "out"))
-    options.setdefault("skip_empty_files", True)
-    if options.get("name_by") is True:
-        options["name_by"] = "message"
-    if options.get("manifest") is True:
-        options["manifest"] = "manifest"
-    made = ArchiveOptions(**options)
+    out = str(folder / "out")
+    usual: dict[str, Any] = {"output_dir": out, "work_dir": out, "skip_empty_files": True}
+    options = ArchiveOptions(**usual | more)
     defaults: dict[str, Any] = {
-        "options": made,
-        "output_dir": made.output_dir,
-        "work_dir": made.work_dir,
+        "options": options,
+        "output_dir": options.output_dir,
+        "work_dir": options.work_dir,
         "pattern": NamePattern(
             filename_format=filename_format,
             datetime_format=datetime_format,
-            suffix=METHODS[made.compress].suffix,
-            repeated_by=repeated_by if "<REV>" in filename_format else "",
+            suffix=METHODS[options.compress].suffix,
+            repeated_by="a test" if "<REV>" in filename_format else "",
         ),
-        "layout": Layout.parse(made.format, made.delimiter),
+        "layout": Layout.parse(options.format, options.delimiter),
         "hostname": "host.example.org",
         "pid": 1,
         "zone": UTC,
@@ -129,24 +118,16 @@ def make_rules(
 
 
 _OWN = ("pid", "hostname", "zone", "max_msg_size", "max_open_files")
-_OPTIONS = {
-    "by_message": "name_by",
-    "compression": "compress",
-    "digest": "manifest",
-    "empty_after": "sync_interval",
-    "skip_empty": "skip_empty_files",
-}
 
 
 @dataclass
 class Notes:
-    """A Care that notes what it is told; ``record`` and ``follow`` raise their errors once."""
+    """A Care that notes what it is told; ``record`` raises its error once."""
 
     recorded: list[Published] = field(default_factory=list)
     followed: list[Published] = field(default_factory=list)
     settled: list[Published] = field(default_factory=list)
     error: BaseException | None = None
-    follow_error: BaseException | None = None
     owes: tuple[str, ...] = ()
 
     def record(self, entry: Entry) -> None:
@@ -156,9 +137,6 @@ class Notes:
         self.recorded.append(entry.published)
 
     def follow(self, entry: Entry) -> None:
-        if self.follow_error:
-            error, self.follow_error = self.follow_error, None
-            raise error
         self.followed.append(entry.published)
 
     def settle(self, entry: Entry) -> None:
@@ -172,10 +150,6 @@ def journal_of(rules: Rules) -> Journal:
 def publication_of(rules: Rules, journal: Journal, care: Notes | Care) -> Publication:
     """One whose published files somebody else cares for."""
     return Publication(rules, journal, care)  # type: ignore[arg-type]
-
-
-class CrashError(BaseException):
-    """The process ends here, as far as a test can have that."""
 
 
 class Archiving:
@@ -288,8 +262,8 @@ def published(path: object, **facts: Any) -> Published:
 
 def entry_of(rules: Rules, name: str) -> Entry:
     """What the journal knows of a file under way."""
-    base = name if "-" not in name.partition(".20")[0] else re.sub(r"-\d{6}", "<REV>", name)
     number = re.search(r"-(\d{6})", name)
+    base = name.replace(number[0], "<REV>") if number else name
     told = published(
         rules.target_path(name),
         name=name,

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.proto.messages import Message
 from nsqtools.records.diskqueue.decoder import QueueDecoder, encode
 from nsqtools.records.diskqueue.queuefiles import FilePosition, QueueMeta
-from nsqtools.sinks import appender
-from nsqtools.stores import mounted
+from nsqtools.sinks.appender import QueueAppender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 LIMIT = 1 << 20
 _BEGAN = 1_700_000_000 * 10**9
-_STEPS = ("open", "write", "fsync", "rename", "unlink")
 
 
 def messages(numbers: Iterable[int], size: int = 10) -> list[Message]:
@@ -84,45 +79,9 @@ class QueueFiles:
         return found, bad
 
 
-def killed(work: Callable[[], object], at: int) -> bool:
-    """Do work in a process that is killed at this change of the disk; whether it got there.
-
-    Of a write that is not its first change the first half is done.
-    """
-    pid = os.fork()
-    if not pid:
-        _kill_at(at)
-        work()
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
-
-
-def _kill_at(at: int) -> None:
-    left = at
-
-    def step(name: str) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            changes = name != "open" or args[1] & os.O_CREAT
-            left -= bool(changes)
-            if changes and left < 0:
-                if name == "write":
-                    os.write(args[0], bytes(args[1])[: len(args[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return getattr(os, name)(*args, **options)
-
-        return call
-
-    changed = SimpleNamespace(**vars(os) | {name: step(name) for name in _STEPS})
-    for module in (appender, mounted):
-        module.os = changed  # type: ignore[attr-defined]
-
-
 def push(folder: Path, bodies: Sequence[bytes], name: str = "t:c") -> None:
     """Append messages, as the command does."""
     topic, _, channel = name.partition(":")
-    with appender.QueueAppender(str(folder), topic, channel) as queue:
+    with QueueAppender(str(folder), topic, channel) as queue:
         queue.add(bodies, [_BEGAN] * len(bodies))
         queue.commit()

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """Another program takes all space of a file system, and gives it back."""
+def filled(folder: Path, leave: int = 0) -> Iterator[None]:
+    """Another program takes the space of a file system but for so many bytes, and gives it back."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
+        while shutil.disk_usage(folder).free > leave:
             file.write(bytes(4096))
-    assert not shutil.disk_usage(folder).free
     try:
         yield
     finally:
@@ -135,18 +134,3 @@ def small_disk(folder: Path, size: int = 1 << 20) -> Iterator[Path]:
             reason = f"no right to mount a small disk: {held.stderr.read().decode().strip()}"
             give_up("mount", "files on a full disk", reason, "TOOLS")
         yield Path(f"/proc/{held.pid}/root{folder}")
-
-
-def fill(disk: Path, *, leave: int) -> Path:
-    """Take the room of a disk but for so many bytes; the file to delete for it.
-
-    Others who write there meanwhile may have less.
-    """
-    free = os.statvfs(disk)
-    ballast = disk / "ballast.torn"  # archives.published does not take it for one of ours
-    try:
-        ballast.write_bytes(b"\0" * max(0, free.f_bavail * free.f_bsize - leave))
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-    return ballast

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from tests.support.archives import shares
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained
 from tests.support.spark import START, java_options, needs_spark
@@ -152,23 +151,23 @@ def loses_nothing(
     rng: random.Random,
     *,
     messages: int,
-    trees: int,
     workers: int,
     batch: int,
     outages: Sequence[Callable[[], None]] = (),
 ) -> None:
     """Archive ``messages`` while processes are killed, and check that each is there once.
 
-    Killed are ``trees`` archives with all their processes, one after the other, and ``workers``
-    Python workers, at moments drawn by chance. The outages happen at such moments too.
+    Killed are the first of two archives and ``workers`` Python workers, at moments drawn by chance.
+    The outages happen at such moments too.
     """
     steps = ("--trigger", "0s", "--max-per-trigger", str(batch), "--max-in-flight", str(batch // 5))
     due = list(outages)
     killed = 0
-    for number, share in enumerate(shares(messages, trees + 1)):
+    for share in (range(messages // 2), range(messages // 2, messages)):
         process = lake.start(*steps)
         lake.publish(share)
-        wanted = -(-(workers - killed) // (trees + 1 - number))
+        is_last = share.stop == messages
+        wanted = workers - killed if is_last else -(-workers // 2)
         events: list[Callable[[], None] | None] = [None] * wanted
         if due:
             events.append(due.pop())
@@ -180,9 +179,9 @@ def loses_nothing(
                 event()
             else:
                 killed += kill_a_worker(process, lake, rng.randrange(8), rng.random())
-        if number < trees:
+        if not is_last:
             lake.wait_for_depth(rng.randrange(len(share) // 4))
-            kill(process, alone=not number)
+            kill(process, alone=True)
     published = messages
     while killed < workers // 2:  # some moments were over too soon
         more = range(published, published + messages // 6)

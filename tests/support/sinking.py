@@ -15,7 +15,7 @@ from tests.support.archiving import Settled, batch, below, make_rules, plain
 from tests.support.clock import elapse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from nsqtools.sinks.files.rules import Rules
 
@@ -76,23 +76,23 @@ def slow(running: Sinking, seconds: float) -> None:
     running.sink.threads.slow = seconds
 
 
-def counted(sink: FileSink, topic: str = "events") -> list[float]:
-    """Files, records, bytes and failures."""
-    found = {}
-    for metric in sink.metrics():
-        assert metric.kind == ("counter" if metric.name.endswith("_total") else "gauge")
-        for labels, value in metric.samples:
-            found[metric.name, labels["topic"]] = value
-    names = ("files", "records", "bytes", "write_failures")
-    return [found[f"nsqtools_archive_{name}_total", topic] for name in names]
-
-
 def make_archives(
     rules: Rules, *, topics: tuple[str, ...] = ("events",), **options: Any
 ) -> Archives:
     """Archives by these rules, but for some options."""
     changed = rules.options.with_values(**options)
     return Archives(replace(rules, options=changed), topics)
+
+
+@contextlib.contextmanager
+def started(rules: Rules, **options: Any) -> Iterator[Archives]:
+    """Those of the next start, until it gives its locks back."""
+    archives = make_archives(rules, **options)
+    archives.open()
+    try:
+        yield archives
+    finally:
+        archives.unlock()
 
 
 @contextlib.asynccontextmanager

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16
+_START = b'{"name": '
+"""The start of each line of a manifest."""
 _RECENT = 1 << 20
 """Bytes at the end of a manifest that ``has`` searches: about 2000 lines."""
 
@@ -208,7 +210,9 @@ class Manifest:
         """Raise ConfigError if the file is not a manifest, and OSError if it cannot be read."""
         try:
             with open(self._path, "rb") as file:
-                is_ours = not os.fstat(file.fileno()).st_size or is_manifest(file)
+                first = file.readline(_BLOCK)
+                file.seek(0)
+                is_ours = _is_begun(first) or is_manifest(file)
         except FileNotFoundError:
             return
         if not is_ours:
@@ -264,6 +268,13 @@ def _relative(path: str, folder: str) -> str:
 
 def _is_torn(line: bytes) -> bool:
     return len(line) >= _BLOCK or not object_of(line)
+
+
+def _is_begun(line: bytes) -> bool:
+    """Whether the first line is empty or the rest of one after a crash, which may contain zeros."""
+    if line.endswith(b"\n") or not _is_torn(line) or len(line) >= _BLOCK:
+        return False
+    return line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
 
 
 def find(root: str, matcher: NameMatcher, *, suffix: str = "") -> Iterator[tuple[str, Kept]]:

@@ -1,31 +1,42 @@
-"""What follows when a file is published: its line, the deletion of old files."""
+"""What follows when a file is published: its line in the manifest, the deletion of old files."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
-import shlex
+import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import OutputError
+from nsqtools.errors import ConfigError, OutputError
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
+from nsqtools.policy.retention import Kept
 from nsqtools.sinks.files import uploads
-from nsqtools.sinks.files.aftercare import Care
+from nsqtools.sinks.files.aftercare import Care, Manifest, find
 from nsqtools.sinks.files.journal import HOOK, MANIFEST, Journal
 from tests.support.archiving import Archiving, Notes, entry_of, make_rules, published
-from tests.support.sinking import make_archives
+from tests.support.sinking import started
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from nsqtools.sinks.files.journal import Entry
 
 
-FLAT = NamePattern(filename_format="<TOPIC>.log")
+FLAT = NameMatcher(NamePattern(filename_format="<TOPIC><REV>.log"), hostname="h", topics=("a", "b"))
+DEEP = NameMatcher(
+    NamePattern(filename_format="<DATETIME>/<TOPIC><REV>.log", datetime_format="dt=%d/h=%H"),
+    hostname="h",
+    topics=re.compile("^[ab]$"),
+)
+ANYTHING = NameMatcher(NamePattern(filename_format="<TOPIC>"), hostname="h", topics=re.compile("."))
 
 
 class Matcher(NameMatcher):
@@ -40,7 +51,8 @@ class Publishing:
         self.folder = folder
         self.rules = make_rules(folder, output_dir=str(folder), work_dir=str(folder), **options)
         self.journal = Journal(str(folder), self.rules.host)
-        self.care = Care(self.rules, self.journal, Matcher(FLAT, hostname="h", topics=()))
+        pattern = NamePattern(filename_format="<TOPIC>.log")
+        self.care = Care(self.rules, self.journal, Matcher(pattern, hostname="h", topics=()))
 
     def complete(self, name: str, data: bytes = b"one\n", age: float = 0.0) -> Entry:
         """A file that has its final name, and its line in the manifest."""
@@ -69,53 +81,6 @@ class Publishing:
         return sorted(path.name for path in self.folder.glob("*.log"))
 
 
-def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
-    manifest = tmp_path / "manifest"
-    files = Publishing(tmp_path, manifest="manifest")
-    for name, data in (
-        ("a", b"1\n"),
-        ("a", b"1\n"),
-        ("b", b"2\n"),
-        ("a", b"1\n"),
-        ("a", b"1\n2\n"),
-    ):
-        files.complete(name, data)
-    lines = list(map(json.loads, manifest.read_bytes().splitlines()))
-    assert [(line["name"], line["bytes"]) for line in lines] == [("a", 2), ("b", 2), ("a", 4)]
-
-
-def test_a_file_of_a_run_without_manifest_is_in_none_and_one_that_owes_its_line_gets_it(
-    tmp_path: Path,
-) -> None:
-    """A line without a checksum would make a good file bad for good."""
-    plain = Archiving(tmp_path, notes=Notes(owes=(HOOK,)))
-    plain.write(b"one")
-    plain.close()
-    plain.crash()
-    archives = make_archives(plain.rules, manifest="manifest", on_rotate="true")
-    archives.open()
-    archives.close()
-    archives.unlock()
-    manifest = tmp_path / "out" / "manifest"
-    assert not manifest.exists()
-
-    kept = Archiving(tmp_path, digest=True, notes=Notes(owes=(MANIFEST,)))
-    kept.write(b"two")
-    kept.close()
-    kept.crash()
-    archives = make_archives(plain.rules)
-    archives.open()
-    with pytest.raises(OutputError, match="run again with --manifest"):
-        archives.close()
-    archives.unlock()
-    archives = make_archives(kept.rules)
-    archives.open()
-    archives.close()
-    archives.unlock()
-    (line,) = map(json.loads, manifest.read_bytes().splitlines())
-    assert line["sha256"] == hashlib.sha256(b"two\n").hexdigest()
-
-
 class TestRetention:
     def test_the_oldest_files_go_when_there_are_too_many_of_a_topic(self, tmp_path: Path) -> None:
         for number in range(4):
@@ -125,39 +90,19 @@ class TestRetention:
         files.publish("a.9.log")
         assert files.names() == ["a.3.log", "a.9.log", *(f"b.{n}.log" for n in range(4))]
 
-    def test_a_file_that_somebody_else_removed_counts_no_more(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("is_gone", [True, False])
+    def test_a_file_that_is_gone_or_cannot_be_deleted_keeps_no_other(
+        self, is_gone: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         files = Publishing(tmp_path, keep=1)
         files.publish("a.1.log")
-        (tmp_path / "a.1.log").unlink()
+        path = tmp_path / "a.1.log"
+        path.unlink()
+        if not is_gone:
+            path.mkdir()  # which unlink refuses, whoever asks
         files.publish("a.2.log", "a.3.log")
-        assert files.names() == ["a.3.log"]
-        assert caplog.messages == []
-
-    def test_a_file_that_cannot_be_deleted_is_a_warning_and_keeps_no_other(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        files = Publishing(tmp_path, keep=1)
-        files.publish("a.1.log")
-        (tmp_path / "a.1.log").unlink()
-        (tmp_path / "a.1.log").mkdir()  # which unlink refuses, whoever asks
-        files.publish("a.2.log", "a.3.log")
-        assert files.names() == ["a.1.log", "a.3.log"]
-        assert [str(tmp_path / "a.1.log") in text for text in caplog.messages] == [True, True]
-
-    def test_a_file_whose_command_has_still_to_be_run_stays(self, tmp_path: Path) -> None:
-        gate = tmp_path / "gate"
-        os.mkfifo(gate)
-        command = f"read line < {shlex.quote(str(gate))}; test -e {{}}"
-        files = Publishing(tmp_path, keep=1, on_rotate=command)
-        files.publish("a.0.log", "a.1.log", "a.2.log")
-        assert files.names() == ["a.0.log", "a.1.log", "a.2.log"]
-        with gate.open("w") as lines:
-            lines.write("go\n" * 3)
-            lines.flush()
-            files.care.close()
-        assert files.names() == ["a.2.log"]
+        assert files.names() == [*([] if is_gone else [path.name]), "a.3.log"]
+        assert [str(path) in text for text in caplog.messages] == [True] * (0 if is_gone else 2)
 
 
 class TestUploads:
@@ -166,16 +111,13 @@ class TestUploads:
         files.publish(*names)
         return files
 
-    def waiting(self, files: Publishing) -> list[str]:
-        return list(files.journal.owed())
-
     def test_a_file_is_deleted_once_it_is_uploaded_and_the_command_has_had_it(
         self, tmp_path: Path
     ) -> None:
         command = f"test -e {tmp_path}/remote/$(basename {{}}) && cp {{}} {{}}.had"
         files = self.upload(tmp_path, "a.0.log", delete_uploaded=True, on_rotate=command, keep=1)
         files.care.close()
-        assert files.names() == self.waiting(files) == []
+        assert files.names() == list(files.journal.owed()) == []
         for copy in ("remote/a.0.log", "a.0.log.had"):
             assert (tmp_path / copy).read_bytes() == b"one\n"
 
@@ -189,17 +131,248 @@ class TestUploads:
             files = self.upload(tmp_path, name, delete_uploaded=delete, on_rotate="rm", keep=1)
             files.publish("a.9.log")
             files.care.close()
-            assert self.waiting(files) == ["--upload"]
+            assert list(files.journal.owed()) == ["--upload"]
         assert files.names() == ["a.0.log", "a.1.log", "a.9.log"]
 
     def test_what_was_uploaded_is_deleted_by_the_next_run_if_it_may(self, tmp_path: Path) -> None:
         for may in (False, True):
-            entry = entry_of(make_rules(tmp_path), "a.0.log")
-            entry.published = published(tmp_path / "a.0.log", topic="a")
-            (tmp_path / "a.0.log").write_bytes(b"one\n")
-            entry.owes = ("--delete-uploaded",)
             files = self.upload(tmp_path, delete_uploaded=may)
-            files.journal.write(entry)
+            entry = files.complete("a.0.log")
+            entry.owes = ("--delete-uploaded",)
             files.care.settle(entry)
-            assert self.waiting(files) == []
+            assert list(files.journal.owed()) == []
             assert files.names() == ([] if may else ["a.0.log"])
+
+
+# Which files a walk below the output directory finds.
+
+
+def touch(path: Path, mtime: int = 0, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(mtime, mtime))
+
+
+def names(root: Path, matcher: NameMatcher) -> list[str]:
+    return sorted(os.path.relpath(kept.path, root) for _, kept in find(str(root), matcher))
+
+
+def test_published_files_are_found_and_others_are_not(tmp_path: Path) -> None:
+    for name in ("a.log.part", "a.log.torn", "b.log.copy", "c.log", "a.log.part.part"):
+        touch(tmp_path / name)
+    touch(tmp_path / "a-000002.log", 1000, "four")
+    (found,) = find(str(tmp_path), FLAT)
+    assert found == ("a", Kept(str(tmp_path / "a-000002.log"), 4, 1000))
+    assert names(tmp_path, ANYTHING) == ["a-000002.log", "c.log"]
+
+
+def test_directories_of_partitions_are_searched_and_no_others_nor_links(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "root"
+    found = ["dt=20/h=23/a.log", "dt=21/h=00/b-000001.log"]
+    for name in (*found, "dt=21/a.log", "dt=2x/h=00/a.log", "other/h=00/a.log"):
+        touch(root / name)
+    (root / "dt=20/h=23/b.log").mkdir()
+    os.mkfifo(root / "dt=21/h=00/b.log")
+    touch(tmp_path / "outside/h=00/a.log")
+    (root / "dt=22").symlink_to(tmp_path / "outside")
+    (root / "dt=21/h=00/a.log").symlink_to(tmp_path / "outside/h=00/a.log")
+    (tmp_path / "link").symlink_to(root)
+    assert names(root, DEEP) == names(tmp_path / "link", DEEP) == found
+    assert names(tmp_path / "later", FLAT) == []
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
+def test_a_directory_that_cannot_be_read_is_logged_unless_it_is_gone_and_the_rest_is_found(
+    error: type[OSError],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    touch(tmp_path / "dt=20/h=23/a.log")
+    touch(tmp_path / "dt=21/h=00/a.log")
+    scandir = os.scandir
+
+    def scan(path: str) -> object:
+        if os.path.normpath(path) == str(tmp_path / "dt=20"):
+            raise error(errno.EACCES, "not readable", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert names(tmp_path, DEEP) == ["dt=21/h=00/a.log"]
+    logged = [str(tmp_path / "dt=20") in text for text in caplog.messages]
+    assert logged == ([True] if error is PermissionError else [])
+
+
+# The manifest of published files.
+
+KNOWN = {
+    "topic": "orders",
+    "records": 3,
+    "sha256": "ab" * 32,
+    "format": "raw",
+    "delimiter": "\\n",
+    "first_timestamp": 1_763_665_200_000_000_001,
+    "last_timestamp": 1_763_665_200_000_000_009,
+    "first_id": "0a" * 8,
+    "last_id": "0b" * 8,
+    "compression": "gzip",
+}
+OURS, OTHER = '{"name": "a", "sha256": "00"}\n', '{"name": "b", "sha256": "00"}\n'
+TORN = '{"name": "a", "sha256": "00", "topic": "a"'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "manifest"
+
+
+@pytest.fixture
+def append(path: Path) -> Callable[..., None]:
+    """Appends the line of a file beside the manifest."""
+
+    def append(name: str, **facts: Any) -> None:
+        Manifest(str(path)).append(published(path.parent / name, **{**KNOWN, **facts}))
+
+    return append
+
+
+def lines(path: Path) -> list[Any]:
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return list(map(json.loads, data.splitlines()))
+
+
+def test_a_line_has_all_that_is_known_of_the_file(path: Path, append: Callable[..., None]) -> None:
+    before = datetime.now(UTC)
+    append("out/a.log.gz", size=42)
+    (line,) = lines(path)
+    at = line.pop("published")
+    assert at.endswith("Z")
+    assert before <= datetime.fromisoformat(at) <= before + timedelta(minutes=5)
+    assert line == {"name": "out/a.log.gz", "bytes": 42, **KNOWN}
+
+
+@pytest.mark.parametrize("first", [b"text\n", b"[1]\n", b'{"name":"a"}\n', b"[" * 60_000])
+def test_another_file_is_no_manifest(path: Path, first: bytes) -> None:
+    path.write_bytes(first)
+    with pytest.raises(ConfigError):
+        Manifest(str(path)).check()
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("first", [b"", b"\0" * 300, b'{"na', b'{"name": "b", "to'])
+def test_one_whose_only_line_a_crash_has_torn_is_one(path: Path, first: bytes) -> None:
+    path.write_bytes(first)
+    Manifest(str(path)).check()
+
+
+def test_a_name_leads_to_the_file_whatever_links_lie_between(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "logs").mkdir(parents=True)
+    (tmp_path / "data" / "out").mkdir(parents=True)
+    (tmp_path / "logs").symlink_to("deep/logs")
+    (tmp_path / "data" / "out" / "a").write_text("found")
+    Manifest(str(tmp_path / "logs" / "m")).append(published(tmp_path / "data" / "out" / "a"))
+    (line,) = lines(tmp_path / "logs" / "m")
+    assert (tmp_path / "logs" / line["name"]).read_text() == "found"
+
+
+@pytest.mark.parametrize("torn", ['{"name": "b", "to', "x" * 200_000, '{"name": "b"', "\0" * 9])
+def test_a_torn_last_line_is_cut(path: Path, append: Callable[..., None], torn: str) -> None:
+    for whole in ("", OURS):
+        path.write_text(whole + torn)
+        append("c")
+        assert [line["name"] for line in lines(path)] == (["a", "c"] if whole else ["c"])
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(
+    path: Path, append: Callable[..., None]
+) -> None:
+    path.write_text(OURS + OTHER.rstrip())
+    append("c")
+    assert [line["name"] for line in lines(path)] == ["a", "b", "c"]
+
+
+def test_one_that_was_moved_away_while_it_was_locked_gets_no_line(
+    path: Path, append: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append("a")
+    flock = fcntl.flock
+    moved = path.with_name("moved")
+
+    def moved_meanwhile(fd: int, how: int) -> None:
+        if not moved.exists():
+            path.rename(moved)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", moved_meanwhile)
+    append("b")
+    assert [line["name"] for line in lines(path) + lines(moved)] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_there"),
+    [
+        ("", False),
+        (OURS, True),
+        (OURS.rstrip(), True),
+        (OURS.replace("a", "out/a", 1), False),
+        (OURS.replace("00", "01"), False),
+        ('{"name": "b", "sha256": "00", "topic": "a"}\n', False),
+        (f"{TORN}\n", False),
+        (f'"a"\n["a"]\n{TORN}\n{OURS}"a"\n{{"topic": "a"}}\n', True),
+        (OURS + '{"name": "b", "rest": "%s"}\n' % ("x" * 400) * 1000, True),
+    ],
+)
+def test_it_knows_which_files_it_has(path: Path, text: str, is_there: bool) -> None:
+    path.write_text(text)
+    assert Manifest(str(path)).has(str(path.with_name("a")), sha256="00") == is_there
+
+
+def test_no_more_than_its_end_is_read(path: Path) -> None:
+    path.write_text(OURS)
+    os.truncate(path, 1 << 40)
+    assert not Manifest(str(path)).has(str(path.with_name("a")), sha256="00")
+
+
+def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path, path: Path) -> None:
+    files = Publishing(tmp_path, manifest="manifest")
+    for name, data in (
+        ("a", b"1"),
+        ("a", b"1"),
+        ("b", b""),
+        ("a", b"1"),
+        ("a", b"12"),
+        ("a", b"1"),
+    ):
+        files.complete(name, data)
+    told = [(line["name"], line["bytes"]) for line in lines(path)]
+    assert told == [("a", 1), ("b", 0), ("a", 2), ("a", 1)]
+
+
+def test_a_file_of_a_run_without_manifest_is_in_none_and_one_that_owes_its_line_gets_it(
+    tmp_path: Path,
+) -> None:
+    """A line without a checksum would make a good file bad for good."""
+    manifest = tmp_path / "out" / "manifest"
+
+    def leave(body: bytes, debt: str, **options: Any) -> Archiving:
+        archiving = Archiving(tmp_path, notes=Notes(owes=(debt,)), **options)
+        archiving.write(body)
+        archiving.close()
+        archiving.crash()
+        return archiving
+
+    plain = leave(b"one", HOOK)
+    with started(plain.rules, manifest="manifest", on_rotate="true") as archives:
+        archives.close()
+    assert not manifest.exists()
+    kept = leave(b"two", MANIFEST, manifest="manifest")
+    with started(plain.rules) as archives, pytest.raises(OutputError, match="again with --manif"):
+        archives.close()
+    with started(kept.rules) as archives:
+        archives.close()
+    (line,) = lines(manifest)
+    assert line["sha256"] == hashlib.sha256(b"two\n").hexdigest()

@@ -8,7 +8,7 @@ import shlex
 import signal
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,8 +30,12 @@ def files_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "lexists", lambda _: True)
 
 
-def fail() -> None:
-    raise AssertionError("the command has not succeeded")
+def begin(command: str, *paths: object, **options: Any) -> tuple[Hook, list[str]]:
+    """A hook to which these files are submitted, and the paths of those that are done."""
+    hook, done = Hook(command, **options), list[str]()
+    for path in map(str, paths):
+        hook.submit(published(path), partial(done.append, path))
+    return hook, done
 
 
 @pytest.fixture
@@ -71,8 +75,7 @@ class TestTheCommand:
         self, command: str, shown: str, out: Path
     ) -> None:
         path = "/data/it's; $(touch x) a.log"
-        hook = Hook(f"exec >> {shlex.quote(str(out))}; {command}")
-        hook.submit(published(path))
+        hook, _ = begin(f"exec >> {shlex.quote(str(out))}; {command}", path)
         hook.close()
         assert out.read_text() == shown.format(path)
 
@@ -95,40 +98,29 @@ class TestTheCommand:
     def test_standard_input_is_empty_and_output_goes_to_standard_error(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        hook = Hook("cat; echo said; echo complained >&2; : {}")
-        hook.submit(published("/data/a"))
+        hook, _ = begin("cat; echo said; echo complained >&2; : {}", "/data/a")
         hook.close()
         captured = capfd.readouterr()
         assert (captured.out, captured.err.splitlines()) == ("", ["said", "complained"])
 
 
 class TestTurns:
-    def test_files_have_theirs_one_after_another(self, out: Path) -> None:
-        hook = Hook(to(out, "echo begin {}; echo end {}"))
-        for name in "abc":
-            hook.submit(published(name))
-        hook.close()
-        assert out.read_text() == "".join(f"begin {name}\nend {name}\n" for name in "abc")
-
-    def test_submit_does_not_wait_and_a_file_is_done_when_the_command_is(
-        self, tmp_path: Path
+    def test_submit_does_not_wait_and_files_have_theirs_one_after_another(
+        self, tmp_path: Path, out: Path
     ) -> None:
         wait, let_go = gate(tmp_path)
-        hook = Hook(f"{wait}; : {{}}")
-        done: list[str] = []
-        for name in ("a", "b", "a"):
-            hook.submit(published(f"/data/{name}"), partial(done.append, name))
+        command = to(out, f"echo begin {{}}; {wait}; echo end {{}}")
+        hook, done = begin(command, "a", "b", "a")
         for count in range(3):
             assert done == ["a", "b", "a"][:count]
             let_go()
             eventually(partial(done.__getitem__, slice(count, None)))
         hook.close()
+        assert out.read_text() == "".join(f"begin {name}\nend {name}\n" for name in "aba")
 
     def test_others_go_on_while_a_file_waits_for_its_next_attempt(self, out: Path) -> None:
-        hook = Hook(to(out, "echo {}") + '; test "$NSQ_FILE" != bad', retries=NEVER)
-        done: list[str] = []
-        hook.submit(published("bad"), fail)
-        hook.submit(published("good"), partial(done.append, "good"))
+        command = to(out, "echo {}") + '; test "$NSQ_FILE" != bad'
+        _, done = begin(command, "bad", "good", retries=NEVER)
         eventually(lambda: done == ["good"])
         assert out.read_text().split() == ["bad", "good"]
 
@@ -138,10 +130,8 @@ class TestFailures:
         self, out: Path, said: Callable[[], list[str]]
     ) -> None:
         command = to(out, "echo {}") + f"; test $(wc -l < {shlex.quote(str(out))}) -ge 3 || exit 7"
-        hook = Hook(command, retries=(0.0,))
-        done: list[str] = []
-        hook.submit(published("/data/a"), partial(done.append, "a"))
-        eventually(lambda: done == ["a"])
+        hook, done = begin(command, "/data/a", retries=(0.0,))
+        eventually(lambda: done == ["/data/a"])
         hook.close()
         assert out.read_text() == "/data/a\n" * 3
         assert ["WARNING" in text and "status 7" in text for text in said()] == [True] * 2
@@ -150,7 +140,7 @@ class TestFailures:
         ("command", "said_first"),
         [
             ("false", "status 1"),
-            ("kill -KILL $$", f"signal {int(signal.SIGKILL)}"),
+            ("kill -KILL $$; : {}", f"signal {int(signal.SIGKILL)}"),
             ("echo " + "x" * 4_000_000, "cannot be started"),
             ("echo \0", "cannot be started"),
         ],
@@ -158,23 +148,21 @@ class TestFailures:
     def test_after_the_last_attempt_of_the_run_a_file_is_given_up(
         self, command: str, said_first: str, said: Callable[[], list[str]]
     ) -> None:
-        hook = Hook(
-            f"{command}; : {{}}" if "kill" in command else command, retries=(0.0, 0.0, 600.0)
-        )
-        hook.submit(published("/data/a"), fail)
+        hook, done = begin(command, "/data/a", retries=(0.0, 0.0, 600.0))
         eventually(lambda: "again in 600 s" in "".join(said()))
         hook.close()
         hook.close()
         assert said_first in said()[0]
         assert [text.split()[0] for text in said()] == ["WARNING"] * 3 + ["ERROR"]
         assert "/data/a" in said()[-1]
+        assert done == []
 
     def test_one_that_takes_too_long_is_killed_and_has_failed(
         self, said: Callable[[], list[str]]
     ) -> None:
-        hook = Hook("read never < /dev/zero; : {}", timeout=0.1, retries=NEVER)
-        hook.submit(published("a"), fail)
+        hook, done = begin("read never < /dev/zero; : {}", "a", timeout=0.1, retries=NEVER)
         hook.close()
+        assert done == []
         assert said()[-1].startswith("ERROR --on-rotate was killed after 0.1 s")
 
     def test_a_file_that_is_gone_then_is_done(
@@ -183,11 +171,9 @@ class TestFailures:
         monkeypatch.undo()
         path = tmp_path / "a"
         path.write_bytes(b"")
-        hook = Hook("rm {}; exit 3", retries=NEVER)
-        done: list[str] = []
-        hook.submit(published(path), partial(done.append, "a"))
+        hook, done = begin("rm {}; exit 3", path, retries=NEVER)
         hook.close()
-        assert done == ["a"]
+        assert done == [str(path)]
         assert [text.split()[0] for text in said()] == ["WARNING"]
 
 
@@ -195,12 +181,13 @@ class TestClosing:
     def test_it_makes_one_last_attempt_at_once(
         self, out: Path, said: Callable[[], list[str]]
     ) -> None:
-        hook = Hook(to(out, "echo {}") + '; test "$NSQ_FILE" = good', retries=NEVER)
-        hook.submit(published("bad"), fail)
+        command = to(out, "echo {}") + '; test "$NSQ_FILE" = good'
+        hook, done = begin(command, "bad", retries=NEVER)
         eventually(lambda: "again in 3600 s" in said()[-1])
         hook.submit(published("good"))
         hook.close()
         assert sorted(out.read_text().split()) == ["bad", "bad", "good"]
+        assert done == []
         assert [text for text in said() if "ERROR" in text and " bad" in text]
 
     def test_a_failure_that_began_before_it_has_its_last_attempt(
@@ -208,9 +195,7 @@ class TestClosing:
     ) -> None:
         wait, let_go = gate(tmp_path)
         twice = f"test $(wc -l < {shlex.quote(str(out))}) -ge 2"
-        hook = Hook(to(out, f"echo {{}}; {wait}; {twice}"), retries=NEVER)
-        done: list[str] = []
-        hook.submit(published("a"), partial(done.append, "a"))
+        hook, done = begin(to(out, f"echo {{}}; {wait}; {twice}"), "a", retries=NEVER)
         eventually(out.read_text)
         closing = threading.Thread(target=hook.close)
         closing.start()

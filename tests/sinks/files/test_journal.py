@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.sinks.files import aftercare, disk
+from nsqtools.sinks.files import aftercare
 from nsqtools.sinks.files import journal as journal_module
 from nsqtools.sinks.files.journal import DEBTS, FOLDER, Journal, entries, owing, owing_near
 from nsqtools.sinks.files.topicarchive import Arrival, OwedError
 from tests.support.archiving import (
     START,
     Archiving,
-    CrashError,
     Notes,
     batch,
     below,
@@ -35,7 +34,7 @@ from tests.support.archiving import (
 )
 from tests.support.faults import broken, filled, small_disk
 from tests.support.neighbour import holding
-from tests.support.sinking import make_archives
+from tests.support.sinking import make_archives, started
 
 if TYPE_CHECKING:
     from nsqtools.sinks.files.rules import Rules
@@ -50,32 +49,16 @@ def rules(tmp_path: Path) -> Rules:
     return make_rules(tmp_path)
 
 
+def folder_of(rules: Rules) -> Path:
+    return Path(rules.output_dir, FOLDER)
+
+
 def files_of(rules: Rules) -> list[str]:
     """Those of entries and locks."""
-    folder = Path(rules.output_dir, FOLDER)
-    return sorted(path.name for path in folder.glob("*.*"))
+    return sorted(path.name for path in folder_of(rules).glob("*.*"))
 
 
 class TestFilesUnderWay:
-    def test_the_journal_knows_of_a_file_before_there_is_one(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        archiving = Archiving(tmp_path)
-        seen: list[int] = []
-
-        def crash(path: str) -> int:
-            seen.append(sum(name.endswith(".json") for name in files_of(archiving.rules)))
-            raise CrashError
-
-        monkeypatch.setattr(archiving.journal, "remove", bool)
-        monkeypatch.setattr(disk, "create", crash)
-        with pytest.raises(CrashError):
-            archiving.write(b"one")
-        assert seen == [1]
-        archiving.crash()
-        assert recover(archiving.rules) == 0
-        assert files_of(archiving.rules) == []
-
     @pytest.mark.parametrize("taken", [b"one\n", b"theirs\n"])
     @pytest.mark.parametrize("inode", ["none", "the same"])
     def test_a_file_that_took_the_name_is_another_file(
@@ -91,37 +74,22 @@ class TestFilesUnderWay:
         assert target.read_bytes() == taken
         assert Path(rules.target_path(NEXT)).read_bytes() == b"one\n"
 
-    def test_a_leftover_in_another_work_directory_is_left_to_a_run_with_that_directory(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        first, second = (make_rules(tmp_path, work_dir=str(tmp_path / name)) for name in "ab")
-        work = leave(first, b"one\n")
-        assert recover(second) == 0
-        assert below(str(tmp_path)) == [f"a/{NAME}.part"]
-        (said,) = caplog.messages
-        assert str(work) in said
-        assert f"--work-dir {tmp_path / 'a'}" in said
-        assert recover(first) == 0
-        assert below(str(tmp_path)) == [f"out/{NAME}"]
-
-    @pytest.mark.parametrize("how", ["gone", "another"])
-    @pytest.mark.parametrize("marked", [False, True])
+    @pytest.mark.parametrize("is_another", [False, True])
+    @pytest.mark.parametrize("inode", [0, 1])
     def test_a_leftover_whose_work_directory_is_not_mounted_is_kept_for_later(
-        self, how: str, marked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, is_another: bool, inode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        rules = make_rules(tmp_path, work_dir=str(tmp_path / "mount" / "work"))
-        leave(rules, b"one\n", inode=1 if marked else 0)
-        (tmp_path / "mount").rename(tmp_path / "unmounted")
-        if how == "another":
-            (tmp_path / "mount" / "work").mkdir(parents=True)
-        archives = make_archives(rules)
-        archives.open()
-        with pytest.raises(OutputError, match=r": 1$"):
+        mount, unmounted = tmp_path / "mount", tmp_path / "unmounted"
+        rules = make_rules(tmp_path, work_dir=str(mount / "work"))
+        leave(rules, b"one\n", inode=inode)
+        mount.rename(unmounted)
+        if is_another:
+            (mount / "work").mkdir(parents=True)
+        with started(rules) as archives, pytest.raises(OutputError, match=r": 1$"):
             archives.close()
-        archives.unlock()
-        assert str(tmp_path / "mount") in caplog.text
-        shutil.rmtree(tmp_path / "mount")
-        (tmp_path / "unmounted").rename(tmp_path / "mount")
+        assert str(mount) in caplog.text
+        shutil.rmtree(mount)
+        unmounted.rename(mount)
         assert recover(rules) == 0
         assert below(rules.output_dir) == [NAME]
 
@@ -149,64 +117,45 @@ class TestFilesUnderWay:
             assert recover(archiving.rules) == 0
             assert files_of(archiving.rules) == []
 
-    def test_an_entry_and_the_name_that_is_left_of_it_are_on_disk_when_a_call_returns(
-        self, rules: Rules, synced: list[str]
-    ) -> None:
-        journal = journal_of(rules)
-        entry = entry_of(rules, NAME)
-        entry.inode = 1
-        journal.write(entry)
-        folder = os.path.join(rules.output_dir, FOLDER)
-        assert [path.endswith(".new") for path in synced[-2:]] == [True, False]
-        assert synced[-1] == folder
-        for _ in range(2):
-            synced.clear()
-            journal.remove(entry)
-            assert os.path.join(folder, "names") in synced
-            journal.write(entry)
-        journal.close()
-
 
 class TestWhoseEntriesTheyAre:
-    def test_those_of_other_hosts_and_topics_are_left_for_them(
-        self, rules: Rules, caplog: pytest.LogCaptureFixture
+    def test_what_others_left_is_told_with_what_is_to_be_done_and_left_to_them(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        work = leave(rules, b"one\n")
+        first, second = (make_rules(tmp_path, work_dir=str(tmp_path / name)) for name in "ab")
+        work = leave(first, b"one\n")
         with holding(work):
-            assert Journal(rules.output_dir, "otherhost").adopt(bool) == []
+            assert Journal(first.output_dir, "otherhost").adopt(bool) == []
         assert caplog.messages == []
-        other = Journal(rules.output_dir, "otherhost")
-        assert other.adopt(lambda topic: topic == "events") == []
-        assert journal_of(rules).adopt(lambda topic: topic == "other") == []
-        other.close()
-        assert all(str(work) in said for said in caplog.messages)
-        remedies = [said.rpartition(": ")[2] for said in caplog.messages]
-        assert remedies == [
-            "run to-file with --host-identifier host (or on the host host)",
-            "run to-file with --topic events",
+        journal_of(first).adopt(lambda topic: topic == "other")
+        journal_of(second).adopt(bool)
+        Journal(first.output_dir, "otherhost", str(tmp_path / "a")).adopt(bool)
+        assert [said.partition("run to-file with ")[2] for said in caplog.messages] == [
+            "--topic events",
+            f"--work-dir {tmp_path / 'a'}",
+            "--host-identifier host (or on the host host)",
         ]
-        assert recover(rules) == 0
-        assert below(rules.output_dir) == [NAME]
-
-    def test_names_without_the_host_are_anybodys(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, filename_format="<TOPIC><REV>")
-        archiving.write(b"one")
-        archiving.crash()
-        assert recover(make_rules(tmp_path, hostname="elsewhere")) == 0
-        assert archiving.published() == {"events-000000": b"one\n"}
+        assert all(str(work) in said for said in caplog.messages)
+        assert below(str(tmp_path)) == [f"a/{NAME}.part"]
+        assert recover(first) == 0
+        assert below(str(tmp_path)) == [f"out/{NAME}"]
 
     @pytest.mark.parametrize(
         "data",
         [
             *(b"", b"{", b"[]", b"{}", b'{"published": {"name": "../x"}, "work": "x"}'),
             *(b"[" * 50_000, b" " * 100_000, b'{"published": ' + b'{"a":' * 9000),
+            *({"base": "../../x<REV>"}, {"owes": ["--x"]}, {"owes": [[]]}, {"revision": "1"}),
         ],
     )
-    def test_a_damaged_one_is_told_and_kept_and_the_others_are_adopted(
-        self, data: bytes, rules: Rules, caplog: pytest.LogCaptureFixture
+    def test_one_that_is_damaged_or_leads_elsewhere_is_told_and_kept_and_others_are_adopted(
+        self, data: bytes | dict[str, Any], rules: Rules, caplog: pytest.LogCaptureFixture
     ) -> None:
         leave(rules, b"one\n")
-        damaged = Path(rules.output_dir, FOLDER, "0123abcd.7.json")
+        (good,) = folder_of(rules).glob("*.json")
+        if isinstance(data, dict):
+            data = json.dumps(json.loads(good.read_bytes()) | data).encode()
+        damaged = good.with_name("0123abcd.7.json")
         damaged.write_bytes(data)
         damaged.with_name("0123abcd.8.new").write_bytes(b"{")  # half of one, which a crash left
         journal = journal_of(rules)
@@ -218,17 +167,6 @@ class TestWhoseEntriesTheyAre:
         assert damaged.read_bytes() == data
         assert files_of(rules) == [damaged.name]
 
-    @pytest.mark.parametrize(
-        "value", [{"base": "../../x<REV>"}, {"owes": ["--x"]}, {"owes": [[]]}, {"revision": "1"}]
-    )
-    def test_so_is_one_that_leads_elsewhere(self, value: dict[str, Any], rules: Rules) -> None:
-        leave(rules, b"one\n")
-        (path,) = Path(rules.output_dir, FOLDER).glob("*.json")
-        path.write_text(json.dumps(json.loads(path.read_text()) | value))
-        journal = journal_of(rules)
-        assert journal.adopt(bool) == []
-        assert journal.damaged == {str(path)}
-
     @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
     @pytest.mark.parametrize(
         "name", ["0123abcd.7.json", "0123abcd.lock", "names", "0123abcd.8.new"]
@@ -237,7 +175,7 @@ class TestWhoseEntriesTheyAre:
         self, kind: str, name: str, rules: Rules, tmp_path: Path
     ) -> None:
         leave(rules, b"one\n")
-        folder, elsewhere = Path(rules.output_dir, FOLDER), tmp_path / "elsewhere"
+        folder, elsewhere = folder_of(rules), tmp_path / "elsewhere"
         (folder / "0123abcd.9.json").write_bytes(b"{}")  # the owner has an entry
         match kind:
             case "fifo":
@@ -246,10 +184,8 @@ class TestWhoseEntriesTheyAre:
                 (folder / name).symlink_to(elsewhere)
             case _:
                 (folder / name).mkdir()
-        archives = make_archives(rules)
-        archives.open()
-        archives.unlock()
-        assert below(rules.output_dir) == [NAME]
+        with started(rules):
+            assert below(rules.output_dir) == [NAME]
         assert not elsewhere.exists()
 
     def test_a_link_of_another_user_is_not_followed_out_of_the_directory(
@@ -278,7 +214,7 @@ class TestWhoseEntriesTheyAre:
     ) -> None:
         archiving = Archiving(tmp_path)
         archiving.write(b"one")
-        folder = Path(archiving.rules.output_dir, FOLDER)
+        folder = folder_of(archiving.rules)
         owner = next(folder.glob("*.lock")).stem
         for number in range(2, 4):
             os.mkfifo(folder / f"{owner}.{number}.new")
@@ -292,7 +228,7 @@ class TestARemovedJournal:
     ) -> None:
         archiving = Archiving(tmp_path, filename_format="<TOPIC>.log")
         archiving.write(b"one")
-        folder = Path(archiving.rules.output_dir, FOLDER)
+        folder = folder_of(archiving.rules)
         for gone in ("*", "*.json"):
             for path in folder.glob(gone):
                 path.unlink()
@@ -310,12 +246,10 @@ class TestARemovedJournal:
         options = {"work_dir": str(tmp_path / work)} if work else {}
         rules = make_rules(tmp_path, **options)
         orphan = leave(rules, b"one\n")
-        shutil.rmtree(Path(rules.output_dir, FOLDER))
+        shutil.rmtree(folder_of(rules))
         orphan.with_name("notes.part").write_bytes(b"not ours")
-        with holding(orphan.with_name("events.host-000001.2026-11-20_19.log.part")):
-            archives = make_archives(rules)
-            archives.open()
-            archives.unlock()
+        with holding(orphan.with_name(f"{NEXT}.part")), started(rules):
+            pass
         (said,) = caplog.messages
         command = f"mv -n {orphan} {rules.target_path(NAME)}"
         assert f"'nsqtools verify {orphan}'" in said
@@ -331,10 +265,8 @@ class TestUsedNames:
     ) -> None:
         for number in range(3):
             rules = make_rules(tmp_path)
-            archives = make_archives(rules)
-            archives.open()
-            archives.unlock()
-            archiving = Archiving(tmp_path, rules=rules, notes=Notes(owes=owes))
+            with started(rules):
+                archiving = Archiving(tmp_path, rules=rules, notes=Notes(owes=owes))
             archiving.write(b"one")
             archiving.close()
             archiving.crash()
@@ -343,31 +275,30 @@ class TestUsedNames:
             (tmp_path / "out" / name).unlink()
 
     def test_the_last_ones_are_remembered_and_a_torn_one_hides_no_other(
-        self, rules: Rules, monkeypatch: pytest.MonkeyPatch
+        self,
+        rules: Rules,
+        synced: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         monkeypatch.setattr(journal_module, "_RECENT", 500)
         journal = journal_of(rules)
-        names = Path(rules.output_dir, FOLDER, "names")
+        names = folder_of(rules) / "names"
+        entry = entry_of(rules, NAME)
+        entry.inode = 1
         for number in range(30):
-            entry = entry_of(rules, NAME)
-            entry.revision, entry.inode = number, 1
+            entry.revision = number
             journal.write(entry)
             with names.open("ab") as file:
                 file.write(b'["torn')
             journal.remove(entry)
+            assert synced[-1] == str(names)
         revisions = [revision for _, revision in journal.revisions()]
         assert revisions == list(range(30))[-len(revisions) :]
         assert len(revisions) > 5
         assert names.stat().st_size < 2000
 
-    def test_no_descriptor_is_closed_twice_when_the_names_cannot_be_opened_again(
-        self, rules: Rules, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        journal = journal_of(rules)
-        entry = entry_of(rules, NAME)
-        entry.inode = 1
         journal.write(entry)
-        names = Path(rules.output_dir, FOLDER, "names")
         names.write_bytes(b"x" * 2000)
         really_open = os.open
 
@@ -376,10 +307,9 @@ class TestUsedNames:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
             return really_open(path, flags, *more)
 
-        monkeypatch.setattr(journal_module, "_RECENT", 500)
         monkeypatch.setattr(os, "open", fail)
         journal.remove(entry)
-        assert os.strerror(errno.EMFILE) in caplog.text  # and not EBADF
+        assert os.strerror(errno.EMFILE) in caplog.text  # and not EBADF, of one closed twice
 
 
 def paths(journal: Journal) -> dict[str, list[str]]:
@@ -398,9 +328,13 @@ class TestWhatFilesOwe:
         archiving.crash()
         return root / NAME
 
+    @pytest.mark.parametrize("is_of_first_release", [False, True])
     def test_the_next_run_goes_on_with_it_and_counts_it_no_second_time(
-        self, rules: Rules, owing_file: Path
+        self, is_of_first_release: bool, rules: Rules, owing_file: Path
     ) -> None:
+        if is_of_first_release:
+            (path,) = folder_of(rules).glob("*.json")
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"owes": True}))
         notes = Notes()
         journal = journal_of(rules)
         (entry,) = journal.adopt(bool)
@@ -412,15 +346,6 @@ class TestWhatFilesOwe:
         assert paths(journal) == {}
         journal.close()
         assert files_of(rules) == []
-
-    def test_an_entry_of_the_first_release_waits_for_the_command_too(
-        self, rules: Rules, owing_file: Path
-    ) -> None:
-        (path,) = Path(rules.output_dir, FOLDER).glob("*.json")
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"owes": True}))
-        journal = journal_of(rules)
-        journal.adopt(bool)
-        assert paths(journal) == {"--on-rotate": [str(owing_file)]}
 
     def test_it_is_known_whichever_process_is_asked(
         self, rules: Rules, owing_file: Path, tmp_path: Path
@@ -456,7 +381,7 @@ class TestWhatFilesOwe:
     def test_what_is_paid_is_not_paid_again_where_the_name_cannot_be_noted(
         self, rules: Rules, owing_file: Path
     ) -> None:
-        Path(rules.output_dir, FOLDER, "names").mkdir()
+        (folder_of(rules) / "names").mkdir()
         journal = journal_of(rules)
         (entry,) = journal.adopt(bool)
         journal.settle(entry)
@@ -467,19 +392,17 @@ class TestWhatFilesOwe:
     def test_a_file_goes_on_as_soon_as_the_line_that_it_owes_can_be_written(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        rules = make_rules(tmp_path, filename_format="<TOPIC>.log", manifest=True)
-        archives = make_archives(rules)
-        archives.open()
-        archive = archives.topic("events", bool, now=0.0)
+        rules = make_rules(tmp_path, filename_format="<TOPIC>.log", manifest="manifest")
         arrival = Arrival(START, batch(b"one"))
-        with broken("append_lines", of=aftercare), pytest.raises(OSError, match="Input/output"):
-            archive.step([arrival], now=0.0, wall=START, fate="reopen")
-        archive.release()
-        archives.unlock()
-        archives = make_archives(rules)
-        with broken("append_lines", of=aftercare):
-            archives.open()
+        with started(rules) as archives:
+            archive = archives.topic("events", bool, now=0.0)
+            with broken("append_lines", of=aftercare), pytest.raises(OSError, match="Input/output"):
+                archive.step([arrival], now=0.0, wall=START, fate="reopen")
+            archive.release()
         path = Path(rules.output_dir, "events.log")
+        with broken("append_lines", of=aftercare):
+            archives = make_archives(rules)
+            archives.open()
         assert f"{path} still waits for --manifest" in caplog.text
         archive = archives.topic("events", bool, now=0.0)
         archive.step([arrival], now=0.0, wall=START, fate="close")
@@ -487,43 +410,38 @@ class TestWhatFilesOwe:
         archives.unlock()
         assert path.read_bytes() == b"one\none\n"
         lines = path.with_name("manifest").read_bytes().splitlines()
-        sizes = [json.loads(line)["bytes"] for line in lines]
-        assert sizes == [4, 8]
+        assert [json.loads(line)["bytes"] for line in lines] == [4, 8]
 
     def test_it_is_not_pruned_before_its_command_has_succeeded(
         self, rules: Rules, owing_file: Path
     ) -> None:
         owing_file.with_name(NEXT).write_bytes(b"newer\n")
         os.utime(owing_file, (1, 1))
-        for command in ("", "true"):
-            assert owing_file.exists()
-            archives = make_archives(rules, keep=1, on_rotate=command)
-            archives.open()
-            if command:
-                archives.close()
-            assert archives.waiting() == ({} if command else {"events": 1})
-            archives.unlock()
+        with started(rules, keep=1) as archives:
+            assert archives.waiting() == {"events": 1}
+        assert owing_file.exists()
+        with started(rules, keep=1, on_rotate="true") as archives:
+            archives.close()
+            assert archives.waiting() == {}
         assert not owing_file.exists()
 
     def test_what_cannot_be_read_stops_no_start_but_the_deletion_of_files(
         self, rules: Rules, owing_file: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        folder = Path(rules.output_dir, FOLDER)
+        folder = folder_of(rules)
         unreadable = folder / "0123abcd.7.json"
         unreadable.mkdir()
         (folder / "0123abce.lock").mkdir()  # of an owner who has an entry
         (folder / "0123abce.1.json").write_bytes(b"{")
         for number in (1, 2):
-            owing_file.with_name(f"events.host-00000{number}.2026-11-20_19.log").write_bytes(b"x\n")
-        archives = make_archives(rules, keep=1, on_rotate="true")
-        archives.open()
-        for _ in range(3):
-            archives.care.prune()
-        assert len(below(rules.output_dir)) == 3
-        told = [r.getMessage() for r in caplog.records if "no file is deleted" in r.getMessage()]
-        assert [str(unreadable) in text for text in told] == [True]
-        unreadable.rmdir()
-        with pytest.raises(OutputError, match="published: 1"):
-            archives.close()
-        archives.unlock()
+            owing_file.with_name(NAME.replace("000000", f"{number:06}")).write_bytes(b"x\n")
+        with started(rules, keep=1, on_rotate="true") as archives:
+            for _ in range(3):
+                archives.care.prune()
+            assert len(below(rules.output_dir)) == 3
+            told = [text for text in caplog.messages if "no file is deleted" in text]
+            assert [str(unreadable) in text for text in told] == [True]
+            unreadable.rmdir()
+            with pytest.raises(OutputError, match="published: 1"):
+                archives.close()
         assert len(below(rules.output_dir)) == 1

@@ -16,7 +16,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "run" / "archive.lock")
 
 
-def test_a_lock_is_taken_once_and_directories_are_made(path: str) -> None:
+def test_a_lock_is_taken_once_names_its_process_and_is_gone_when_it_is_released(path: str) -> None:
     first, second = Lock(path), Lock(path)
     assert first.acquire()
     assert first.acquire()
@@ -24,36 +24,25 @@ def test_a_lock_is_taken_once_and_directories_are_made(path: str) -> None:
     assert not second.acquire()
     assert (first.held, second.held) == (True, False)
     assert len(os.listdir("/dev/fd")) == before
+    assert Path(path).read_text() == f"{os.getpid()}\n"
+    assert second.holder() == str(os.getpid())
     first.release()
+    first.release()
+    assert not first.held
+    assert not os.path.exists(path)
+    assert second.holder() == ""
     assert second.acquire()
 
 
-def test_a_held_lock_names_its_process_and_a_released_one_is_gone(path: str) -> None:
-    with Lock(path) as lock:
-        assert Path(path).read_text() == f"{os.getpid()}\n"
-        assert Lock(path).holder() == str(os.getpid())
-    assert not lock.held
-    assert not os.path.exists(path)
-    lock.release()
-    assert lock.holder() == ""
-
-
-def test_a_named_lock_file_stays_and_its_directory_is_not_made(path: str) -> None:
+def test_a_named_lock_file_keeps_other_text_and_its_directory_is_not_made(path: str) -> None:
     with pytest.raises(FileNotFoundError):
         Lock(path, keep=True).acquire()
-    Path(path).parent.mkdir()
-    with Lock(path, keep=True):
-        pass
-    assert os.path.exists(path)
-    assert Lock(path, keep=True).acquire()
-
-
-def test_a_file_that_is_no_lock_file_keeps_its_text(path: str) -> None:
     Path(path).parent.mkdir()
     Path(path).write_text("records\n")
     with Lock(path, keep=True) as lock:
         assert lock.holder() == ""
     assert Path(path).read_text() == "records\n"
+    assert Lock(path, keep=True).acquire()
 
 
 def test_the_error_names_the_file_and_the_process_until_that_is_killed(path: str) -> None:
@@ -62,7 +51,7 @@ def test_the_error_names_the_file_and_the_process_until_that_is_killed(path: str
             pass
         assert not Lock(path).acquire()
         process.kill()
-        process.wait()
+        process.join()
         assert os.path.exists(path)
         assert Lock(path).acquire()
 
@@ -84,16 +73,6 @@ def test_a_lock_on_a_file_that_lost_its_name_meanwhile_does_not_count(
     assert not third.acquire()
 
 
-def test_release_leaves_a_file_that_took_the_name(path: str) -> None:
-    lock, other = Lock(path), Lock(path)
-    assert lock.acquire()
-    os.unlink(path)
-    assert other.acquire()
-    lock.release()
-    assert os.path.exists(path)
-    assert not Lock(path).acquire()
-
-
 def test_a_held_lock_whose_file_was_removed_is_taken_again_if_nobody_else_has(path: str) -> None:
     lock, other = Lock(path), Lock(path)
     assert lock.acquire()
@@ -104,3 +83,4 @@ def test_a_held_lock_whose_file_was_removed_is_taken_again_if_nobody_else_has(pa
     assert other.acquire()
     assert not lock.acquire()
     assert not lock.held
+    assert os.path.exists(path)

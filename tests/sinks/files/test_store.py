@@ -25,7 +25,7 @@ def rules(tmp_path: Path) -> Rules:
 
 class TestLocks:
     def test_a_second_process_with_the_same_names_is_refused_until_the_first_leaves(
-        self, rules: Rules
+        self, rules: Rules, tmp_path: Path
     ) -> None:
         first, second = make_archives(rules), make_archives(rules)
         first.lock("events")
@@ -33,35 +33,16 @@ class TestLocks:
             second.lock("events")
         second.lock("other")
         first.leave("events")
-        second.lock("events")
-        second.unlock()
-
-    def test_other_names_do_not_disturb(self, tmp_path: Path) -> None:
         others = [
-            make_archives(make_rules(tmp_path)),
             make_archives(make_rules(tmp_path, filename_format="<TOPIC><REV>")),
             make_archives(make_rules(tmp_path, filename_format="<TOPIC>.<PID>", pid=1)),
             make_archives(make_rules(tmp_path, filename_format="<TOPIC>.<PID>", pid=2)),
         ]
-        for archives in others:
+        for archives in (second, *others):
             archives.lock("events")
-        for archives in others:
-            archives.close()
+        for archives in (second, *others):
             archives.unlock()
         assert below(str(tmp_path)) == []
-
-    def test_a_lock_of_the_operators_is_for_all_topics_and_its_file_stays(
-        self, rules: Rules, tmp_path: Path
-    ) -> None:
-        path = str(tmp_path / "run" / "lock")
-        (tmp_path / "run").mkdir()
-        first = make_archives(rules, lock=path)
-        second = make_archives(rules, lock=path)
-        first.lock("")
-        with pytest.raises(LockedError, match=path):
-            second.lock("")
-        first.close()
-        assert below(str(tmp_path)) == ["run/lock"]
 
 
 class TestOpening:

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
 import logging
 import os
-import shutil
-from typing import TYPE_CHECKING
+import random
+import tempfile
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nsqtools.errors import OutputError
+from nsqtools.sinks.files import publication
+from nsqtools.sinks.files.journal import entries
 from tests.support.archiving import (
     COMPRESSIONS,
-    FORMATS,
     Archiving,
     Notes,
-    batch,
+    below,
+    journal_of,
+    recover,
+    whole,
 )
 from tests.support.faults import broken, file_limit
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
-TOO_LARGE, NO_DIRECTORY, EIO = "File too large", "Not a directory", "Input/output"
-CUT = "another program has cut it"
-
-
-def bodies(archiving: Archiving) -> list[bytes]:
-    return [body for data in archiving.published().values() for body in data.split()]
+TOO_LARGE, EIO = "File too large", "Input/output"
 
 
 @pytest.fixture
@@ -48,149 +54,171 @@ def work(archiving: Archiving, tmp_path: Path) -> Path:
     return tmp_path / "work" / f"{NAME}.part"
 
 
-class TestAFullDisk:
-    @pytest.mark.parametrize("form", FORMATS)
-    @pytest.mark.parametrize("compression", COMPRESSIONS)
-    def test_what_was_written_before_and_after_is_whole_and_nothing_else_is_there(
-        self, compression: str, form: str, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, format=form, digest=True)
-        for body in (b"before", b"after"):
-            archiving.write(body)
-            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-                archiving.write(*(os.urandom(3000) for _ in range(9)))
-        archiving.close()
-        assert archiving.safe == [b"before", b"after"]
-        ((name, data),) = archiving.published().items()
-        (told,) = archiving.notes.recorded
-        assert data.index(b"before") < data.index(b"after")
-        assert (told.records, told.last_id) == (2, told.first_id)
-        assert told.sha256 == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
-        assert len(data) < 500
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """From its call on, those of files as they are synced."""
 
-    def test_a_file_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path)
-        archiving.write(b"x" * 8000)
-        (tmp_path / "out" / f"{NAME}.part").unlink()
-        for _ in range(2):
-            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-                archiving.write(b"two")
-            assert archiving.names() == []
-        archiving.write(b"two")
-        archiving.close()
-        assert bodies(archiving) == [b"x" * 8000, b"two"] == archiving.safe
+    def begin() -> list[int]:
+        sizes: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
+        return sizes
 
-    def test_a_torn_end_is_cut_off_and_that_is_synced(
-        self, archiving: Archiving, work: Path, monkeypatch: pytest.MonkeyPatch
+    return begin
+
+
+def body(number: int, size: int) -> bytes:
+    """One of its own, which cannot be compressed."""
+    return b"%d-%s" % (number, random.Random(number).randbytes(size // 2).hex().encode())
+
+
+class Beside:
+    """Another program in the directories of an archive, whose files must stay."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out, self.away = folder / "out", folder / "away"
+        self.theirs: set[bytes] = set()
+        self.away.mkdir()
+
+    def write(self, path: Path) -> None:
+        if not os.path.lexists(path):
+            data = b"theirs, number %d\n" % len(self.theirs)
+            self.theirs.add(data)
+            path.write_bytes(data)
+
+    def files(self) -> list[Path]:
+        """All but those of this program."""
+        paths = (self.out / name for name in below(str(self.out)))
+        return [path for path in paths if path.read_bytes() not in self.theirs]
+
+    def meddle(self, how: str) -> None:
+        for path in self.files():
+            if path.suffix != ".part" or path.stat().st_nlink > 1:  # else it is published
+                continue
+            if how == "append":
+                with path.open("ab") as file:
+                    file.write(b"not ours" * 100)
+            elif how == "take the name":
+                self.write(path.with_suffix(""))
+            else:
+                path.rename(self.away / f"{len(os.listdir(self.away))}")
+                if how == "replace":
+                    self.write(path)
+
+    def free_names(self) -> None:
+        for path in self.out.glob("*"):
+            if path.is_file() and path.read_bytes() in self.theirs:
+                path.rename(self.away / f"{len(os.listdir(self.away))}")
+
+
+FAULTS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
+    "": lambda out: nullcontext(),
+    "full": lambda out: file_limit(4096),
+    "fsync": lambda out: broken("fsync"),
+    "ftruncate": lambda out: broken("ftruncate"),
+    "no links": lambda out: broken("link", errno.EPERM),
+    "link": lambda out: broken("link", errno.ENOSPC),
+    "directory": lambda out: broken("sync_directory", of=publication),
+    "blocked": blocked,
+    "record": lambda out: nullcontext(),  # which Notes refuse
+}
+MEDDLING = ("append", "take the name", "rename", "replace")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.sampled_from(list(FAULTS)), st.sampled_from([4, 5000])),
+        st.tuples(st.just("reopen"), st.sampled_from(list(FAULTS))),
+        st.tuples(st.just("meddle"), st.sampled_from(MEDDLING)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=STEPS,
+    name=st.sampled_from(["<TOPIC><REV>.log", "<TOPIC>.log"]),
+    compression=st.sampled_from(COMPRESSIONS),
+    limit=st.sampled_from([0, 6000]),
+)
+def test_whatever_fails_or_meddles_what_is_safe_is_published_once_and_nothing_else(
+    steps: list[tuple[Any, ...]], name: str, compression: str, limit: int, tmp_path: Path
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    if "<REV>" not in name:
+        compression, limit = "none", 0
+    archiving = Archiving(
+        folder, filename_format=name, manifest="m", compress=compression, rotate_size=limit
+    )
+    beside, notes, numbers = Beside(folder), archiving.notes, itertools.count()
+    for what, how, *sizes in steps:
+        if what == "meddle":
+            beside.meddle(how)
+            continue
+        notes.error = OSError(28, "No space left") if how == "record" else None
+        with suppress(OSError, OutputError), FAULTS[how](beside.out):
+            if what == "write":
+                archiving.write(*(body(next(numbers), size) for size in sizes * 2))
+            else:
+                archiving.step(fate="reopen")
+    notes.error = None
+    beside.free_names()
+    archiving.close()
+
+    told = {each.name: each for each in notes.recorded}
+    assert len(told) == len(notes.recorded) or "<REV>" not in name
+    found: list[bytes] = []
+    for path in beside.files():
+        published, data = told.pop(path.name), path.read_bytes()
+        records = whole(path, archiving.rules).split()
+        found += records
+        facts = published.size, published.sha256, published.records
+        assert facts == (len(data), hashlib.sha256(data).hexdigest(), len(records))
+    assert not told
+    assert sorted(found) == sorted(archiving.safe)
+    left = {path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert beside.theirs <= left
+
+
+class TestOneFile:
+    def test_a_torn_end_is_cut_off_at_once_or_by_the_next_sync(
+        self, archiving: Archiving, work: Path, sizes: Callable[[], list[int]]
     ) -> None:
         with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
             archiving.write(b"x" * 8000)
         assert work.read_bytes() == b"one\n"
-        sizes: list[int] = []
-        monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
-        archiving.close()
-        assert sizes[0] == 4
-
-    def test_a_torn_end_that_cannot_be_cut_off_yet_is_before_the_next_record(
-        self, archiving: Archiving, work: Path
-    ) -> None:
         with broken("ftruncate"):
             with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
                 archiving.write(b"x" * 8000)
             assert work.stat().st_size == 4096
             with pytest.raises(OSError, match=EIO):
                 archiving.write(b"two")
-        archiving.write(b"two")
-        assert work.read_bytes() == b"one\ntwo\n"
-
-    def test_what_is_written_and_not_synced_is_not_safe(
-        self, archiving: Archiving, work: Path
-    ) -> None:
-        with broken("fsync"), pytest.raises(OSError, match=EIO) as caught:
-            archiving.write(b"two")
-        assert caught.value.filename == str(work)
-        assert archiving.safe == [b"one"]
-        assert work.read_bytes() == b"one\n"
-
-
-class TestWhatIsSafe:
-    def test_what_a_step_made_safe_before_it_failed_is_finished(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, rotate_size=3000)
-        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-            archiving.step(batch(b"a" * 2000, b"b" * 2000, b"c" * 5000, b"d" * 5000), batch(b"e"))
-        assert archiving.safe == bodies(archiving) == [b"a" * 2000, b"b" * 2000]
-        archiving.write(b"c" * 5000, b"d" * 5000, b"e")
+        synced = sizes()
         archiving.close()
-        assert b"".join(archiving.safe) == b"".join(bodies(archiving))
+        assert synced[0] == 4
 
-
-class TestOtherProgramsUnderneath:
-    @pytest.mark.parametrize("compression", COMPRESSIONS)
-    def test_what_they_append_is_cut_off_and_that_is_synced(
-        self, compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_what_others_append_is_cut_off_and_that_is_synced(
+        self, archiving: Archiving, work: Path, sizes: Callable[[], list[int]]
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression)
-        archiving.write(b"one")
-        work = tmp_path / "out" / archiving.work()[0]
-        for body in (b"two", b"three"):
-            with work.open("ab") as file:
-                file.write(b"not ours" * 100)
-            archiving.write(body)
-        size = work.stat().st_size
         with work.open("ab") as file:
             file.write(b"not ours")
-        synced: list[int] = []
-        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+        synced = sizes()
         archiving.close()
-        assert (synced[0], bodies(archiving)) == (size, [b"one", b"two", b"three"])
+        assert synced[0] == 4
+        assert archiving.published() == {NAME: b"one\n"}
 
-    @pytest.mark.parametrize("compression", COMPRESSIONS)
-    @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
-    def test_a_work_file_without_its_name_is_written_again(
-        self, how: str, compression: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    def test_one_that_loses_its_name_is_named(
+        self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, digest=True)
-        archiving.write(b"one")
-        (name,) = archiving.work()
-        work = tmp_path / "out" / name
-        if how == "renamed":
-            work.rename(tmp_path / "elsewhere")
-        else:
-            work.unlink()
-        if how == "replaced":
-            work.write_bytes(b"theirs")
+        work.unlink()
         archiving.write(b"two")
-        archiving.close()
-        assert archiving.safe == [b"one", b"two"]
-        other = name.removesuffix(".part").replace("000000", "000001")
-        assert archiving.published() == {other: b"one\ntwo\n"}
-        assert archiving.notes.recorded[0].records == 2
         assert str(work) in caplog.text
-        assert (how == "replaced") == work.exists()
-
-    @pytest.mark.parametrize("blocking", [False, True])
-    def test_so_is_one_that_loses_it_before_or_while_it_cannot_be_published(
-        self, blocking: bool, archiving: Archiving, work: Path, tmp_path: Path
-    ) -> None:
-        if blocking:
-            with blocked(tmp_path / "out"):
-                with pytest.raises(OSError, match=NO_DIRECTORY):
-                    archiving.close()
-                shutil.rmtree(tmp_path / "work")
-            archiving.step()
-        else:
-            work.unlink()
-            archiving.close()
-        assert archiving.published() == {NEXT: b"one\n"}
-        assert archiving.work() == []
+        archiving.close()
+        assert archiving.published() == {NEXT: b"one\ntwo\n"}
 
     def test_a_file_that_was_cut_is_left_and_another_one_begun(
         self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         os.truncate(work, 3)
-        with pytest.raises(OutputError, match=CUT):
+        with pytest.raises(OutputError, match="another program has cut it"):
             archiving.write(b"two")
         assert archiving.safe == [b"one"]
         archiving.write(b"two")
@@ -200,11 +228,95 @@ class TestOtherProgramsUnderneath:
         assert caplog.records[0].levelno == logging.ERROR
 
 
-def test_a_published_file_is_completed_once_whatever_follows_it(tmp_path: Path) -> None:
-    archiving = Archiving(tmp_path, notes=Notes(follow_error=OSError(5, EIO)))
-    archiving.write(b"one")
-    with pytest.raises(OSError, match=EIO):
-        archiving.step(fate="reopen")
-    archiving.write(b"two")
-    archiving.close()
-    assert [told.name for told in archiving.notes.recorded] == [NAME, NEXT]
+def test_a_directory_that_could_not_be_synced_is_before_anything_is_told(
+    archiving: Archiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with broken("sync_directory", of=publication), pytest.raises(OSError, match=EIO):
+        archiving.close()
+    assert archiving.notes.recorded == []
+    synced: list[str] = []
+    monkeypatch.setattr(publication, "sync_directory", synced.append)
+    archiving.step()
+    assert synced == [archiving.rules.output_dir]
+    assert [told.name for told in archiving.notes.recorded] == [NAME]
+
+
+class TestOneNameForAll:
+    """Without <REV> a published file is continued."""
+
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> Path:
+        (tmp_path / "out").mkdir(exist_ok=True)
+        return tmp_path / "out" / "events.log"
+
+    @pytest.fixture
+    def alone(self, tmp_path: Path) -> Archiving:
+        return Archiving(tmp_path, filename_format="<TOPIC>.log", manifest="manifest")
+
+    @pytest.fixture
+    def begun(self, alone: Archiving) -> Archiving:
+        alone.write(b"one")
+        return alone
+
+    def test_a_file_goes_on_where_it_was_published(
+        self, begun: Archiving, monkeypatch: pytest.MonkeyPatch, target: Path
+    ) -> None:
+        begun.step(fate="reopen")
+        assert begun.published() == {"events.log": b"one\n"}
+        steps: list[str] = []
+        for name in ("rename", "fsync", "writev"):
+
+            def note(*args: object, call: str = name, real: object = getattr(os, name)) -> object:
+                folder = call == "fsync" and Path(f"/proc/self/fd/{args[0]}").readlink()
+                if folder == target.parent or call == "writev" or args[0] == str(target):
+                    steps.append(call)
+                return real(*args)  # type: ignore[operator]
+
+            monkeypatch.setattr(os, name, note)
+        begun.write(b"two")
+        # else the published name would have what is not complete after a power failure
+        assert steps == ["rename", "fsync", "writev"]
+        assert begun.names() == ["events.log.part"]
+        begun.close()
+        assert begun.published() == {"events.log": b"one\ntwo\n"}
+
+    def test_a_file_to_go_on_with_is_cut_back_to_its_last_whole_record(
+        self, target: Path, alone: Archiving, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        target.write_bytes(b"one\n" + b"t" * 8000)
+        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+            alone.write(b"two")
+        alone.write(b"two")
+        alone.close()
+        assert alone.published() == {"events.log": b"one\ntwo\n"}
+        assert target.with_suffix(".log.torn").read_bytes() == b"t" * 8000
+        assert "8000 bytes" in caplog.text
+
+    def test_one_that_could_not_be_published_goes_on_with_one_entry(
+        self, tmp_path: Path, begun: Archiving
+    ) -> None:
+        with broken("link", errno.ENOSPC), pytest.raises(OSError, match="No space"):
+            begun.close()
+        begun.crash()
+        out = begun.rules.output_dir
+        notes, journal = Notes(), journal_of(begun.rules)
+        with broken("link", errno.ENOSPC):
+            recover(begun.rules, notes, journal)
+        assert (notes.recorded, begun.names()) == ([], ["events.log.part"])
+        again = Archiving(tmp_path, rules=begun.rules)
+        again.journal.adopt(bool)
+        again.write(b"two")
+        assert len(list(entries(out, print))) == 1
+        again.close()
+        assert list(entries(out, print)) == []
+        assert again.published() == {"events.log": b"one\ntwo\n"}
+
+    def test_a_leftover_and_a_published_file_are_both_kept(
+        self, target: Path, alone: Archiving
+    ) -> None:
+        part = target.with_suffix(".log.part")
+        target.write_bytes(b"one\n")
+        part.write_bytes(b"leftover\n")
+        with pytest.raises(FileExistsError):
+            alone.write(b"two")
+        assert (target.read_bytes(), part.read_bytes()) == (b"one\n", b"leftover\n")

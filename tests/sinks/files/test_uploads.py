@@ -24,10 +24,8 @@ from tests.support.archiving import published
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import BinaryIO
-
-    from nsqtools.records.manifest import Published
 
 WAIT = 60.0
 NEVER = (3600.0,)
@@ -63,50 +61,35 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [each.levelname for each in caplog.records if each.levelno > logging.INFO]
 
 
-def begin(tmp_path: Path, *retries: float) -> Uploads:
-    return Uploads("any", str(tmp_path), retries=retries or NEVER)
-
-
-def file(tmp_path: Path, name: str, data: bytes = b"one\n") -> Published:
-    path = tmp_path / "out" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return published(path, name=name, size=len(data))
+def begin(
+    tmp_path: Path, *names: str, retries: Sequence[float] = NEVER
+) -> tuple[Uploads, list[str]]:
+    """Uploads of files of these names, and the names of those that are done."""
+    uploads, done = Uploads("any", str(tmp_path), retries=retries), list[str]()
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"one\n")
+        uploads.submit(published(path, name=name), partial(done.append, name))
+    return uploads, done
 
 
 def there(shop: Shop) -> dict[str, bytes]:
     return {each.path: shop.get(each.path) for each in shop.files()}
 
 
-def test_an_upload_removes_what_killed_ones_have_left_in_its_folder(
+def test_several_are_uploaded_at_a_time_and_what_killed_uploads_left_is_removed(
     shop: Shop, tmp_path: Path
 ) -> None:
-    for folder in ("a", "b"):
-        shop.put(f"{folder}/{UNNAMED}left", b"half")
-    uploads = begin(tmp_path)
-    uploads.submit(file(tmp_path, "a/1.log"))
-    uploads.close()
-    left = sorted(str(path.relative_to(shop.place)) for path in Path(shop.place).rglob("*.*"))
-    assert left == ["a/1.log", f"b/{UNNAMED}left"]
-
-
-def test_files_keep_their_relative_names(shop: Shop, tmp_path: Path) -> None:
-    uploads, done = begin(tmp_path), list[str]()
-    for name in ("a.log.gz", "dt=1/b.log"):
-        uploads.submit(file(tmp_path, name, name.encode()), partial(done.append, name))
-    uploads.close()
-    assert there(shop) == {name: name.encode() for name in done}
-    assert sorted(done) == ["a.log.gz", "dt=1/b.log"]
-
-
-def test_several_are_uploaded_at_a_time(shop: Shop, tmp_path: Path) -> None:
     together = threading.Barrier(uploads_module._THREADS)
     shop.first = lambda _: together.wait(WAIT)
-    uploads, done = begin(tmp_path), list[int]()
-    for number in range(2 * uploads_module._THREADS):
-        uploads.submit(file(tmp_path, f"{number}"), partial(done.append, number))
+    shop.put(f"hour=0/{UNNAMED}left", b"half")
+    names = [f"hour={number}/a.log" for number in range(2 * uploads_module._THREADS)]
+    uploads, done = begin(tmp_path, *names)
     uploads.close()
-    assert len(done) == len(there(shop)) == 8
+    place = Path(shop.place)
+    left = [str(each.relative_to(place)) for each in place.rglob("*") if each.is_file()]
+    assert sorted(done) == sorted(left) == names
 
 
 def test_a_store_that_is_down_is_tried_again_and_each_change_is_said_once(
@@ -119,9 +102,7 @@ def test_a_store_that_is_down_is_tried_again_and_each_change_is_said_once(
         raise DOWN
 
     shop.first = note_and_fail
-    uploads, done = begin(tmp_path, 0.0), list[str]()
-    for name in "abc":
-        uploads.submit(file(tmp_path, name), partial(done.append, name))
+    uploads, done = begin(tmp_path, *"abc", retries=(0.0,))
     eventually(lambda: min(tried[name] for name in "abc") > 1)
     shop.first = str
     eventually(lambda: len(done) == 3)
@@ -135,42 +116,28 @@ def test_another_file_of_that_name_stays_and_is_an_error_said_once(
     shop: Shop, tmp_path: Path, said: Callable[[], list[str]], other: bytes
 ) -> None:
     shop.put("a", other)
-    uploads, done = begin(tmp_path), list[str]()
-    told = file(tmp_path, "a")
-    uploads.submit(told, partial(done.append, "a"))
-    uploads.submit(file(tmp_path, "b"), partial(done.append, "b"))
+    uploads, done = begin(tmp_path, "a", "b")
     eventually(lambda: said() and done)
     uploads.close()
     assert (done, said()) == (["b"], ["ERROR"])
     assert there(shop) == {"a": other, "b": b"one\n"}
-    assert Path(told.path).read_bytes() == b"one\n"
-
-
-def test_a_file_that_an_earlier_attempt_uploaded_is_done(shop: Shop, tmp_path: Path) -> None:
-    shop.put("a", b"one\n")
-    uploads, done = begin(tmp_path), list[str]()
-    uploads.submit(file(tmp_path, "a"), partial(done.append, "a"))
-    uploads.close()
-    assert done == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"one\n"
 
 
 def test_the_end_of_a_run_waits_for_uploads_but_not_for_a_store_that_is_down(
     shop: Shop, tmp_path: Path, said: Callable[[], list[str]]
 ) -> None:
+    names = [str(number) for number in range(100)]
     shop.first = shop.fail
-    uploads, done = begin(tmp_path, 0.0, *NEVER), list[int]()
-    for number in range(100):
-        uploads.submit(file(tmp_path, f"{number}"), partial(done.append, number))
+    uploads, done = begin(tmp_path, *names, retries=(0.0, *NEVER))
     eventually(said)
     uploads.close()
     assert (done, said()) == ([], ["WARNING"])
 
     shop.first = str
-    uploads = begin(tmp_path)
-    for number in range(100):
-        uploads.submit(file(tmp_path, f"{number}"), partial(done.append, number))
+    uploads, done = begin(tmp_path, *names)
     uploads.close()
-    assert sorted(done) == list(range(100))
+    assert sorted(done) == sorted(names)
 
 
 def test_what_hangs_at_the_end_is_left_and_settles_nothing_later(
@@ -182,9 +149,7 @@ def test_what_hangs_at_the_end_is_left_and_settles_nothing_later(
     answer = threading.Event()
     shop.first = lambda _: answer.wait()
     monkeypatch.setattr(uploads_module, "_LONG_PATIENCE", 0.1)
-    uploads, done = begin(tmp_path), list[str]()
-    for name in "ab":
-        uploads.submit(file(tmp_path, name), partial(done.append, name))
+    uploads, done = begin(tmp_path, "a", "b")
     uploads.close()
     assert said() == ["WARNING"]
     answer.set()
