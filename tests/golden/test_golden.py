@@ -39,6 +39,7 @@ def test_what_a_command_says(
         "NSQD_HTTP": str(nsqd.http),
         "LOOKUPD": str(nsqlookupd.tcp),
         "LOOKUPD_HTTP": str(nsqlookupd.http),
+        "PWD": str(tmp_path),
     }
     expected = file.read_text()
     found = Transcript(nsqtools_cli, tmp_path, {**servers, **nobody()}).run(expected)

@@ -94,7 +94,6 @@ class Transcript:
     def _normal(self, said: str) -> str:
         for name, value in self.names.items():
             said = re.sub(rf"(?<!\d){re.escape(value)}(?!\d)", f"${name}", said)
-        said = said.replace(str(self.folder), "$PWD")
         for pattern, name in _MASKED:
             said = pattern.sub(name, said)
         return said
