@@ -51,5 +51,5 @@ def test_what_a_command_says(
         pytest.fail(difference(file, expected, found), pytrace=False)
 
 
-def test_each_command_has_its_file() -> None:
-    assert {file.stem for file in FILES} == set(COMMANDS)
+def test_the_program_and_each_command_have_their_file() -> None:
+    assert {file.stem for file in FILES} == {"nsqtools", *COMMANDS}

@@ -71,7 +71,7 @@ class Transcript:
         command, _, file = line.partition(" < ")
         words = [self._filled(word) for word in shlex.split(command)]
         own: dict[str, str] = {}
-        while words and re.match(r"[A-Z_]+=", words[0]):
+        while words and re.match(r"[A-Z_\d]+=", words[0]):
             name, _, value = words.pop(0).partition("=")
             own[name] = value
         if words[:1] != ["nsqtools"]:
