@@ -42,17 +42,6 @@ def paint(words: tuple[str, ...], sample: Sample) -> None:
     """Paint."""
 
 
-@click.command(
-    "attempt",
-    cls=Command,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-@click.argument("line", nargs=-1, type=click.UNPROCESSED)
-@options(sample=Sample)
-def attempt(line: tuple[str, ...], sample: Sample) -> None:
-    """Attempt a command line."""
-
-
 @click.command("draw", cls=Command)
 @options(sample=Sample)
 def draw(sample: Sample) -> None:
@@ -64,7 +53,6 @@ SAMPLES = LazyGroup(
     table={
         "paint": LazyCommand("Make", "Paint.", __name__),
         "draw": LazyCommand("Make", "Draw.", __name__),
-        "attempt": LazyCommand("Look", "Attempt a command line.", __name__),
         "print": LazyCommand("Make", "Never loaded.", "no.such.module"),
     },
 )
@@ -82,7 +70,7 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", ["paint", "draw", "attempt", "print", "help"]),
+        ("", ["paint", "draw", "print", "help"]),
         ("p", ["paint", "print"]),
         ("help p", ["paint", "print", "pipeline"]),
         ("help tr", ["troubleshooting"]),
@@ -111,12 +99,6 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
         ("draw --picture a\\ b", ["<a b>"]),
         ('draw --tag "x y" --colour r', ["red"]),
         ("paint -- --c", []),
-        ("attempt ", ["paint", "draw", "attempt", "print"]),
-        ("attempt d", ["draw"]),
-        ("attempt --keep -n 1 d", ["draw"]),
-        ("attempt draw --ke", ["--keep"]),
-        ("attempt draw --colour g", ["green", "grey"]),
-        ("attempt --keep draw -c g", ["green", "grey"]),
     ],
 )
 def test_a_word_is_completed_by_what_parsing_would_make_of_it(line: str, words: list[str]) -> None:
@@ -142,33 +124,32 @@ def test_an_empty_word_stands_for_options_where_no_argument_is_known() -> None:
     assert offers("paint -- ") == []
 
 
-def test_every_command_and_option_of_the_product_is_offered() -> None:
-    assert offers("", cli) == [*COMMANDS, "help"]
-    for name in COMMANDS:
-        assert offers(name[:-1], cli)[0].startswith(name[:-1])
-    assert "pipeline" in offers("help ", cli)
-    assert offers("-v topic -q un", cli) == ["unpause"]
-    assert "--profile" in offers("topic -", cli)
-    assert offers("completion ", cli) == ["bash", "zsh", "fish"]
-    assert offers("lookup t", cli) == ["topics"]
-    assert offers("tail --topi", cli) == ["--topic"]
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", [*COMMANDS, "help"]),
+        ("-v topic -q un", ["unpause"]),
+        ("completion ", ["bash", "zsh", "fish"]),
+        ("lookup t", ["topics"]),
+        ("tail --topi", ["--topic"]),
+        ("topic --pro", ["--profile"]),
+        ("help pip", ["pipeline"]),
+        ("config check ./a", ["<./a>"]),
+        ("config show t", ["tail", "to-file", "to-http", "topic"]),
+        ("config show --profile p tail --max-in-flight-", ["--max-in-flight-bytes"]),
+        ("config show lookup ch", ["channels"]),
+        ("config show pub --mode r", ["round-robin"]),
+        ("queue ls va", ["<va>"]),
+    ],
+)
+def test_the_products_commands_and_options_are_offered(line: str, words: list[str]) -> None:
+    assert offers(line, cli) == words
 
 
 def test_an_option_without_value_does_not_hide_the_arguments_before_it(tmp_path: Path) -> None:
     QueueFiles(tmp_path, "events:archive").write(0, b"")
-    line = f"nsqtools queue cat {tmp_path} --topic "
-    assert [item.value for item in candidates(cli, line).items] == ["events"]
-    assert [item.value for item in candidates(cli, f"{line}events --channel ").items] == ["archive"]
-    (path,) = candidates(cli, "nsqtools queue ls va").items
-    assert (path.type, path.value) == ("file", "va")
-
-
-def test_config_completes_the_line_it_shows_and_the_file_it_checks() -> None:
-    assert offers("config show t", cli) == ["tail", "to-file", "to-http", "topic"]
-    assert offers("config show --profile p tail --max-in-flight-", cli) == ["--max-in-flight-bytes"]
-    assert offers("config show lookup ch", cli) == ["channels"]
-    assert offers("config show pub --mode r", cli) == ["round-robin"]
-    assert offers("config check ./a", cli) == ["<./a>"]
+    assert offers(f"queue cat {tmp_path} --topic ", cli) == ["events"]
+    assert offers(f"queue cat {tmp_path} --topic events --channel ", cli) == ["archive"]
 
 
 def press(
