@@ -1,11 +1,9 @@
-"""README.md is true: what it says is run, parsed or looked up."""
+"""README.md is true: what it says is parsed or looked up, as are all command lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,17 +13,17 @@ import click
 import pytest
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import guide_summaries
+from nsqtools.cli.docs import guide_summaries, guides, sections
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import walk
 from tests.support.command_lines import commands, parse
+from tests.support.examples import LINES, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.process import Cli
-    from tests.support.servers import Nsqd
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,12 +39,24 @@ def blocks(*languages: str) -> list[str]:
     return [body for language, body in FENCE.findall(README) if language in languages]
 
 
-def shell_lines() -> Iterator[str]:
-    """Lines of shell without comments and the times of cron."""
-    for body in blocks("sh", "bash", "console", "crontab"):
-        for line in body.replace("\\\n", " ").splitlines():
-            bare = re.sub(r"(^|\s)#\s.*", "", line)
-            yield re.sub(r"^[\d*/,-]+(\s+[\d*/,-]+){4}\s", "", bare).removeprefix("$ ").strip()
+def command_lines(text: str) -> Iterator[str]:
+    """Lines of shell that run nsqtools, without comments and the times of cron."""
+    for line in text.replace("\\\n", " ").splitlines():
+        bare = re.sub(r"(^|\s)#\s.*", "", line)
+        bare = re.sub(r"^(\$ |[A-Z_]+=\S+ |[\d*/]+( [\d*/]+){4} )", "", bare)
+        if re.search(r"(^[\w./]*|[|;&(] ?)nsqtools [a-z]", bare):
+            yield bare
+
+
+def documents() -> Iterator[str]:
+    """Shell in the README, the guides, the help and the picture."""
+    yield from blocks("sh", "bash", "console", "crontab")
+    for name in guides().values():
+        for text in sections(name, "guides").values():
+            yield from shown(text)
+    yield from LINES
+    picture = ElementTree.parse(ROOT / ".github" / "demo.svg")
+    yield "\n".join(each.text or "" for each in picture.iter() if each.get("class") == "c")
 
 
 @pytest.fixture
@@ -57,8 +67,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_settings")
-@pytest.mark.parametrize("line", [line for line in shell_lines() if commands(line)])
+@pytest.mark.parametrize(
+    "line", dict.fromkeys(line for text in documents() for line in command_lines(text))
+)
 def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
+    assert commands(line)
     for args in commands(line):
         parse(args)
 
@@ -145,28 +158,3 @@ def test_the_configuration_file_passes_its_check(nsqtools_cli: Cli, tmp_path: Pa
         path.write_text(text)
         checked = nsqtools_cli("config", "check", str(path))
         assert (checked.code, checked.stderr) == (0, "")
-
-
-def test_the_library_example_consumes(nsqd: Nsqd, tmp_path: Path) -> None:
-    (example,) = blocks("python")
-    for topic in ("orders", "users"):
-        nsqd.create(topic, "print")
-        nsqd.publish(topic, [b"one", b"two"])
-    example = example.replace("4150", str(nsqd.tcp.port)).replace(
-        "until_empty=True", f'until_empty=True, nsqd_http_address=("{nsqd.http}",)'
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, check=False, timeout=250
-    )
-    assert (ran.returncode, ran.stderr) == (0, b"")
-    assert ran.stdout.splitlines()[-1] == b"4 messages finished"
-
-
-def test_every_command_of_the_picture_is_one_that_nsqtools_takes() -> None:
-    picture = ElementTree.parse(ROOT / ".github" / "demo.svg")
-    shown = "\n".join(each.text or "" for each in picture.iter() if each.get("class") == "c")
-    lines = shown.replace("\\\n", "").splitlines()
-    assert lines
-    for line in lines:
-        (args,) = commands(line.removeprefix("$ "))
-        parse(args)
