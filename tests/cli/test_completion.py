@@ -14,7 +14,6 @@ from nsqtools.cli.options import Command, options
 from nsqtools.cli.tree import walk
 from nsqtools.config.option import Options, choice, flag, integer, option, path, texts
 from tests.support.diskqueues import QueueFiles
-from tests.support.golden import nobody
 from tests.support.loaded import loaded
 
 if TYPE_CHECKING:
@@ -181,11 +180,8 @@ def test_a_candidate_is_its_kind_its_text_and_its_help(nsqtools_cli: Cli) -> Non
 )
 def test_whatever_is_wrong_goes_unsaid(nsqtools_cli: Cli, tmp_path: Path, line: str) -> None:
     (tmp_path / "broken.toml").write_text("[defaults\n")
-    names = nobody()
-    servers = {
-        "NSQTOOLS_LOOKUPD_HTTP_ADDRESS": names["NOBODY"],
-        "NSQTOOLS_NSQD_HTTP_ADDRESS": names["NOBODY_HTTP"],
-    }
+    options = ("NSQTOOLS_LOOKUPD_HTTP_ADDRESS", "NSQTOOLS_NSQD_HTTP_ADDRESS")
+    servers = dict.fromkeys(options, "127.0.0.1:1")
     assert press(nsqtools_cli, line, "bash", {TEXT: "", **servers}) == ""
 
 
