@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 
 import nsqtools.config
 from nsqtools import __version__
-from nsqtools.config import (
-    ConsumerConfig,
-    ProducerConfig,
-    SourceOptions,
-    TargetOptions,
-)
+from nsqtools.config import ConsumerConfig, ProducerConfig, SourceOptions, TargetOptions
 from nsqtools.config.pairs import parse_pairs
 from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
@@ -59,14 +54,17 @@ SIZES = {
 NO_SIZES = ["", "K", "1e3", "1,5M", "1PB", "-5", "64KiBs", "0x10"]
 
 
-@pytest.mark.parametrize(("text", "seconds"), DURATIONS.items())
-def test_a_duration_is_read_as_go_does(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
-
-
-@pytest.mark.parametrize(("text", "count"), SIZES.items())
-def test_a_size_is_read(text: str, count: int) -> None:
-    assert parse_size(text) == count
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        *((parse_duration, text, value) for text, value in DURATIONS.items()),
+        *((parse_size, text, value) for text, value in SIZES.items()),
+    ],
+)
+def test_a_duration_is_read_as_go_does_and_a_size(
+    parse: Callable[[str], float], text: str, value: float
+) -> None:
+    assert parse(text) == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +171,12 @@ PAIRS: list[tuple[list[str], dict[str, Any]]] = [
     (["client_id,"], {"client_id": ""}),
     (["max_attempts,3", "max-attempts,4"], {"max_attempts": 4}),
     (["skip_lookupd_authorization,false"], {"lookupd_authorization": False}),
+    (["max_in_flight,0x10", "max_attempts,010"], {"max_in_flight": 16, "max_attempts": 10}),
 ]
 
 
 @pytest.mark.parametrize(("pairs", "values"), PAIRS)
-def test_pairs_are_split_at_the_first_comma_and_the_last_wins(
+def test_pairs_are_split_at_the_first_comma_and_the_last_wins_and_integers_are_those_of_go(
     pairs: list[str], values: dict[str, Any]
 ) -> None:
     assert parse_pairs(ConsumerConfig, pairs, "--consumer-opt") == values
@@ -200,11 +199,6 @@ def test_pairs_are_split_at_the_first_comma_and_the_last_wins(
 def test_a_bad_pair_is_refused_with_flag_and_culprit(pair: str, culprit: str) -> None:
     with pytest.raises(ConfigError, match=f"^--consumer-opt.*{re.escape(culprit)}"):
         parse_pairs(ConsumerConfig, ["snappy,false", pair], "--consumer-opt")
-
-
-def test_an_integer_may_be_hexadecimal_as_in_go() -> None:
-    values = parse_pairs(ConsumerConfig, ["max_in_flight,0x10", "max_attempts,010"], "x")
-    assert values == {"max_in_flight": 16, "max_attempts": 10}
 
 
 def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer() -> None:
@@ -241,12 +235,9 @@ def test_options_that_cannot_be_are_refused_by_name(
     assert all(name in str(caught.value) for name in named)
 
 
-def test_a_secret_is_not_in_a_repr() -> None:
+def test_a_secret_is_neither_in_a_repr_nor_in_an_error() -> None:
     assert "hunter2" not in repr(ConsumerConfig(auth_secret="hunter2"))
     assert "auth_secret=''" in repr(ConsumerConfig())
-
-
-def test_what_may_be_a_secret_is_not_in_an_error() -> None:
     with pytest.raises(ConfigError, match="'auth_secret'") as caught:
         parse_pairs(ConsumerConfig, ["auth_secret=hunter2"], "--consumer-opt")
     assert "hunter2" not in str(caught.value)
@@ -258,15 +249,12 @@ def test_no_module_of_options_is_left_out() -> None:
     assert there - set(loaded) <= {"nsqtools.config.pairs"}
 
 
-def test_an_instance_is_never_changed() -> None:
+def test_an_instance_is_never_changed_and_survives_the_way_to_an_executor() -> None:
     config = ConsumerConfig()
     with pytest.raises(AttributeError, match="max_in_flight"):
         config.max_in_flight = 2  # type: ignore[misc]
     assert config.with_values(max_in_flight=2) == ConsumerConfig(max_in_flight=2) != config
     with pytest.raises(TypeError, match="'max_in_flite'; did you mean 'max_in_flight'"):
         ConsumerConfig(max_in_flite=2)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("config", [ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))])
-def test_an_instance_survives_the_way_to_an_executor(config: Options) -> None:
-    assert pickle.loads(pickle.dumps(config)) == config
+    for each in (ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))):
+        assert pickle.loads(pickle.dumps(each)) == each
