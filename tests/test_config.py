@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import pickle
 import re
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nsqtools.config
 from nsqtools import __version__
 from nsqtools.config import ConsumerConfig, ProducerConfig, SourceOptions, TargetOptions
 from nsqtools.config.pairs import parse_pairs
 from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
-from tests.support.loaded import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,12 +238,6 @@ def test_a_secret_is_neither_in_a_repr_nor_in_an_error() -> None:
     with pytest.raises(ConfigError, match="'auth_secret'") as caught:
         parse_pairs(ConsumerConfig, ["auth_secret=hunter2"], "--consumer-opt")
     assert "hunter2" not in str(caught.value)
-
-
-def test_no_module_of_options_is_left_out() -> None:
-    there = {each.name for each in iter_modules(nsqtools.config.__path__, "nsqtools.config.")}
-    loaded = run_python("import sys, nsqtools.config; print(*sys.modules)").split()
-    assert there - set(loaded) <= {"nsqtools.config.pairs"}
 
 
 def test_an_instance_is_never_changed_and_survives_the_way_to_an_executor() -> None:

@@ -1,4 +1,4 @@
-"""What TAB offers, how shells are told, and how little it loads."""
+"""What TAB offers, and how shells are told."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from nsqtools.cli import COMMANDS, LazyCommand, LazyGroup, cli
 from nsqtools.cli.complete import LINE, TEXT, candidates
 from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.tree import walk
 from nsqtools.config.option import Options, choice, flag, integer, option, path, texts
 from tests.support.diskqueues import QueueFiles
-from tests.support.loaded import loaded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -183,24 +181,3 @@ def test_whatever_is_wrong_goes_unsaid(nsqtools_cli: Cli, tmp_path: Path, line: 
     options = ("NSQTOOLS_LOOKUPD_HTTP_ADDRESS", "NSQTOOLS_NSQD_HTTP_ADDRESS")
     servers = dict.fromkeys(options, "127.0.0.1:1")
     assert press(nsqtools_cli, line, "bash", {TEXT: "", **servers}) == ""
-
-
-HEAVY = {
-    *("asyncio", "concurrent.futures", "difflib", "email", "http", "httpx", "logging"),
-    *("multiprocessing", "pathlib", "pyarrow", "pyspark", "rich", "snappy", "socket", "ssl"),
-    *("subprocess", "tempfile", "tomllib", "urllib"),
-}
-LEAVES = [node.words for node in walk(cli) if not isinstance(node.command, click.Group)]
-
-
-def test_completing_an_option_loads_no_more_than_options() -> None:
-    runs: list[tuple[list[str], dict[str, str]]] = [
-        ([], {COMPLETE: "bash_complete", LINE: f"{words} --help"}) for words in LEAVES
-    ]
-    for words, modules in zip(LEAVES, loaded(runs), strict=True):
-        assert "nsqtools.cli.complete" in modules
-        assert "nsqtools.config" in modules or words == "nsqtools completion"
-        # Nobody types options of the demo every day.
-        spared = {"pathlib", "subprocess", "urllib"} if words == "nsqtools demo" else set()
-        assert modules & HEAVY <= spared, words
-        assert not [name for name in modules if name.startswith("nsqtools.engine")], words

@@ -25,7 +25,6 @@ from nsqtools.errors import (
     UnreachableError,
 )
 from nsqtools.names import Address
-from tests.support.loaded import loaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,15 +61,6 @@ def program(body: str) -> list[str]:
         f"def go():\n{indent(body, ' ')}\n"
         "sys.exit(run(cli, ['go']))\n",
     ]
-
-
-def test_help_version_and_mistakes_load_no_command() -> None:
-    heavy = {"asyncio", "httpx", "logging", "pyspark", "rich", "snappy", "ssl"}
-    heavy |= {"nsqtools.config", "nsqtools.cli.commands"}
-    runs = [[], ["--help"], ["--version"], ["tial"]]
-    for modules in loaded([(words, {}) for words in runs]):
-        assert "nsqtools.cli" in modules
-        assert not modules & heavy
 
 
 def test_help_lists_every_command_under_its_section_as_the_command_does_itself() -> None:
