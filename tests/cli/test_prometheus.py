@@ -6,13 +6,14 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 
 import pytest
 
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.config import MetricsOptions
 from nsqtools.engine.consumer import ConsumerStats
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address, listening_address
 from tests.support.metrics import get, values
@@ -94,16 +95,17 @@ class TestServing:
             posted = await get(address, method="POST", content=b"x")
             assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
 
+    @pytest.mark.parametrize(
+        ("error", "status", "logged"),
+        [(ZeroDivisionError("oops"), 500, 2), (UnreachableError("no poll within 5s"), 503, 0)],
+    )
     async def test_an_error_in_counting_costs_a_scrape_and_nothing_else(
-        self, caplog: pytest.LogCaptureFixture
+        self, error: Exception, status: int, logged: int, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def collect() -> list[Metric]:
-            raise ZeroDivisionError("oops")
-
-        async with served(ANY, collect) as address:
+        async with served(ANY, AsyncMock(side_effect=error)) as address:
             assert address
-            assert [(await get(address)).status_code for _ in range(2)] == [500, 500]
-        assert ["ZeroDivisionError" in told for told in caplog.messages] == [True, True]
+            assert [(await get(address)).status_code for _ in range(2)] == [status] * 2
+        assert sum("ZeroDivisionError" in told for told in caplog.messages) == logged
 
     async def test_where_it_is_is_logged_and_at_the_end_nobody_is_there(
         self, caplog: pytest.LogCaptureFixture
