@@ -76,15 +76,6 @@ def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
         parse(args)
 
 
-def options() -> set[str]:
-    return {
-        spelling
-        for node in walk(cli)
-        for option in node.options
-        for spelling in (*option.opts, *option.secondary_opts)
-    }
-
-
 def test_every_command_named_in_prose_exists() -> None:
     pages = {node.words: node.command for node in walk(cli)}
     named = [code.split() for code in INLINE if code.startswith("nsqtools ")]
@@ -102,7 +93,8 @@ def test_every_command_named_in_prose_exists() -> None:
 
 
 def test_every_option_named_in_prose_exists() -> None:
-    known = options()
+    options = [option for node in walk(cli) for option in node.options]
+    known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
     for own in ("bench/__main__.py", "conftest.py"):
         known |= {*re.findall(r'"(--?[\w-]+)"', (ROOT / "tests" / own).read_text("utf-8"))}
     lines = [code.split() for code in INLINE if "python" not in code.split()[0]]
@@ -150,11 +142,12 @@ def test_every_link_leads_somewhere() -> None:
             assert (ROOT / link.partition("#")[0]).exists(), link
 
 
-def test_the_configuration_file_passes_its_check(nsqtools_cli: Cli, tmp_path: Path) -> None:
-    files = blocks("toml")
-    assert files
-    for number, text in enumerate(files):
-        path = tmp_path / f"{number}.toml"
-        path.write_text(text)
-        checked = nsqtools_cli("config", "check", str(path))
-        assert (checked.code, checked.stderr) == (0, "")
+def test_configuration_files_here_and_in_the_guide_pass_their_check(
+    nsqtools_cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.toml"
+    guide = "\n\n".join(shown(sections("nsqtools.toml.5", "guides")["EXAMPLES"]))
+    for text in (guide, *blocks("toml")):
+        file.write_text(text)
+        checked = nsqtools_cli("config", "check", str(file))
+        assert (checked.code, checked.stderr, "[" in text) == (0, "", True)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import SCRIPTS, script, sections
+from nsqtools.cli.docs import SCRIPTS, script
 from nsqtools.cli.docs.__main__ import documents, write
 from nsqtools.cli.frame import folded
 from nsqtools.cli.options import ConfigOption, section_of
@@ -103,19 +103,13 @@ def test_everything_that_is_declared_is_listed_as_data() -> None:
         essential = {flag_name(name) for name in getattr(node.command, "essential", ())}
         assert {name for name, each in listed.items() if each["essential"]} == essential
     options = {each["name"]: each for each in commands["tail"]["options"]}
-    count = options["count"]
-    assert (count["kind"], count["default"], count["minimum"], count["maximum"]) == (
-        *("integer", 0, 0),
-        None,
-    )
-    assert (count["key"], count["table"], count["section"]) == ("count", "tail", "When to stop")
-    assert options["dial-timeout"]["flags"] == []
-    assert options["dial-timeout"]["default"] == "1s"
-    assert options["dial-timeout"]["variables"] == [
-        *("NSQTOOLS_TAIL_DIAL_TIMEOUT", "NSQTOOLS_DIAL_TIMEOUT")
-    ]
-    assert options["config"]["key"] is None
-    assert "json" in options["log-format"]["choices"]
+    expected = {"kind": "integer", "default": 0, "minimum": 0, "maximum": None, "key": "count"}
+    expected |= {"table": "tail", "section": "When to stop"}
+    assert options["count"].items() >= expected.items()
+    timeout, config, log_format = (options[x] for x in ("dial-timeout", "config", "log-format"))
+    assert (timeout["flags"], timeout["default"]) == ([], "1s")
+    assert timeout["variables"] == ["NSQTOOLS_TAIL_DIAL_TIMEOUT", "NSQTOOLS_DIAL_TIMEOUT"]
+    assert (config["key"], "json" in log_format["choices"]) == (None, True)
 
 
 @EACH_NODE
@@ -133,12 +127,6 @@ def test_the_scripts_of_shells_are_said_once() -> None:
     assert links == {name: script(shell) for shell, name in SCRIPTS.items()}
 
 
-def section(text: str, title: str) -> str:
-    """One section of a page's source."""
-    found = re.search(rf"^\.Sh {title}\n(.*?)(?=^\.Sh |\Z)", text, re.MULTILINE | re.DOTALL)
-    return found[1] if found else ""
-
-
 @EACH_PAGE
 def test_mandoc_has_nothing_to_say(name: str) -> None:
     command = [needs("mandoc", "that manual pages are valid mdoc(7)"), "-Tlint", "-W", "warning"]
@@ -149,15 +137,5 @@ def test_mandoc_has_nothing_to_say(name: str) -> None:
 @EACH_PAGE
 def test_every_reference_leads_to_a_page(name: str) -> None:
     targets = re.findall(r"\bXr (\S+) (\d)", PAGES[name])
-    assert targets
     assert {f"{page}.{number}" for page, number in targets} - set(PAGES) == set()
-    assert len(re.findall(r"^\.Xr", section(PAGES[name], "SEE ALSO"), re.MULTILINE)) >= 1
-
-
-def test_the_example_of_the_file_passes_the_check(tmp_path: Path) -> None:
-    text = sections("nsqtools.toml.5", "guides")["EXAMPLES"]
-    lines = [line.removeprefix("    ") for line in text.splitlines() if line[:4] in ("", "    ")]
-    file = tmp_path / "config.toml"
-    file.write_text("\n".join(lines))
-    done = CliRunner().invoke(cli, ["config", "check", str(file)])
-    assert (done.exit_code, done.stderr) == (0, "")
+    assert re.search(r"^\.Sh SEE ALSO\n(\.(?!Sh).*\n)*\.Xr", PAGES[name], re.MULTILINE)

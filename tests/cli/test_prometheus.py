@@ -67,21 +67,18 @@ class TestOption:
 
 
 class TestServing:
-    async def test_labels_and_help_come_through_whatever_is_in_them(self) -> None:
+    async def test_labels_and_help_come_through_in_the_format_that_the_client_prefers(self) -> None:
+        accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
         async with serving(SOME) as address:
             reply = await get(address)
+            preferred = await get(address, headers=accept)
         assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         found = values(reply.text)
         assert found["x_total", 'quo"te\\\n', "a"] == 2
         assert found["x_total", "é", "b"] == 0.5
         assert "# TYPE x_total counter\n" in reply.text
-
-    async def test_a_client_that_prefers_openmetrics_gets_that(self) -> None:
-        async with serving(SOME) as address:
-            accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
-            reply = await get(address, headers=accept)
-        assert reply.headers["content-type"].startswith("application/openmetrics-text; ")
-        assert reply.text.endswith("\n# EOF\n")
+        assert preferred.headers["content-type"].startswith("application/openmetrics-text; ")
+        assert preferred.text.endswith("\n# EOF\n")
 
     async def test_other_paths_and_methods_are_refused_and_head_has_no_body(self) -> None:
         async with serving(SOME) as address:
