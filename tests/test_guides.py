@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from nsqtools.cli import cli
 from nsqtools.cli.docs import guide, guides, sections
-from tests.support.command_lines import parse
 from tests.support.examples import Stage, shown
 from tests.support.webserver import Answer, WebServer
 
@@ -89,7 +90,8 @@ def test_a_manifest_keeps_to_the_schema_of_kubernetes(manifest: dict[str, Any]) 
     labels = manifest["spec"]["template"]["metadata"]["labels"]
     assert manifest["spec"]["selector"]["matchLabels"].items() <= labels.items()
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    parse(container["args"])
+    shown = CliRunner().invoke(cli, ["config", "show", *container["args"]])
+    assert shown.exit_code == 0, shown.output
     volumes = [each["name"] for each in manifest["spec"]["template"]["spec"].get("volumes", [])]
     volumes += [c["metadata"]["name"] for c in manifest["spec"].get("volumeClaimTemplates", [])]
     assert sorted(each["name"] for each in container.get("volumeMounts", [])) == sorted(volumes)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from contextlib import suppress
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -15,9 +18,8 @@ import pytest
 from nsqtools.cli import cli
 from nsqtools.cli.docs import guide_summaries, guides, sections
 from nsqtools.cli.options import ConfigOption
-from nsqtools.cli.settings import variables
-from nsqtools.cli.tree import walk
-from tests.support.command_lines import commands, parse
+from nsqtools.cli.settings import Settings, variables
+from nsqtools.cli.tree import groups_of, walk
 from tests.support.examples import LINES, shown
 
 if TYPE_CHECKING:
@@ -37,6 +39,37 @@ OPTION = re.compile(r"--?[a-z][\w-]*")
 
 def blocks(*languages: str) -> list[str]:
     return [body for language, body in FENCE.findall(README) if language in languages]
+
+
+def commands(line: str) -> list[list[str]]:
+    """Arguments of every nsqtools in a line of shell."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    parts = groupby(lexer, lambda token: not set(token) <= set("();<>|&"))
+    simple = [list(tokens) for is_command, tokens in parts if is_command]
+    return [words[1:] for words in simple if words[0].rpartition("/")[2] == "nsqtools"]
+
+
+def parse(args: list[str]) -> None:
+    """Read a command line as nsqtools does, and run nothing; raises UsageError or ConfigError."""
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
+    command: click.Command = cli
+    context: click.Context | None = None
+    name = "nsqtools"
+    while isinstance(command, click.Group) and args and not args[0].startswith("-"):
+        context = click.Context(command, context, info_name=name)
+        name, *args = args
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no command {name}")
+        command = found
+    with (
+        suppress(click.exceptions.Exit),  # of --help and --version
+        command.make_context(name, args, parent=context) as made,
+    ):
+        Settings(made, groups_of(command)).made()
 
 
 def command_lines(text: str) -> Iterator[str]:
