@@ -6,56 +6,27 @@ Performance data.
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _FIRST = re.compile(rf"NSQ ({'|'.join(STATES)}) - ([^|]*[^| ])(?: \| (.*))?")
-_RANGE = re.compile(rf"(?:(~|{_NUMBER})?:)?({_NUMBER})?")
+_RANGE = re.compile(rf"(~|{_NUMBER})?:({_NUMBER})?|{_NUMBER}|")
 _DATUM = re.compile(
-    rf"(?:'(?P<quoted>[^'=|]+)'|(?P<bare>[^' =|]+))=(?P<value>{_NUMBER}|U)(?P<unit>[A-Za-z%]*)"
-    rf"(?:;(?P<warn>[^; ]*)(?:;(?P<crit>[^; ]*)"
-    rf"(?:;(?P<low>{_NUMBER})?(?:;(?P<high>{_NUMBER})?)?)?)?)?"
+    rf"(?:'(?P<quoted>[^'=|]+)'|(?P<bare>[^' =|]+))=(?P<value>{_NUMBER}|U)"
+    r"(?:s|us|ms|%|[KMGT]?B|c|)"
+    rf"(?:;(?P<warn>[^; ]*)(?:;(?P<crit>[^; ]*)(?:;(?:{_NUMBER})?(?:;(?:{_NUMBER})?)?)?)?)?"
+    r"(?: |$)"
 )
-_UNITS = ("", "s", "us", "ms", "%", "B", "KB", "MB", "GB", "TB", "c")
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What is fine, ends included."""
-
-    low: float
-    high: float
-
-    @classmethod
-    def read(cls, text: str) -> Range | None:
-        if not text:
-            return None
-        match = _RANGE.fullmatch(text)
-        assert match, f"{text!r} is no range"
-        assert text != "~:", f"{text!r} is no range"
-        low, high = match.groups()
-        start = -math.inf if low == "~" else float(low or 0)
-        end = math.inf if high is None else float(high)
-        assert start <= end, f"{text!r} goes backwards"
-        return cls(start, end)
-
-
-@dataclass(frozen=True, slots=True)
-class Datum:
+class Datum(NamedTuple):
     value: float | None
-    unit: str
-    warn: Range | None
-    crit: Range | None
-    low: float | None
-    high: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     state: str
     text: str
     data: dict[str, Datum]
@@ -86,16 +57,11 @@ def _data(text: str) -> dict[str, Datum]:
         assert match, f"{text[at:]!r} is no 'label'=value[UOM];[warn];[crit];[min];[max]"
         label = match["quoted"] or match["bare"]
         assert label not in found, f"{label} twice"
-        assert match["unit"] in _UNITS, f"{match['unit']!r} is no unit"
-        found[label] = Datum(
-            None if match["value"] == "U" else float(match["value"]),
-            match["unit"],
-            Range.read(match["warn"] or ""),
-            Range.read(match["crit"] or ""),
-            float(match["low"]) if match["low"] else None,
-            float(match["high"]) if match["high"] else None,
-        )
+        for each in (match["warn"] or "", match["crit"] or ""):
+            assert (limits := _RANGE.fullmatch(each)), f"{each!r} is no range"
+            low, high = limits.groups()
+            assert low in (None, "~") or high is None or float(low) <= float(high), each
+            assert each not in (":", "~:"), f"{each!r} is no range"
+        found[label] = Datum(None if match["value"] == "U" else float(match["value"]))
         at = match.end()
-        assert text[at : at + 1] in ("", " "), f"{text[at:]!r} after {label}"
-        at += 1
     return found
