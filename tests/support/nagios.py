@@ -6,6 +6,7 @@ Performance data.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _FIRST = re.compile(rf"NSQ ({'|'.join(STATES)}) - ([^|]*[^| ])(?: \| (.*))?")
-_RANGE = re.compile(rf"(~|{_NUMBER})?:({_NUMBER})?|{_NUMBER}|")
+_RANGE = re.compile(rf"(?:(~|{_NUMBER})?:)?({_NUMBER})?")
 _DATUM = re.compile(
     rf"(?:'(?P<quoted>[^'=|]+)'|(?P<bare>[^' =|]+))=(?P<value>{_NUMBER}|U)"
     r"(?:s|us|ms|%|[KMGT]?B|c|)"
@@ -58,10 +59,12 @@ def _data(text: str) -> dict[str, Datum]:
         label = match["quoted"] or match["bare"]
         assert label not in found, f"{label} twice"
         for each in (match["warn"] or "", match["crit"] or ""):
-            assert (limits := _RANGE.fullmatch(each)), f"{each!r} is no range"
+            limits = _RANGE.fullmatch(each)
+            assert limits, f"{each!r} is no range"
             low, high = limits.groups()
-            assert low in (None, "~") or high is None or float(low) <= float(high), each
-            assert each not in (":", "~:"), f"{each!r} is no range"
+            start = -math.inf if low == "~" else float(low or 0)
+            assert each != "~:", "no limit"
+            assert start <= (math.inf if high is None else float(high)), f"{each!r} goes backwards"
         found[label] = Datum(None if match["value"] == "U" else float(match["value"]))
         at = match.end()
     return found
