@@ -49,63 +49,61 @@ def typed(*words: str) -> click.Context:
 
 def asked(values: Values, *words: str) -> list[str]:
     return [
-        f"{'https' if question.tls else 'http'}://{question.address}{question.path}"
+        f"{'https://' if question.tls else ''}{question.address}{question.path}".replace(ALL, "")
         for question in questions(values, typed(*words))
     ]
 
 
-STATS = "/stats?format=json&include_clients=false&include_mem=false"
-OF_EVENTS = "/stats?topic=events&format=json&include_clients=false&include_mem=false"
+ALL = "format=json&include_clients=false&include_mem=false"
+STATS = f"/stats?{ALL}"
+OF_EVENTS = f"/stats?topic=events&{ALL}"
 
 
 @pytest.mark.parametrize(
     ("values", "line", "urls"),
     [
-        ("topic", "tail", ["http://127.0.0.1:4161/topics?", f"http://127.0.0.1:4151{STATS}"]),
-        ("channel", "tail", []),
+        ("topic", "tail", "127.0.0.1:4161/topics? 127.0.0.1:4151/stats?"),
+        ("topic", "pub -nsqd-tcp-address=a:5150", "a:5151/stats?"),
+        (
+            "topic",
+            "tail --lookupd-http-address a --lookupd-http-address https://b:99/nsq/?x=y",
+            "a:4161/topics? https://b:99/nsq/topics?x=y",
+        ),
+        ("channel", "tail", ""),
         (
             "channel",
             "lookup channels events",
-            ["http://127.0.0.1:4161/channels?topic=events", f"http://127.0.0.1:4151{OF_EVENTS}"],
+            "127.0.0.1:4161/channels?topic=events 127.0.0.1:4151/stats?topic=events&",
         ),
         (
             "channel",
             "channel delete events --lookupd-http-address a",
-            ["http://a:4161/channels?topic=events"],
+            "a:4161/channels?topic=events",
         ),
-        ("channel", "doctor --topic events --nsqd-tcp-address a", [f"http://a:4151{OF_EVENTS}"]),
-        ("node", "node tombstone events", ["http://127.0.0.1:4161/nodes?"]),
-        ("topic", "pub -nsqd-tcp-address=a:5150", [f"http://a:5151{STATS}"]),
+        ("channel", "doctor --topic events --nsqd-tcp-address a", "a:4151/stats?topic=events&"),
         (
             "channel",
             "tail --topic=events --topic x#ephemeral --nsqd-tcp-address a",
-            [
-                f"http://a:4151{OF_EVENTS}",
-                f"http://a:4151{OF_EVENTS.replace('events', 'x%23ephemeral')}",
-            ],
+            "a:4151/stats?topic=events& a:4151/stats?topic=x%23ephemeral&",
         ),
-        (
-            "topic",
-            "tail --lookupd-http-address a --lookupd-http-address https://b:99/nsq/?x=y",
-            ["http://a:4161/topics?", "https://b:99/nsq/topics?x=y"],
-        ),
+        ("node", "node tombstone events", "127.0.0.1:4161/nodes?"),
     ],
 )
-def test_the_servers_on_the_line_are_asked(values: Values, line: str, urls: list[str]) -> None:
-    assert asked(values, *line.split()) == urls
+def test_the_servers_on_the_line_are_asked(values: Values, line: str, urls: str) -> None:
+    assert asked(values, *line.split()) == urls.split()
 
 
 def test_servers_come_from_the_strongest_source(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text('[defaults]\nlookupd-http-address = "file"\n[tail]\ntopic = "events"\n')
-    assert asked("topic", "tail") == ["http://file:4161/topics?"]
-    assert asked("channel", "tail") == ["http://file:4161/channels?topic=events"]
+    assert asked("topic", "tail") == ["file:4161/topics?"]
+    assert asked("channel", "tail") == ["file:4161/channels?topic=events"]
     monkeypatch.setenv("NSQTOOLS_LOOKUPD_HTTP_ADDRESS", "env1 env2:80")
-    found = ["http://env1:4161/topics?", "http://env2:80/topics?"]
+    found = ["env1:4161/topics?", "env2:80/topics?"]
     assert asked("topic", "tail") == found
-    assert asked("topic", "tail", "--nsqd-tcp-address", "a") == [f"http://a:4151{STATS}"]
-    assert asked("topic", "tail", "--lookupd-http-address", "a") == ["http://a:4161/topics?"]
+    assert asked("topic", "tail", "--nsqd-tcp-address", "a") == ["a:4151/stats?"]
+    assert asked("topic", "tail", "--lookupd-http-address", "a") == ["a:4161/topics?"]
     # An address that cannot be read gives way.
     assert asked("topic", "tail", "--lookupd-http-address", ":x:") == found
 
