@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nsqtools.config.option import Options
 
 MS, S, M = 0.001, 1.0, 60.0
+UNSET, EMPTY = (False, None, None), ("", None, None)
 
 DURATIONS = {
     "0": 0.0,
@@ -96,7 +97,6 @@ GO_NSQ: dict[str, tuple[object, object, object]] = {
     "dial_timeout": (1 * S, None, None),
     "read_timeout": (60 * S, 100 * MS, 5 * M),
     "write_timeout": (1 * S, 100 * MS, 5 * M),
-    "local_addr": ("", None, None),
     "lookupd_poll_interval": (60 * S, 10 * MS, 5 * M),
     "lookupd_poll_jitter": (0.3, 0, 1),
     "lookupd_poll_timeout": (1 * M, None, None),
@@ -109,29 +109,21 @@ GO_NSQ: dict[str, tuple[object, object, object]] = {
     "low_rdy_idle_timeout": (10 * S, 1 * S, 5 * M),
     "low_rdy_timeout": (30 * S, 1 * S, 5 * M),
     "rdy_redistribute_interval": (5 * S, 1 * MS, 5 * S),
-    "client_id": ("", None, None),
-    "hostname": ("", None, None),
     "user_agent": ("go-nsq/1.1.0", None, None),
-    "topology_region": ("", None, None),
-    "topology_zone": ("", None, None),
     "heartbeat_interval": (30 * S, None, None),
     "sample_rate": (0, 0, 99),
-    "tls_v1": (False, None, None),
     "tls_config": (None, None, None),
-    "tls_root_ca_file": ("", None, None),
-    "tls_cert": ("", None, None),
-    "tls_key": ("", None, None),
-    "tls_insecure_skip_verify": (False, None, None),
     "tls_min_version": ("tls1.0", None, None),
-    "deflate": (False, None, None),
     "deflate_level": (6, 1, 9),
-    "snappy": (False, None, None),
     "output_buffer_size": (16384, None, None),
     "output_buffer_timeout": (250 * MS, None, None),
     "max_in_flight": (1, 0, None),
     "msg_timeout": (0.0, 0, None),
-    "auth_secret": ("", None, None),
     "skip_lookupd_authorization": (True, None, None),
+    **dict.fromkeys(("tls_v1", "tls_insecure_skip_verify", "deflate", "snappy"), UNSET),
+    **dict.fromkeys(("local_addr", "client_id", "hostname", "auth_secret"), EMPTY),
+    **dict.fromkeys(("topology_region", "topology_zone"), EMPTY),
+    **dict.fromkeys(("tls_root_ca_file", "tls_cert", "tls_key"), EMPTY),
 }
 
 DIFFERENT: dict[str, tuple[object, object, object] | None] = {

@@ -64,7 +64,6 @@ def offers(line: str) -> list[str]:
         ('pub --mode "r', ["round-robin"]),
         ('pub --topic "x y" --mode r', ["round-robin"]),
         ("pub -- --m", []),
-        ("pub -- --mode=r", []),
         ("tail -v0 --tls-m", ["--tls-min-version"]),
         ("tail -v0n --tls-m", []),
         ("tail --pr", ["--print-topic", "--profile"]),
