@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nsqtools.cli import exits, logs
 from nsqtools.cli.exits import one_line
 from nsqtools.config import LogOptions
-from nsqtools.errors import ConfigError, UnreachableError
+from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
@@ -134,17 +134,6 @@ def test_a_log_call_that_is_itself_wrong_shows_nothing(said: Said) -> None:
 
     assert exits.run(wrong, []) == 0
     assert said() == []
-
-
-def test_the_last_words_of_a_run_are_in_json_too(said: Said) -> None:
-    @click.group(invoke_without_command=True)
-    def fails() -> None:
-        logs.configure(LogOptions(log_format="json"))
-        raise ConfigError("bad")
-
-    assert exits.run(fails, []) == 2
-    (record,) = map(json.loads, said())
-    assert (record["level"], record["message"]) == ("error", "bad")
 
 
 @pytest.mark.parametrize(

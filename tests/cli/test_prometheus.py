@@ -31,10 +31,6 @@ SOME = Metric(
 )
 
 
-def given(text: str) -> Address | None:
-    return listening_address(MetricsOptions(metrics_address=text).metrics_address)
-
-
 @asynccontextmanager
 async def serving(*metrics: Metric) -> AsyncIterator[Address]:
     async with undisturbed(), served(ANY, lambda: metrics) as address:
@@ -42,28 +38,27 @@ async def serving(*metrics: Metric) -> AsyncIterator[Address]:
         yield address
 
 
-class TestOption:
-    @pytest.mark.parametrize(
-        ("text", "address"),
-        [
-            ("", None),
-            (":9090", Address("127.0.0.1", 9090)),
-            (":0", Address("127.0.0.1", 0)),
-            ("localhost:0", Address("localhost", 0)),
-            (" [::1]:9090 ", Address("::1", 9090)),
-        ],
-    )
-    def test_a_host_may_be_left_out_and_a_port_may_be_0(
-        self, text: str, address: Address | None
-    ) -> None:
-        assert given(text) == address
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", None),
+        (":9090", Address("127.0.0.1", 9090)),
+        (":0", Address("127.0.0.1", 0)),
+        ("localhost:0", Address("localhost", 0)),
+        (" [::1]:9090 ", Address("::1", 9090)),
+    ],
+)
+def test_a_host_may_be_left_out_and_a_port_may_be_0(text: str, address: Address | None) -> None:
+    options = MetricsOptions(metrics_address=text)
+    assert listening_address(options.metrics_address) == address
 
-    @pytest.mark.parametrize(
-        "text", ["9090", "localhost", ":", ":65536", "::1:9", "http://x:1", "x:1,y:2"]
-    )
-    def test_what_is_no_address_is_an_error_that_names_the_option(self, text: str) -> None:
-        with pytest.raises(ConfigError, match=r"^metrics_address: address '"):
-            given(text)
+
+@pytest.mark.parametrize(
+    "text", ["9090", "localhost", ":", ":65536", "::1:9", "http://x:1", "x:1,y:2"]
+)
+def test_what_is_no_address_is_an_error_that_names_the_option(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics_address: address '"):
+        MetricsOptions(metrics_address=text)
 
 
 class TestServing:
@@ -134,10 +129,9 @@ class TestServing:
                     pytest.fail("it serves")
 
 
-class TestCounting:
-    def test_a_topic_has_each_metric_from_the_start_on(self) -> None:
-        metrics = list(of_consumers({"t": ConsumerStats()}, "c"))
-        assert metrics
-        for metric in metrics:
-            assert metric.name.endswith("_total") == (metric.kind == "counter")
-            assert metric.samples == [({"topic": "t", "channel": "c"}, 0)]
+def test_a_topic_has_each_metric_from_the_start_on() -> None:
+    metrics = list(of_consumers({"t": ConsumerStats()}, "c"))
+    assert metrics
+    for metric in metrics:
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.samples == [({"topic": "t", "channel": "c"}, 0)]
