@@ -73,54 +73,46 @@ async def test_a_hangup_is_passed_on_once_the_handler_is_open_if_it_was_not_igno
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+    ("held", "signals", "code", "said"),
+    [
+        ("opening", [(5, signal.SIGTERM)], 0, ["open", "close"]),
+        ("opening", [(5, signal.SIGHUP)], 0, ["open", "close"]),
+        ("opening", [(5, signal.SIGINT)], 130, ["open", "close"]),
+        ("draining", [(1, signal.SIGTERM)] * 2, 1, ["open", "drain t", "close at once"]),
+        ("draining", [(1, signal.SIGINT)] * 2, 130, ["open", "drain t", "close at once"]),
+        # As timeout(1) does, which signals the process, and its group.
+        (
+            "draining",
+            [(1, signal.SIGTERM), (0.05, signal.SIGTERM)],
+            0,
+            ["open", "drain t", "close"],
+        ),
+    ],
 )
 @virtual
-async def test_a_signal_ends_an_opening_and_nothing_is_consumed(number: int, code: int) -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    sink.opening = asyncio.Event().wait
-    async with undisturbed():
-        run = serve(sink, nsqd)
-        await elapse(100)
-        kill(number)
-        assert await run == code
-    assert sink.said == ["open", "close"]
-    assert nsqd.dials == []
-
-
-@virtual
-async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    nsqd.publish(b"x")
-    drained = asyncio.Event()
-    sink.draining = drained.wait
-    run = serve(sink, nsqd)
-    await elapse(1)
-    for _ in range(2):
-        kill()  # as timeout(1) does
-        await elapse(0.05)
-    drained.set()
-    assert await run == 0
-    assert "close at once" not in sink.said
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
-@virtual
-async def test_a_second_signal_drops_what_the_handler_holds(
-    monkeypatch: pytest.MonkeyPatch, number: int, code: int
+async def test_a_signal_ends_an_opening_or_drains_and_a_second_one_drops_what_the_handler_holds(
+    monkeypatch: pytest.MonkeyPatch,
+    held: str,
+    signals: list[tuple[float, int]],
+    code: int,
+    said: list[str],
 ) -> None:
     monkeypatch.setattr(os, "_exit", lambda _: pytest.fail("it did not end by itself"))
     nsqd, sink = Network().nsqd(), Gathering()
     nsqd.publish(b"x")
-    sink.draining = asyncio.Event().wait
-    run = serve(sink, nsqd)
-    for _ in range(2):
-        await elapse(1)
-        kill(number)
-    assert await run == code
-    assert sink.said == ["open", "drain t", "close at once"]
-    assert nsqd.commands[-2:] == ["CLS", "abort"]
-    assert time() < 2.1
+    setattr(sink, held, partial(elapse, 10))
+    async with undisturbed():
+        run = serve(sink, nsqd)
+        for delay, number in signals:
+            await elapse(delay)
+            kill(number)
+        last = time()
+        assert await run == code
+    assert sink.said == said
+    assert (nsqd.dials == []) == (held == "opening")
+    at_once = said[-1] == "close at once"
+    assert (nsqd.commands[-2:] == ["CLS", "abort"]) == at_once
+    assert time() < last + 0.1 or not at_once
 
 
 @virtual
