@@ -1,4 +1,4 @@
-"""Who may import whom, how big a file may be, and what a TAB press may load."""
+"""Who may import whom, whose a name is, and how big a file may be."""
 
 from __future__ import annotations
 

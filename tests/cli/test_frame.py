@@ -1,4 +1,4 @@
-"""The frame of the command line: what it loads, how it helps, and how a run ends."""
+"""The frame of the command line: how it helps, and how a run ends."""
 
 from __future__ import annotations
 
