@@ -19,7 +19,6 @@ from nsqtools.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqtools.config.option import Options
 
 MS, S, M = 0.001, 1.0, 60.0
 UNSET, EMPTY = (False, None, None), ("", None, None)
@@ -204,24 +203,13 @@ def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer(
         parse_pairs(ProducerConfig, ["drain_timeout,3s"], "--producer-opt")
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: ConsumerConfig(snappy=True).with_values(deflate=True), ("--snappy", "--deflate")),
-        (lambda: SourceOptions(channel="a b"), ("channel: ", "'a b'")),
-        (lambda: TargetOptions(nsqd_tcp_address=("a:b:c",)), ("nsqd_tcp_address: ", "'a:b:c'")),
-        (
-            lambda: SourceOptions(lookupd_http_address=("https://h:x/p",)),
-            ("lookupd_http_address: ", "'h:x'"),
-        ),
-    ],
-)
-def test_options_that_cannot_be_are_refused_by_name(
-    make: Callable[[], Options], named: tuple[str, str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert all(name in str(caught.value) for name in named)
+def test_options_that_cannot_be_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"--snappy.*--deflate"):
+        ConsumerConfig(snappy=True).with_values(deflate=True)
+    with pytest.raises(ConfigError, match=r"^nsqd_tcp_address: .*'a:b:c'"):
+        TargetOptions(nsqd_tcp_address=("a:b:c",))
+    with pytest.raises(ConfigError, match=r"^lookupd_http_address: .*'h:x'"):
+        SourceOptions(lookupd_http_address=("https://h:x/p",))
 
 
 def test_a_secret_is_neither_in_a_repr_nor_in_an_error() -> None:

@@ -263,26 +263,6 @@ def crowded(module: str, source: Source) -> Iterator[str]:
         yield f"{module}: has {count} modules"
 
 
-SAME_MODULES = {"config.connection", "net.connection"}
-"""Modules that may share a name: one has the options of what the other does."""
-
-
-@functools.cache
-def plain_modules() -> set[str]:
-    """No packages and no ``__main__``; a command's modules are named after the command."""
-    names = sources("nsqtools").keys()
-    packages = {name.rpartition(".")[0] for name in names}
-    plain = {name for name in names - packages if not name.endswith("__main__")}
-    return {name for name in plain if not within(name, ("cli.commands",))}
-
-
-def namesake_modules(module: str, _: Source) -> Iterator[str]:
-    last = module.rpartition(".")[2]
-    for name in plain_modules() if module in plain_modules() else ():
-        if name != module and name.rpartition(".")[2] == last and {name, module} != SAME_MODULES:
-            yield f"{module}: is called as {name} is"
-
-
 ALIAS = re.compile("_?[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
 
 
@@ -352,7 +332,6 @@ def test_the_table_of_contributing_lists_every_part() -> None:
         (oversize, "nsqtools"),
         (undersize, "nsqtools"),
         (crowded, "nsqtools"),
-        (namesake_modules, "nsqtools"),
         (oversize, "tests"),
         (real_sleeps, "tests"),
         (borrowed, "tests"),
@@ -362,11 +341,17 @@ def test_a_rule_is_kept(rule: Rule, folder: str) -> None:
     assert [text for name, each in sources(folder).items() for text in rule(name, each)] == []
 
 
-def test_no_two_classes_have_one_name_unless_one_extends_the_other() -> None:
+def test_no_two_modules_or_classes_have_one_name_unless_one_extends_the_other() -> None:
+    """Packages and ``__main__`` aside; a command's modules are named after the command."""
     found: dict[str, list[tuple[str, bool]]] = {}
+    packages = {name.rpartition(".")[0] for name in sources("nsqtools")}
     for module, source in sources("nsqtools").items():
         for name, bases in named(source.tree):
             found.setdefault(name, []).append((module, name in bases))
+        last = module.rpartition(".")[2]
+        if last != "__main__" and module not in packages and not within(module, ("cli.commands",)):
+            is_of_options = module == "config.connection"  # those of net.connection
+            found.setdefault(last, []).append((module, is_of_options))
     for name, places in found.items():
         modules = [module for module, _ in places]
         assert len(set(modules)) == len(modules), f"{name} is twice in one of {modules}"
