@@ -219,14 +219,11 @@ async def test_what_is_not_drained_in_time_makes_status_1_and_what_was_lost_or_l
 
 
 def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:
-    def chosen(pattern: str) -> object:
-        source = ArchiveSourceOptions(
-            topic=("orders", "other", "reorder"),
-            topic_pattern=pattern,
-            nsqd_tcp_address=("127.0.0.1:4150",),
-        )
-        return choose_topics(source)
-
-    assert chosen("order") == ["orders", "reorder"]
+    source = ArchiveSourceOptions(
+        topic=("orders", "other", "reorder"),
+        topic_pattern="order",
+        nsqd_tcp_address=("127.0.0.1:4150",),
+    )
+    assert choose_topics(source) == ["orders", "reorder"]
     with pytest.raises(ConfigError, match="--topic-pattern"):
-        chosen("^x")
+        choose_topics(source.with_values(topic_pattern="^x"))

@@ -6,10 +6,10 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import click
 import pytest
 
 from nsqtools.cli import cli
+from nsqtools.cli.tree import walk
 from nsqtools.cli.values import names, questions
 from nsqtools.net.http.suggestions import ask
 from tests.support.diskqueues import QueueFiles
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    import click
+
     from nsqtools.config.option import Values
     from tests.support.tls import Certificate, Certificates
+
+
+NODES = walk(cli)
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +40,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def typed(*words: str) -> click.Context:
     """The context of a command that is being typed."""
-    parent = click.Context(cli, info_name="nsqtools", resilient_parsing=True)
-    command: click.Command | None = cli
-    rest = list(words)
-    while isinstance(command, click.Group):
-        name = rest.pop(0)
-        command = command.get_command(parent, name)
-        if isinstance(command, click.Group):
-            parent = click.Context(command, parent, name, resilient_parsing=True)
-    assert command
-    return command.make_context(name, rest, parent, resilient_parsing=True)
+    line = ["nsqtools", *words]
+    node = [each for each in NODES if each.words.split() == line[: len(each.words.split())]][-1]
+    args = line[len(node.words.split()) :]
+    return node.command.make_context(
+        node.ctx.info_name, args, node.ctx.parent, resilient_parsing=True
+    )
 
 
 def asked(values: Values, *words: str) -> list[str]:
@@ -131,7 +132,7 @@ TOPICS = {
     ]
 }
 HOSTS = ("web1", "::1", "$(reboot)")
-NODES = {"producers": [{"broadcast_address": host, "http_port": 4151} for host in HOSTS]}
+PRODUCERS = {"producers": [{"broadcast_address": host, "http_port": 4151} for host in HOSTS]}
 NASTY = ["$(reboot)", "a b", "a\tb", "", "good", "`id`", "x" * 65]
 OLD = {"status_code": 200, "status_txt": "OK", "data": {"topics": ["old"]}}
 
@@ -153,7 +154,7 @@ OLD = {"status_code": 200, "status_txt": "OK", "data": {"topics": ["old"]}}
             TOPICS,
             ("archive", "x#ephemeral"),
         ),
-        ("node", "node tombstone events", "/nodes", NODES, ("[::1]:4151", "web1:4151")),
+        ("node", "node tombstone events", "/nodes", PRODUCERS, ("[::1]:4151", "web1:4151")),
     ],
 )
 def test_only_valid_names_of_nsqd_and_nsqlookupd_reach_the_shell(
