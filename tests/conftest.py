@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from tests.support.examples import Stage
     from tests.support.minio import Minio
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
@@ -266,18 +265,6 @@ def nsqlookupd(make_nsqlookupd: MakeNsqlookupd) -> Nsqlookupd:
 @pytest.fixture
 def nsqd(make_nsqd: MakeNsqd) -> Nsqd:
     return make_nsqd()
-
-
-@pytest.fixture
-def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Iterator[Stage]:
-    """A folder to run command lines in, with servers of this test's own."""
-    from tests.support.examples import Stage  # loads every command
-
-    folder = tmp_path / "stage"
-    folder.mkdir()
-    stage = Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
-    yield stage
-    stage.cli.close()
 
 
 @pytest.fixture

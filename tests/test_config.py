@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import pickle
 import re
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nsqtools.config
 from nsqtools import __version__
-from nsqtools.config import (
-    ConsumerConfig,
-    ProducerConfig,
-    SourceOptions,
-    TargetOptions,
-)
+from nsqtools.config import ConsumerConfig, ProducerConfig, SourceOptions, TargetOptions
 from nsqtools.config.pairs import parse_pairs
 from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
-from tests.support.loaded import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqtools.config.option import Options
 
 MS, S, M = 0.001, 1.0, 60.0
+UNSET, EMPTY = (False, None, None), ("", None, None)
 
 DURATIONS = {
     "0": 0.0,
@@ -44,7 +36,7 @@ DURATIONS = {
     "7ns": 7e-9,
     " 2m ": 120.0,
 }
-NO_DURATIONS = ["", "1000", "0.0", "s", "-1s", "1 s", "1h 30m", "1S", "1x", "1h30", "1e3s"]
+NO_DURATIONS = ("", "1000", "0.0", "s", "-1s", "1 s", "1h 30m", "1S", "1x", "1h30", "1e3s")
 SIZES = {
     "0": 0,
     "65536": 65536,
@@ -56,29 +48,24 @@ SIZES = {
     "2TiB": 2 << 40,
     "12B": 12,
 }
-NO_SIZES = ["", "K", "1e3", "1,5M", "1PB", "-5", "64KiBs", "0x10"]
-
-
-@pytest.mark.parametrize(("text", "seconds"), DURATIONS.items())
-def test_a_duration_is_read_as_go_does(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
-
-
-@pytest.mark.parametrize(("text", "count"), SIZES.items())
-def test_a_size_is_read(text: str, count: int) -> None:
-    assert parse_size(text) == count
+NO_SIZES = ("", "K", "1e3", "1,5M", "1PB", "-5", "64KiBs", "0x10")
 
 
 @pytest.mark.parametrize(
-    ("parse", "text"),
+    ("parse", "text", "value"),
     [
-        *((parse_duration, text) for text in NO_DURATIONS),
-        *((parse_size, text) for text in NO_SIZES),
+        *((parse_duration, *each) for each in (DURATIONS | dict.fromkeys(NO_DURATIONS)).items()),
+        *((parse_size, *each) for each in (SIZES | dict.fromkeys(NO_SIZES)).items()),
     ],
 )
-def test_what_is_no_duration_or_size_is_refused(parse: Callable[[str], object], text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(repr(text))):
-        parse(text)
+def test_a_duration_as_in_go_or_a_size_is_read_or_refused_with_its_text(
+    parse: Callable[[str], float], text: str, value: float | None
+) -> None:
+    if value is None:
+        with pytest.raises(ConfigError, match=re.escape(repr(text))):
+            parse(text)
+    else:
+        assert parse(text) == pytest.approx(value, rel=1e-12)
 
 
 @given(st.integers(0, 10**9))
@@ -101,7 +88,6 @@ GO_NSQ: dict[str, tuple[object, object, object]] = {
     "dial_timeout": (1 * S, None, None),
     "read_timeout": (60 * S, 100 * MS, 5 * M),
     "write_timeout": (1 * S, 100 * MS, 5 * M),
-    "local_addr": ("", None, None),
     "lookupd_poll_interval": (60 * S, 10 * MS, 5 * M),
     "lookupd_poll_jitter": (0.3, 0, 1),
     "lookupd_poll_timeout": (1 * M, None, None),
@@ -114,29 +100,21 @@ GO_NSQ: dict[str, tuple[object, object, object]] = {
     "low_rdy_idle_timeout": (10 * S, 1 * S, 5 * M),
     "low_rdy_timeout": (30 * S, 1 * S, 5 * M),
     "rdy_redistribute_interval": (5 * S, 1 * MS, 5 * S),
-    "client_id": ("", None, None),
-    "hostname": ("", None, None),
     "user_agent": ("go-nsq/1.1.0", None, None),
-    "topology_region": ("", None, None),
-    "topology_zone": ("", None, None),
     "heartbeat_interval": (30 * S, None, None),
     "sample_rate": (0, 0, 99),
-    "tls_v1": (False, None, None),
     "tls_config": (None, None, None),
-    "tls_root_ca_file": ("", None, None),
-    "tls_cert": ("", None, None),
-    "tls_key": ("", None, None),
-    "tls_insecure_skip_verify": (False, None, None),
     "tls_min_version": ("tls1.0", None, None),
-    "deflate": (False, None, None),
     "deflate_level": (6, 1, 9),
-    "snappy": (False, None, None),
     "output_buffer_size": (16384, None, None),
     "output_buffer_timeout": (250 * MS, None, None),
     "max_in_flight": (1, 0, None),
     "msg_timeout": (0.0, 0, None),
-    "auth_secret": ("", None, None),
     "skip_lookupd_authorization": (True, None, None),
+    **dict.fromkeys(("tls_v1", "tls_insecure_skip_verify", "deflate", "snappy"), UNSET),
+    **dict.fromkeys(("local_addr", "client_id", "hostname", "auth_secret"), EMPTY),
+    **dict.fromkeys(("topology_region", "topology_zone"), EMPTY),
+    **dict.fromkeys(("tls_root_ca_file", "tls_cert", "tls_key"), EMPTY),
 }
 
 DIFFERENT: dict[str, tuple[object, object, object] | None] = {
@@ -166,18 +144,19 @@ def test_go_nsqs_option_has_its_name_default_and_bounds_here(name: str) -> None:
     assert (getattr(ConsumerConfig(), field), found.minimum, found.maximum) == ours
 
 
-PAIRS: list[tuple[list[str], dict[str, Any]]] = [
-    ([], {}),
-    (["snappy"], {"snappy": True}),
-    (["client_id,a,b"], {"client_id": "a,b"}),
-    (["client_id,"], {"client_id": ""}),
-    (["max_attempts,3", "max-attempts,4"], {"max_attempts": 4}),
-    (["skip_lookupd_authorization,false"], {"lookupd_authorization": False}),
-]
-
-
-@pytest.mark.parametrize(("pairs", "values"), PAIRS)
-def test_pairs_are_split_at_the_first_comma_and_the_last_wins(
+@pytest.mark.parametrize(
+    ("pairs", "values"),
+    [
+        ([], {}),
+        (["snappy"], {"snappy": True}),
+        (["client_id,a,b"], {"client_id": "a,b"}),
+        (["client_id,"], {"client_id": ""}),
+        (["max_attempts,3", "max-attempts,4"], {"max_attempts": 4}),
+        (["skip_lookupd_authorization,false"], {"lookupd_authorization": False}),
+        (["max_in_flight,0x10", "max_attempts,010"], {"max_in_flight": 16, "max_attempts": 10}),
+    ],
+)
+def test_pairs_are_split_at_the_first_comma_and_the_last_wins_and_integers_are_those_of_go(
     pairs: list[str], values: dict[str, Any]
 ) -> None:
     assert parse_pairs(ConsumerConfig, pairs, "--consumer-opt") == values
@@ -202,11 +181,6 @@ def test_a_bad_pair_is_refused_with_flag_and_culprit(pair: str, culprit: str) ->
         parse_pairs(ConsumerConfig, ["snappy,false", pair], "--consumer-opt")
 
 
-def test_an_integer_may_be_hexadecimal_as_in_go() -> None:
-    values = parse_pairs(ConsumerConfig, ["max_in_flight,0x10", "max_attempts,010"], "x")
-    assert values == {"max_in_flight": 16, "max_attempts": 10}
-
-
 def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer() -> None:
     values = parse_pairs(ProducerConfig, ["deflate_level,9", "write-timeout,2s"], "--producer-opt")
     assert values == {"deflate_level": 9, "write_timeout": 2.0}
@@ -221,52 +195,29 @@ def test_producer_opt_takes_all_names_of_go_nsq_and_ignores_those_of_a_consumer(
         parse_pairs(ProducerConfig, ["drain_timeout,3s"], "--producer-opt")
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: ConsumerConfig(snappy=True).with_values(deflate=True), ("--snappy", "--deflate")),
-        (lambda: SourceOptions(channel="a b"), ("channel: ", "'a b'")),
-        (lambda: TargetOptions(nsqd_tcp_address=("a:b:c",)), ("nsqd_tcp_address: ", "'a:b:c'")),
-        (
-            lambda: SourceOptions(lookupd_http_address=("https://h:x/p",)),
-            ("lookupd_http_address: ", "'h:x'"),
-        ),
-    ],
-)
-def test_options_that_cannot_be_are_refused_by_name(
-    make: Callable[[], Options], named: tuple[str, str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert all(name in str(caught.value) for name in named)
+def test_options_that_cannot_be_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"--snappy.*--deflate"):
+        ConsumerConfig(snappy=True).with_values(deflate=True)
+    with pytest.raises(ConfigError, match=r"^nsqd_tcp_address: .*'a:b:c'"):
+        TargetOptions(nsqd_tcp_address=("a:b:c",))
+    with pytest.raises(ConfigError, match=r"^lookupd_http_address: .*'h:x'"):
+        SourceOptions(lookupd_http_address=("https://h:x/p",))
 
 
-def test_a_secret_is_not_in_a_repr() -> None:
+def test_a_secret_is_neither_in_a_repr_nor_in_an_error() -> None:
     assert "hunter2" not in repr(ConsumerConfig(auth_secret="hunter2"))
     assert "auth_secret=''" in repr(ConsumerConfig())
-
-
-def test_what_may_be_a_secret_is_not_in_an_error() -> None:
     with pytest.raises(ConfigError, match="'auth_secret'") as caught:
         parse_pairs(ConsumerConfig, ["auth_secret=hunter2"], "--consumer-opt")
     assert "hunter2" not in str(caught.value)
 
 
-def test_no_module_of_options_is_left_out() -> None:
-    there = {each.name for each in iter_modules(nsqtools.config.__path__, "nsqtools.config.")}
-    loaded = run_python("import sys, nsqtools.config; print(*sys.modules)").split()
-    assert there - set(loaded) <= {"nsqtools.config.pairs"}
-
-
-def test_an_instance_is_never_changed() -> None:
+def test_an_instance_is_never_changed_and_survives_the_way_to_an_executor() -> None:
     config = ConsumerConfig()
     with pytest.raises(AttributeError, match="max_in_flight"):
         config.max_in_flight = 2  # type: ignore[misc]
     assert config.with_values(max_in_flight=2) == ConsumerConfig(max_in_flight=2) != config
     with pytest.raises(TypeError, match="'max_in_flite'; did you mean 'max_in_flight'"):
         ConsumerConfig(max_in_flite=2)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("config", [ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))])
-def test_an_instance_survives_the_way_to_an_executor(config: Options) -> None:
-    assert pickle.loads(pickle.dumps(config)) == config
+    for each in (ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))):
+        assert pickle.loads(pickle.dumps(each)) == each

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
@@ -12,31 +11,21 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from nsqtools.cli import cli
 from nsqtools.cli.docs import guide, guides, sections
-from tests.support.command_lines import commands, parse
-from tests.support.examples import TIMEOUT, Stage, shown
+from tests.support.examples import Stage, shown
 from tests.support.webserver import Answer, WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.servers import Nsqd
+    from tests.support.servers import MakeNsqd, Nsqlookupd
     from tests.support.webserver import Request
 
 _RECIPES = sections("nsqtools-cookbook.7", "guides")
-_LIBRARY = sections("nsqtools-library.7", "guides")
-_PROGRAMS = ("CONSUMER", "CONSUMER BESIDE OTHER WORK", "A SINK OF YOUR OWN", "PRODUCER")
-
-
-def lines_of_nsqtools() -> Iterator[str]:
-    for name in guides().values():
-        for text in sections(name, "guides").values():
-            for line in "\n".join(shown(text)).replace("\\\n", " ").splitlines():
-                bare = re.sub(r"^(\$ |[A-Z_]+=\S+ |[\d*/]+( [\d*/]+){4} )", "", line)
-                if re.search(r"(^|[|] )nsqtools [a-z]", bare):
-                    yield bare
 
 
 @pytest.mark.parametrize("topic", guides())
@@ -56,11 +45,11 @@ def test_a_guide_is_wrapped_at_the_width_of_the_terminal_and_what_is_indented_is
     assert [x for x in narrow.splitlines() if x[:4] == "    "] == as_they_are
 
 
-@pytest.mark.parametrize("line", dict.fromkeys(lines_of_nsqtools()))
-def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
-    assert commands(line)
-    for args in commands(line):
-        parse(args)
+@pytest.fixture
+def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Stage:
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    return Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
 
 
 @pytest.fixture
@@ -97,27 +86,6 @@ def test_a_recipe_prints_what_it_says(stage: Stage, endpoint: WebServer, title: 
         assert re.fullmatch(pattern, printed.rstrip("\n"), re.DOTALL), (line, printed)
 
 
-@pytest.mark.parametrize("title", _PROGRAMS)
-def test_a_program_of_the_library_guide_runs(nsqd: Nsqd, tmp_path: Path, title: str) -> None:
-    (program,) = [block for block in shown(_LIBRARY[title]) if "asyncio.run" in block]
-    nsqd.create("events", channel := f"{title.split()[0].lower()}")
-    program = program.replace("4150", str(nsqd.tcp.port))
-    depth = f'until_empty=True, nsqd_http_address=("{nsqd.http}",)'
-    program = program.replace("until_empty=True", depth)
-    for written in ("print", "journal"):
-        program = program.replace(f'"{written}"', f'"{channel}"')
-    nsqd.publish("events", [*[b"one"] * 59, b"end"])  # fewer than Journal settles at once
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
 _MANIFESTS = [
     manifest
     for block in shown(sections("nsqtools-deployment.7", "guides")["KUBERNETES"])
@@ -131,7 +99,8 @@ def test_a_manifest_keeps_to_the_schema_of_kubernetes(manifest: dict[str, Any]) 
     labels = manifest["spec"]["template"]["metadata"]["labels"]
     assert manifest["spec"]["selector"]["matchLabels"].items() <= labels.items()
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    parse(container["args"])
+    shown = CliRunner().invoke(cli, ["config", "show", *container["args"]])
+    assert shown.exit_code == 0, shown.output
     volumes = [each["name"] for each in manifest["spec"]["template"]["spec"].get("volumes", [])]
     volumes += [c["metadata"]["name"] for c in manifest["spec"].get("volumeClaimTemplates", [])]
     assert sorted(each["name"] for each in container.get("volumeMounts", [])) == sorted(volumes)

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the public classes run, and have the types they say."""
+"""The examples of the library, in docstrings, README and guide: they run, and have their types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +19,11 @@ from nsqtools.cli.docs import sections
 from tests.support.examples import TIMEOUT, shown
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nsqtools import Batch
     from tests.support.servers import Nsqd
 
+README = Path(__file__).parents[1] / "README.md"
+GUIDE = sections("nsqtools-library.7", "guides")
 _PUBLIC = [name for name in dir(nsqtools) if name[0].isupper()]
 _SELF_EXPLAINING = {
     *("AuthError", "ConnectionLostError", "LockedError", "OutputError", "RefusedError"),
@@ -56,10 +57,39 @@ def test_every_public_class_has_an_example_that_is_short() -> None:
 
 
 def test_the_guide_lists_the_public_classes() -> None:
-    guide = sections("nsqtools-library.7", "guides")["INSTALL"]
-    listed = re.search(r"import \((.*?)\)", guide, re.DOTALL)
+    listed = re.search(r"import \((.*?)\)", GUIDE["INSTALL"], re.DOTALL)
     assert listed
     assert sorted(re.findall(r"\w+", listed[1])) == sorted(_PUBLIC)
+
+
+def here(program: str, nsqd: Nsqd) -> str:
+    """The program, which uses this nsqd."""
+    depth = f'until_empty=True, nsqd_http_address=("{nsqd.http}",)'
+    return program.replace("4150", str(nsqd.tcp.port)).replace("until_empty=True", depth)
+
+
+PROGRAMS = {
+    title: next(block for block in shown(GUIDE[title]) if "asyncio.run" in block)
+    for title in ("CONSUMER", "CONSUMER BESIDE OTHER WORK", "A SINK OF YOUR OWN", "PRODUCER")
+}
+PROGRAMS["README"] = README.read_text().partition("```python\n")[2].partition("```")[0]
+
+
+@pytest.mark.parametrize(("title", "program"), PROGRAMS.items(), ids=PROGRAMS)
+def test_a_program_of_the_guide_or_the_readme_runs(
+    nsqd: Nsqd, tmp_path: Path, title: str, program: str
+) -> None:
+    for topic in ("events", "orders", "users"):
+        for channel in ("print", "journal"):
+            nsqd.create(topic, channel)
+        nsqd.publish(topic, [*[b"one"] * 59, b"end"])  # fewer than Journal settles at once
+    run = [sys.executable, "-c", here(program, nsqd)]
+    ran = subprocess.run(
+        run, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    if title == "README":
+        assert ran.stdout.splitlines()[-1] == "120 messages finished"
 
 
 class Sink(Handler):
@@ -83,9 +113,8 @@ def test_an_example_runs(nsqd: Nsqd, name: str) -> None:
         "runner": runner(Sink()),
         "consumer": Consumer(nowhere, Sink()),
     }
-    depth = f'until_empty=True, nsqd_http_address=("{nsqd.http}",)'
-    program = EXAMPLES[name].replace("4150", str(nsqd.tcp.port))
-    exec(_PRELUDE + program.replace("until_empty=True", depth), names)
+    program = here(EXAMPLES[name], nsqd)
+    exec(_PRELUDE + program, names)
     if "asyncio.run" not in program:
         for kind in names.values():
             if isinstance(kind, type) and kind.__bases__ == (Handler,):
@@ -95,8 +124,7 @@ def test_an_example_runs(nsqd: Nsqd, name: str) -> None:
 
 @pytest.mark.full("the types of the examples in docstrings and of the guide's programs")
 def test_examples_are_typed(tmp_path: Path) -> None:
-    guide = sections("nsqtools-library.7", "guides").values()
-    programs = [block for text in guide for block in shown(text) if "def " in block]
+    programs = [block for text in GUIDE.values() for block in shown(text) if "def " in block]
     assert len(programs) > 3
     programs += [f"{_PRELUDE}{_GIVEN}{program}" for program in EXAMPLES.values()]
     for number, program in enumerate(programs):

@@ -1,12 +1,13 @@
-"""README.md is true: what it says is run, parsed or looked up."""
+"""README.md is true: what it says is parsed or looked up, as are all command lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+import shlex
+from contextlib import suppress
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -15,17 +16,16 @@ import click
 import pytest
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import guide_summaries
+from nsqtools.cli.docs import guide_summaries, guides, sections
 from nsqtools.cli.options import ConfigOption
-from nsqtools.cli.resolver import variables
-from nsqtools.cli.tree import walk
-from tests.support.command_lines import commands, parse
+from nsqtools.cli.resolver import Resolver, variables
+from nsqtools.cli.tree import groups_of, walk
+from tests.support.examples import LINES, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.process import Cli
-    from tests.support.servers import Nsqd
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,12 +41,55 @@ def blocks(*languages: str) -> list[str]:
     return [body for language, body in FENCE.findall(README) if language in languages]
 
 
-def shell_lines() -> Iterator[str]:
-    """Lines of shell without comments and the times of cron."""
-    for body in blocks("sh", "bash", "console", "crontab"):
-        for line in body.replace("\\\n", " ").splitlines():
-            bare = re.sub(r"(^|\s)#\s.*", "", line)
-            yield re.sub(r"^[\d*/,-]+(\s+[\d*/,-]+){4}\s", "", bare).removeprefix("$ ").strip()
+def commands(line: str) -> list[list[str]]:
+    """Arguments of every nsqtools in a line of shell."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    parts = groupby(lexer, lambda token: not set(token) <= set("();<>|&"))
+    simple = [list(tokens) for is_command, tokens in parts if is_command]
+    return [words[1:] for words in simple if words[0].rpartition("/")[2] == "nsqtools"]
+
+
+def parse(args: list[str]) -> None:
+    """Read a command line as nsqtools does, and run nothing; raises UsageError or ConfigError."""
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
+    command: click.Command = cli
+    context: click.Context | None = None
+    name = "nsqtools"
+    while isinstance(command, click.Group) and args and not args[0].startswith("-"):
+        context = click.Context(command, context, info_name=name)
+        name, *args = args
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no command {name}")
+        command = found
+    with (
+        suppress(click.exceptions.Exit),  # of --help and --version
+        command.make_context(name, args, parent=context) as made,
+    ):
+        Resolver(made, groups_of(command)).instances()
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """Lines of shell that run nsqtools, without comments and the times of cron."""
+    for line in text.replace("\\\n", " ").splitlines():
+        bare = re.sub(r"(^|\s)#\s.*", "", line)
+        bare = re.sub(r"^(\$ |[A-Z_]+=\S+ |[\d*/]+( [\d*/]+){4} )", "", bare)
+        if re.search(r"(^[\w./]*|[|;&(] ?)nsqtools [a-z]", bare):
+            yield bare
+
+
+def documents() -> Iterator[str]:
+    """Shell in the README, the guides, the help and the picture."""
+    yield from blocks("sh", "bash", "console", "crontab")
+    for name in guides().values():
+        for text in sections(name, "guides").values():
+            yield from shown(text)
+    yield from LINES
+    picture = ElementTree.parse(ROOT / ".github" / "demo.svg")
+    yield "\n".join(each.text or "" for each in picture.iter() if each.get("class") == "c")
 
 
 @pytest.fixture
@@ -57,19 +100,13 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_settings")
-@pytest.mark.parametrize("line", [line for line in shell_lines() if commands(line)])
+@pytest.mark.parametrize(
+    "line", dict.fromkeys(line for text in documents() for line in command_lines(text))
+)
 def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
+    assert commands(line)
     for args in commands(line):
         parse(args)
-
-
-def options() -> set[str]:
-    return {
-        spelling
-        for node in walk(cli)
-        for option in node.options
-        for spelling in (*option.opts, *option.secondary_opts)
-    }
 
 
 def test_every_command_named_in_prose_exists() -> None:
@@ -89,7 +126,8 @@ def test_every_command_named_in_prose_exists() -> None:
 
 
 def test_every_option_named_in_prose_exists() -> None:
-    known = options()
+    options = [option for node in walk(cli) for option in node.options]
+    known = {name for each in options for name in (*each.opts, *each.secondary_opts)}
     for own in ("bench/__main__.py", "conftest.py"):
         known |= {*re.findall(r'"(--?[\w-]+)"', (ROOT / "tests" / own).read_text("utf-8"))}
     lines = [code.split() for code in INLINE if "python" not in code.split()[0]]
@@ -137,36 +175,12 @@ def test_every_link_leads_somewhere() -> None:
             assert (ROOT / link.partition("#")[0]).exists(), link
 
 
-def test_the_configuration_file_passes_its_check(nsqtools_cli: Cli, tmp_path: Path) -> None:
-    files = blocks("toml")
-    assert files
-    for number, text in enumerate(files):
-        path = tmp_path / f"{number}.toml"
-        path.write_text(text)
-        checked = nsqtools_cli("config", "check", str(path))
-        assert (checked.code, checked.stderr) == (0, "")
-
-
-def test_the_library_example_consumes(nsqd: Nsqd, tmp_path: Path) -> None:
-    (example,) = blocks("python")
-    for topic in ("orders", "users"):
-        nsqd.create(topic, "print")
-        nsqd.publish(topic, [b"one", b"two"])
-    example = example.replace("4150", str(nsqd.tcp.port)).replace(
-        "until_empty=True", f'until_empty=True, nsqd_http_address=("{nsqd.http}",)'
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, check=False, timeout=250
-    )
-    assert (ran.returncode, ran.stderr) == (0, b"")
-    assert ran.stdout.splitlines()[-1] == b"4 messages finished"
-
-
-def test_every_command_of_the_picture_is_one_that_nsqtools_takes() -> None:
-    picture = ElementTree.parse(ROOT / ".github" / "demo.svg")
-    shown = "\n".join(each.text or "" for each in picture.iter() if each.get("class") == "c")
-    lines = shown.replace("\\\n", "").splitlines()
-    assert lines
-    for line in lines:
-        (args,) = commands(line.removeprefix("$ "))
-        parse(args)
+def test_configuration_files_here_and_in_the_guide_pass_their_check(
+    nsqtools_cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.toml"
+    guide = "\n\n".join(shown(sections("nsqtools.toml.5", "guides")["EXAMPLES"]))
+    for text in (guide, *blocks("toml")):
+        file.write_text(text)
+        checked = nsqtools_cli("config", "check", str(file))
+        assert (checked.code, checked.stderr, "[" in text) == (0, "", True)

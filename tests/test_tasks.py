@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.tasks import Tasks, interruptible, is_cancelled
 from tests.support.clock import virtual
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
 
 
 async def fail() -> None:
@@ -27,10 +31,9 @@ async def last() -> None:
 
 @pytest.mark.parametrize(("work", "kind"), [(fail, ValueError), (cancel_itself, RuntimeError)])
 @virtual
-async def test_a_task_that_fails_is_reported_and_nothing_that_was_cancelled(
-    work: object, kind: type[Exception]
+async def test_a_task_that_fails_is_reported_and_neither_taken_for_cancelled_nor_interrupted(
+    work: Callable[[], Coroutine[Any, Any, None]], kind: type[Exception]
 ) -> None:
-    assert callable(work)
     errors: list[BaseException] = []
     tasks = Tasks(errors.append)
     for each in (work, last):
@@ -39,14 +42,6 @@ async def test_a_task_that_fails_is_reported_and_nothing_that_was_cancelled(
     await tasks.close()
     assert [type(error) for error in errors] == [kind]
     assert errors[0].__traceback__ or errors[0].__cause__
-
-
-@pytest.mark.parametrize(("work", "kind"), [(fail, ValueError), (cancel_itself, RuntimeError)])
-@virtual
-async def test_work_that_fails_is_not_taken_for_interrupted(
-    work: object, kind: type[Exception]
-) -> None:
-    assert callable(work)
     with pytest.raises(kind):
         await interruptible(work(), asyncio.Event())
 
@@ -63,8 +58,7 @@ async def test_work_is_interrupted_by_the_event_alone() -> None:
 async def test_a_task_knows_whether_it_was_cancelled_by_somebody() -> None:
     found: list[bool] = []
 
-    async def work(awaited: object) -> None:
-        assert callable(awaited)
+    async def work(awaited: Callable[[], Awaitable[None]]) -> None:
         try:
             await awaited()
         except asyncio.CancelledError:

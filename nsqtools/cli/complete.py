@@ -87,7 +87,11 @@ def candidates(cli: click.Group, line: str) -> Answer:
     word = word.removesuffix(_CURSOR)
     if words[:1] == ["help"]:
         found = _after(cli, words[1:], word, commands_only=True)
-        return found if words[1:] else found._replace(items=[*found.items, *_guides(word)])
+        if words[1:]:
+            return found
+        commands = {item.value for item in found.items}
+        guides = [item for item in _guides(word) if item.value not in commands]
+        return found._replace(items=[*found.items, *guides])
     found = _after(cli, words, word)
     if not words and "help".startswith(word):
         shown = CompletionItem("help", help="Show the options of a command.")

@@ -1,78 +1,29 @@
-"""What TAB offers, how shells are told, and how little it loads."""
+"""What TAB offers, and how shells are told."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
 import pytest
 
-from nsqtools.cli import COMMANDS, LazyCommand, LazyGroup, cli
+from nsqtools.cli import COMMANDS, cli
 from nsqtools.cli.complete import LINE, TEXT, candidates
 from nsqtools.cli.exits import COMPLETE
-from nsqtools.cli.options import Command, options
-from nsqtools.cli.tree import walk
-from nsqtools.config.option import Options, choice, flag, integer, option, path, texts
 from tests.support.diskqueues import QueueFiles
-from tests.support.golden import nobody
-from tests.support.loaded import loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from tests.support.process import Cli
 
 
-class Sample(Options):
-    title = "Sample"
-
-    colour: str = choice("Which.", "", "red", "green", "grey", short="c")
-    picture: str = path("Where.")
-    count: int = integer("How many.", 1, minimum=1, short="n")
-    tag: tuple[str, ...] = texts("What for.")
-    keep: bool = flag("Keep it.", short="k")
-    verbose: int = option("count", "More.", 0, short="v")
+FORMATS = ["raw", "json", "length-prefixed"]
+SHARED = ["--config", "--profile", "--log-format", "--verbose", "--quiet", "--help"]
 
 
-@click.command("paint", cls=Command)
-@click.argument("words", nargs=-1)
-@options(sample=Sample)
-def paint(words: tuple[str, ...], sample: Sample) -> None:
-    """Paint."""
-
-
-@click.command(
-    "attempt",
-    cls=Command,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-@click.argument("line", nargs=-1, type=click.UNPROCESSED)
-@options(sample=Sample)
-def attempt(line: tuple[str, ...], sample: Sample) -> None:
-    """Attempt a command line."""
-
-
-@click.command("draw", cls=Command)
-@options(sample=Sample)
-def draw(sample: Sample) -> None:
-    """Draw."""
-
-
-SAMPLES = LazyGroup(
-    name="nsqtools",
-    table={
-        "paint": LazyCommand("Make", "Paint.", __name__),
-        "draw": LazyCommand("Make", "Draw.", __name__),
-        "attempt": LazyCommand("Look", "Attempt a command line.", __name__),
-        "print": LazyCommand("Make", "Never loaded.", "no.such.module"),
-    },
-)
-
-
-def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
+def offers(line: str) -> list[str]:
     """Whole words that can stand at the end of the line; file names as ``<typed>``."""
-    found = candidates(group, f"nsqtools {line}")
+    found = candidates(cli, f"nsqtools {line}")
     return [
         found.kept + (item.value if item.type == "plain" else f"<{found.typed}>")
         for item in found.items
@@ -82,148 +33,76 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", ["paint", "draw", "attempt", "print", "help"]),
-        ("p", ["paint", "print"]),
-        ("help p", ["paint", "print", "pipeline"]),
+        ("", [*COMMANDS, "help"]),
+        ("p", ["pipeline", "pub"]),
+        ("help pi", ["pipeline"]),
         ("help tr", ["troubleshooting"]),
+        ("help pub --m", []),
+        ("lookup t", ["topics"]),
+        ("completion ", ["bash", "zsh", "fish"]),
         ("--log-format ", ["text", "json"]),
         ("--log-format=j", ["--log-format=json"]),
         ("--config ", ["<>"]),
-        ("-v --config x --log-format text dr", ["draw"]),
-        ("-q draw --colour g", ["green", "grey"]),
+        ("-v --config x --log-format text verif", ["verify"]),
+        ("-v topic -q un", ["unpause"]),
+        ("-q pub --mode r", ["round-robin"]),
         ("-v --pro", ["--profile"]),
-        ("help paint --c", []),
+        ("topic --pro", ["--profile"]),
         ("nosuch --", []),
-        ("draw --co", ["--colour", "--count", "--config"]),
-        ("draw --colour red --co", ["--count", "--config"]),
-        ("draw --tag x --ta", ["--tag"]),
-        ("draw -co", ["-colour", "-count", "-config"]),
-        ("draw --colour ", ["red", "green", "grey"]),
-        ("draw --colour=g", ["--colour=green", "--colour=grey"]),
-        ("draw -colour=g", ["-colour=green", "-colour=grey"]),
-        ("draw -c g", ["green", "grey"]),
-        ("draw -vvkc g", ["green", "grey"]),
-        ("draw --picture ", ["<>"]),
-        ("draw -picture=a/b", ["-picture=<a/b>"]),
-        ("draw --nosuch -n x --colour r", ["red"]),
-        ("draw --picture --colour --colour r", ["red"]),
-        ('draw --colour "g', ["green", "grey"]),
-        ("draw --picture a\\ b", ["<a b>"]),
-        ('draw --tag "x y" --colour r', ["red"]),
-        ("paint -- --c", []),
-        ("attempt ", ["paint", "draw", "attempt", "print"]),
-        ("attempt d", ["draw"]),
-        ("attempt --keep -n 1 d", ["draw"]),
-        ("attempt draw --ke", ["--keep"]),
-        ("attempt draw --colour g", ["green", "grey"]),
-        ("attempt --keep draw -c g", ["green", "grey"]),
+        ("verify --fo", ["--format"]),
+        ("verify --format raw --fo", []),
+        ("tail --topic x --topi", ["--topic"]),
+        ("verify -fo", ["-format"]),
+        ("verify --format ", FORMATS),
+        ("verify --format=j", ["--format=json"]),
+        ("verify -format=j", ["-format=json"]),
+        ("pub --tls-cert ", ["<>"]),
+        ("pub -tls-cert=a/b", ["-tls-cert=<a/b>"]),
+        ("pub --tls-cert a\\ b", ["<a b>"]),
+        ("pub --tls-cert --mode --mode r", ["round-robin"]),
+        ("pub --nosuch -v x --mode r", ["round-robin"]),
+        ('pub --mode "r', ["round-robin"]),
+        ('pub --topic "x y" --mode r', ["round-robin"]),
+        ("pub -- --m", []),
+        ("tail -v0 --tls-m", ["--tls-min-version"]),
+        ("tail -v0n --tls-m", []),
+        ("tail --pr", ["--print-topic", "--profile"]),
+        ("tail --no-pr", ["--no-print-topic"]),
+        ("queue ls va", ["<va>"]),
+        ("config check ./a", ["<./a>"]),
+        ("config show --ch", ["--changed"]),
+        ("config show t", ["tail", "to-file", "to-http", "topic"]),
+        ("config show --profile p tail --max-in-flight-", ["--max-in-flight-bytes"]),
+        ("config show lookup ch", ["channels"]),
+        ("config show pub --mode r", ["round-robin"]),
     ],
 )
 def test_a_word_is_completed_by_what_parsing_would_make_of_it(line: str, words: list[str]) -> None:
     assert offers(line) == words
 
 
-def test_a_dash_begins_every_option_and_a_no_their_opposites() -> None:
-    assert {"-c", "--colour", "--picture", "-k", "--keep", "--config"} < set(offers("draw -"))
-    assert "--no-keep" not in offers("draw --")
-    assert "--no-keep" in offers("draw --n")
+def test_a_dash_or_an_empty_word_stands_for_options_where_no_argument_is_known() -> None:
+    assert {"-v", "-q", *SHARED, "--max-msg-size", "--json"} < set(offers("verify -"))
+    assert {*SHARED, "--max-in-flight", "--json"} < set(offers("tail "))
+    assert "--no-json" not in offers("tail --")
+    assert offers("completion bash ") == ["--help"]
+    assert offers("pub -- ") == []
 
 
 def test_a_profile_is_completed_before_the_command_and_after_it(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[profile.prod]\n[profile.test]\n")
     assert offers(f"--config {file} --profile p") == ["prod"]
-    assert offers(f"--config {file} draw --profile t") == ["test"]
-
-
-def test_an_empty_word_stands_for_options_where_no_argument_is_known() -> None:
-    assert {"--colour", "--keep", "--help"} < set(offers("draw "))
-    assert offers("draw ") == offers("paint word ")
-    assert offers("paint -- ") == []
-
-
-def test_every_command_and_option_of_the_product_is_offered() -> None:
-    assert offers("", cli) == [*COMMANDS, "help"]
-    for name in COMMANDS:
-        assert offers(name[:-1], cli)[0].startswith(name[:-1])
-    assert "pipeline" in offers("help ", cli)
-    assert offers("-v topic -q un", cli) == ["unpause"]
-    assert "--profile" in offers("topic -", cli)
-    assert offers("completion ", cli) == ["bash", "zsh", "fish"]
-    assert offers("lookup t", cli) == ["topics"]
-    assert offers("tail --topi", cli) == ["--topic"]
+    assert offers(f"--config {file} tail --profile t") == ["test"]
 
 
 def test_an_option_without_value_does_not_hide_the_arguments_before_it(tmp_path: Path) -> None:
     QueueFiles(tmp_path, "events:archive").write(0, b"")
-    line = f"nsqtools queue cat {tmp_path} --topic "
-    assert [item.value for item in candidates(cli, line).items] == ["events"]
-    assert [item.value for item in candidates(cli, f"{line}events --channel ").items] == ["archive"]
-    (path,) = candidates(cli, "nsqtools queue ls va").items
-    assert (path.type, path.value) == ("file", "va")
+    assert offers(f"queue cat {tmp_path} --topic ") == ["events"]
+    assert offers(f"queue cat {tmp_path} --topic events --channel ") == ["archive"]
 
 
-def test_config_completes_the_line_it_shows_and_the_file_it_checks() -> None:
-    assert offers("config show t", cli) == ["tail", "to-file", "to-http", "topic"]
-    assert offers("config show --profile p tail --max-in-flight-", cli) == ["--max-in-flight-bytes"]
-    assert offers("config show lookup ch", cli) == ["channels"]
-    assert offers("config show pub --mode r", cli) == ["round-robin"]
-    assert offers("config check ./a", cli) == ["<./a>"]
-
-
-def press(
-    nsqtools_cli: Cli, line: str, shell: str = "fish", env: Mapping[str, str] | None = None
-) -> str:
-    """What a shell is told; nothing goes to stderr, and the exit status is 0."""
-    done = nsqtools_cli(env={COMPLETE: f"{shell}_complete", LINE: line, **(env or {})})
-    assert (done.code, done.stderr) == (0, "")
-    return done.stdout.decode()
-
-
-def test_a_candidate_is_its_kind_its_text_and_its_help(nsqtools_cli: Cli) -> None:
-    assert press(nsqtools_cli, "nsqtools ta") == f"plain\ttail\t{COMMANDS['tail'].help}\n"
-    assert press(nsqtools_cli, "nsqtools pub --mode ro") == "plain\tround-robin\t\n"
-    assert press(nsqtools_cli, "nsqtools tail --tls-cert my") == "file\tmy\t\n"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "nsqtools tail --config /no/such/file --profile ",
-        "nsqtools tail --config broken.toml --topic ",
-        "nsqtools tail --lookupd-http-address :::: --nsqd-http-address 127.0.0.1:1 --topic ",
-        "nsqtools tail --nsqd-tcp-address 127.0.0.1:1 --topic ",
-        "nsqtools tail --topic 'no such' --lookupd-http-address 127.0.0.1:1 --channel ",
-        "nsqtools tail \udcff --profile ",
-    ],
-)
-def test_whatever_is_wrong_goes_unsaid(nsqtools_cli: Cli, tmp_path: Path, line: str) -> None:
-    (tmp_path / "broken.toml").write_text("[defaults\n")
-    names = nobody()
-    servers = {
-        "NSQTOOLS_LOOKUPD_HTTP_ADDRESS": names["NOBODY"],
-        "NSQTOOLS_NSQD_HTTP_ADDRESS": names["NOBODY_HTTP"],
-    }
-    assert press(nsqtools_cli, line, "bash", {TEXT: "", **servers}) == ""
-
-
-HEAVY = {
-    *("asyncio", "concurrent.futures", "difflib", "email", "http", "httpx", "logging"),
-    *("multiprocessing", "pathlib", "pyarrow", "pyspark", "rich", "snappy", "socket", "ssl"),
-    *("subprocess", "tempfile", "tomllib", "urllib"),
-}
-LEAVES = [node.words for node in walk(cli) if not isinstance(node.command, click.Group)]
-
-
-def test_completing_an_option_loads_no_more_than_options() -> None:
-    runs: list[tuple[list[str], dict[str, str]]] = [
-        ([], {COMPLETE: "bash_complete", LINE: f"{words} --help"}) for words in LEAVES
-    ]
-    for words, modules in zip(LEAVES, loaded(runs), strict=True):
-        assert "nsqtools.cli.complete" in modules
-        assert "nsqtools.config" in modules or words == "nsqtools completion"
-        # Nobody types options of the demo every day.
-        spared = {"pathlib", "subprocess", "urllib"} if words == "nsqtools demo" else set()
-        assert modules & HEAVY <= spared, words
-        assert not [name for name in modules if name.startswith("nsqtools.engine")], words
+def test_a_line_that_is_no_text_completes_nothing(nsqtools_cli: Cli) -> None:
+    line = "nsqtools tail \udcff --profile "
+    done = nsqtools_cli(env={COMPLETE: "bash_complete", LINE: line, TEXT: ""})
+    assert (done.code, done.stdout, done.stderr) == (0, b"", "")

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 
 import pytest
 
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.config import MetricsOptions
 from nsqtools.engine.totals import ConsumerStats
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address, listening_address
 from tests.support.metrics import get, values
@@ -30,10 +31,6 @@ SOME = Metric(
 )
 
 
-def given(text: str) -> Address | None:
-    return listening_address(MetricsOptions(metrics_address=text).metrics_address)
-
-
 @asynccontextmanager
 async def serving(*metrics: Metric) -> AsyncIterator[Address]:
     async with undisturbed(), served(ANY, lambda: metrics) as address:
@@ -41,46 +38,42 @@ async def serving(*metrics: Metric) -> AsyncIterator[Address]:
         yield address
 
 
-class TestOption:
-    @pytest.mark.parametrize(
-        ("text", "address"),
-        [
-            ("", None),
-            (":9090", Address("127.0.0.1", 9090)),
-            (":0", Address("127.0.0.1", 0)),
-            ("localhost:0", Address("localhost", 0)),
-            (" [::1]:9090 ", Address("::1", 9090)),
-        ],
-    )
-    def test_a_host_may_be_left_out_and_a_port_may_be_0(
-        self, text: str, address: Address | None
-    ) -> None:
-        assert given(text) == address
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("", None),
+        (":9090", Address("127.0.0.1", 9090)),
+        (":0", Address("127.0.0.1", 0)),
+        ("localhost:0", Address("localhost", 0)),
+        (" [::1]:9090 ", Address("::1", 9090)),
+    ],
+)
+def test_a_host_may_be_left_out_and_a_port_may_be_0(text: str, address: Address | None) -> None:
+    options = MetricsOptions(metrics_address=text)
+    assert listening_address(options.metrics_address) == address
 
-    @pytest.mark.parametrize(
-        "text", ["9090", "localhost", ":", ":65536", "::1:9", "http://x:1", "x:1,y:2"]
-    )
-    def test_what_is_no_address_is_an_error_that_names_the_option(self, text: str) -> None:
-        with pytest.raises(ConfigError, match=r"^metrics_address: address '"):
-            given(text)
+
+@pytest.mark.parametrize(
+    "text", ["9090", "localhost", ":", ":65536", "::1:9", "http://x:1", "x:1,y:2"]
+)
+def test_what_is_no_address_is_an_error_that_names_the_option(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics_address: address '"):
+        MetricsOptions(metrics_address=text)
 
 
 class TestServing:
-    async def test_labels_and_help_come_through_whatever_is_in_them(self) -> None:
+    async def test_labels_and_help_come_through_in_the_format_that_the_client_prefers(self) -> None:
+        accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
         async with serving(SOME) as address:
             reply = await get(address)
+            preferred = await get(address, headers=accept)
         assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         found = values(reply.text)
         assert found["x_total", 'quo"te\\\n', "a"] == 2
         assert found["x_total", "é", "b"] == 0.5
         assert "# TYPE x_total counter\n" in reply.text
-
-    async def test_a_client_that_prefers_openmetrics_gets_that(self) -> None:
-        async with serving(SOME) as address:
-            accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
-            reply = await get(address, headers=accept)
-        assert reply.headers["content-type"].startswith("application/openmetrics-text; ")
-        assert reply.text.endswith("\n# EOF\n")
+        assert preferred.headers["content-type"].startswith("application/openmetrics-text; ")
+        assert preferred.text.endswith("\n# EOF\n")
 
     async def test_other_paths_and_methods_are_refused_and_head_has_no_body(self) -> None:
         async with serving(SOME) as address:
@@ -94,16 +87,17 @@ class TestServing:
             posted = await get(address, method="POST", content=b"x")
             assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
 
+    @pytest.mark.parametrize(
+        ("error", "status", "logged"),
+        [(ZeroDivisionError("oops"), 500, 2), (UnreachableError("no poll within 5s"), 503, 0)],
+    )
     async def test_an_error_in_counting_costs_a_scrape_and_nothing_else(
-        self, caplog: pytest.LogCaptureFixture
+        self, error: Exception, status: int, logged: int, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def collect() -> list[Metric]:
-            raise ZeroDivisionError("oops")
-
-        async with served(ANY, collect) as address:
+        async with served(ANY, AsyncMock(side_effect=error)) as address:
             assert address
-            assert [(await get(address)).status_code for _ in range(2)] == [500, 500]
-        assert ["ZeroDivisionError" in told for told in caplog.messages] == [True, True]
+            assert [(await get(address)).status_code for _ in range(2)] == [status] * 2
+        assert sum("ZeroDivisionError" in told for told in caplog.messages) == logged
 
     async def test_where_it_is_is_logged_and_at_the_end_nobody_is_there(
         self, caplog: pytest.LogCaptureFixture
@@ -135,10 +129,9 @@ class TestServing:
                     pytest.fail("it serves")
 
 
-class TestCounting:
-    def test_a_topic_has_each_metric_from_the_start_on(self) -> None:
-        metrics = list(of_consumers({"t": ConsumerStats()}, "c"))
-        assert metrics
-        for metric in metrics:
-            assert metric.name.endswith("_total") == (metric.kind == "counter")
-            assert metric.samples == [({"topic": "t", "channel": "c"}, 0)]
+def test_a_topic_has_each_metric_from_the_start_on() -> None:
+    metrics = list(of_consumers({"t": ConsumerStats()}, "c"))
+    assert metrics
+    for metric in metrics:
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.samples == [({"topic": "t", "channel": "c"}, 0)]

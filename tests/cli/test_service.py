@@ -18,7 +18,7 @@ from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, SourceOptions, StopOptions
 from nsqtools.engine import lookup
-from nsqtools.errors import ConfigError, OutputError, UnreachableError
+from nsqtools.errors import ConfigError, OutputError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Answers
 from tests.support.clock import elapse, virtual
@@ -51,84 +51,68 @@ def kill(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
+@pytest.mark.parametrize("ignored", [False, True])
 @virtual
-async def test_a_hangup_is_passed_on_only_once_the_handler_is_open() -> None:
+async def test_a_hangup_is_passed_on_once_the_handler_is_open_if_it_was_not_ignored_at_the_start(
+    ignored: bool,
+) -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     sink.opening = partial(elapse, 10)
     hangups: list[float] = []
-    run = serve(sink, nsqd, hangup=lambda: hangups.append(time()), max_duration=10.0)
-    for _ in range(2):
-        await elapse(8)
-        kill(signal.SIGHUP)
-        await elapse(0)
-    assert await run == 0
-    assert hangups == [pytest.approx(16)]
-
-
-@virtual
-async def test_a_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    hangups: list[float] = []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
-        run = serve(sink, nsqd, hangup=lambda: hangups.append(time()), max_duration=5.0)
-        await elapse(1)
-        kill(signal.SIGHUP)
+        run = serve(sink, nsqd, hangup=lambda: hangups.append(time()), max_duration=10.0)
+        for _ in range(2):
+            await elapse(8)
+            kill(signal.SIGHUP)
+            await elapse(0)
         assert await run == 0
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert hangups == []
+    assert hangups == ([] if ignored else [pytest.approx(16)])
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+    ("held", "signals", "code", "said"),
+    [
+        ("opening", [(5, signal.SIGTERM)], 0, ["open", "close"]),
+        ("opening", [(5, signal.SIGHUP)], 0, ["open", "close"]),
+        ("opening", [(5, signal.SIGINT)], 130, ["open", "close"]),
+        ("draining", [(1, signal.SIGTERM)] * 2, 1, ["open", "drain t", "close at once"]),
+        ("draining", [(1, signal.SIGINT)] * 2, 130, ["open", "drain t", "close at once"]),
+        # As timeout(1) does, which signals the process, and its group.
+        (
+            "draining",
+            [(1, signal.SIGTERM), (0.05, signal.SIGTERM)],
+            0,
+            ["open", "drain t", "close"],
+        ),
+    ],
 )
 @virtual
-async def test_a_signal_ends_an_opening_and_nothing_is_consumed(number: int, code: int) -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    sink.opening = asyncio.Event().wait
-    async with undisturbed():
-        run = serve(sink, nsqd)
-        await elapse(100)
-        kill(number)
-        assert await run == code
-    assert sink.said == ["open", "close"]
-    assert nsqd.dials == []
-
-
-@virtual
-async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    nsqd.publish(b"x")
-    drained = asyncio.Event()
-    sink.draining = drained.wait
-    run = serve(sink, nsqd)
-    await elapse(1)
-    for _ in range(2):
-        kill()  # as timeout(1) does
-        await elapse(0.05)
-    drained.set()
-    assert await run == 0
-    assert "close at once" not in sink.said
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
-@virtual
-async def test_a_second_signal_drops_what_the_handler_holds(
-    monkeypatch: pytest.MonkeyPatch, number: int, code: int
+async def test_a_signal_ends_an_opening_or_drains_and_a_second_one_drops_what_the_handler_holds(
+    monkeypatch: pytest.MonkeyPatch,
+    held: str,
+    signals: list[tuple[float, int]],
+    code: int,
+    said: list[str],
 ) -> None:
     monkeypatch.setattr(os, "_exit", lambda _: pytest.fail("it did not end by itself"))
     nsqd, sink = Network().nsqd(), Gathering()
     nsqd.publish(b"x")
-    sink.draining = asyncio.Event().wait
-    run = serve(sink, nsqd)
-    for _ in range(2):
-        await elapse(1)
-        kill(number)
-    assert await run == code
-    assert sink.said == ["open", "drain t", "close at once"]
-    assert nsqd.commands[-2:] == ["CLS", "abort"]
-    assert time() < 2.1
+    setattr(sink, held, partial(elapse, 10))
+    async with undisturbed():
+        run = serve(sink, nsqd)
+        for delay, number in signals:
+            await elapse(delay)
+            kill(number)
+        last = time()
+        assert await run == code
+    assert sink.said == said
+    assert (nsqd.dials == []) == (held == "opening")
+    at_once = said[-1] == "close at once"
+    assert (nsqd.commands[-2:] == ["CLS", "abort"]) == at_once
+    assert time() < last + 0.1 or not at_once
 
 
 @virtual
@@ -180,6 +164,36 @@ async def test_systemd_is_asked_for_more_time_until_a_topic_was_reached(
 
 
 @virtual
+async def test_topics_that_match_come_and_go_as_nsqlookupd_lists_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.stuck = {"t.gone": OutputError("t.gone.log: no space")}
+    listed = ["t.gone", "other"]
+
+    async def ask(urls: object, call: Callable[[Any], Awaitable[Any]], **_: object) -> Answers[Any]:
+        asked = await call(SimpleNamespace(topics=AsyncMock(return_value=listed)))
+        return Answers([(Address("lookupd", 4161), asked)], [])
+
+    monkeypatch.setattr(lookup, "ask_lookupds", ask)
+    monkeypatch.setattr(lookup, "producers_at", AsyncMock(return_value=[nsqd.address]))
+    source = SourceOptions(topic=("unused",), lookupd_http_address=("lookupd:4161",))
+    finding: dict[str, Any] = {"topics": re.compile(r"t\."), "refresh": 1.0}
+    config = ConsumerConfig(max_in_flight=100)
+    run = consume(source, "c", config, StopOptions(max_duration=200.0), sink, **finding)
+    running = asyncio.create_task(exit_code(run))
+    await elapse(5)
+    listed = ["t.new"]
+    assert await running == 1
+    assert sink.joined == ["t.gone", "t.new"]
+    assert sink.said == ["open", "drain t.gone", "drain t.new", "close"]
+    assert errors(caplog) == [
+        "topic t.gone: t.gone.log: no space",
+        "not completely written: t.gone",
+    ]
+
+
+@virtual
 async def test_topics_that_were_never_consumed_are_named_and_make_status_1(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -190,68 +204,26 @@ async def test_topics_that_were_never_consumed_are_named_and_make_status_1(
     assert errors(caplog)[-1].endswith(": bad worse")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("draining", partial(elapse, 1000), 1), ("lost", 1, 4), ("left_behind", 1, 4)],
+)
 @virtual
-async def test_topics_that_match_come_and_go_as_nsqlookupd_lists_them_and_stay_while_it_is_silent(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_what_is_not_drained_in_time_makes_status_1_and_what_was_lost_or_left_behind_4(
+    name: str, value: object, code: int
 ) -> None:
     nsqd, sink = Network().nsqd(), Gathering()
-    sink.stuck = {"t.gone": OutputError("t.gone.log: no space")}
-    listed: list[str] | None = ["t.gone", "other"]
-
-    async def ask(urls: object, call: Callable[[Any], Awaitable[Any]], **_: object) -> Answers[Any]:
-        if listed is None:
-            raise UnreachableError("no nsqlookupd answers")
-        asked = await call(SimpleNamespace(topics=AsyncMock(return_value=listed)))
-        return Answers([(Address("lookupd", 4161), asked)], [])
-
-    monkeypatch.setattr(lookup, "ask_lookupds", ask)
-    monkeypatch.setattr(lookup, "producers_at", AsyncMock(return_value=[nsqd.address]))
-    source = SourceOptions(topic=("unused",), lookupd_http_address=("lookupd:4161",))
-    config, topics = ConsumerConfig(max_in_flight=100), re.compile(r"t\.")
-    run = asyncio.create_task(
-        exit_code(consume(source, "c", config, StopOptions(), sink, topics=topics, refresh=1.0))
-    )
-    await elapse(5)
-    listed = None
-    await elapse(1000)
-    assert sink.said == ["open"]
-    listed = ["t.new"]
-    await elapse(200)
-    assert (sink.joined, sink.said) == (["t.gone", "t.new"], ["open", "drain t.gone"])
-    kill()
-    assert await run == 1
-    assert errors(caplog) == [
-        "topic t.gone: t.gone.log: no space",
-        "not completely written: t.gone",
-    ]
-    assert caplog.text.count("no nsqlookupd answers") == 1
-
-
-@virtual
-async def test_a_topic_that_is_not_drained_in_time_makes_status_1() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
     nsqd.publish(b"x")
-    sink.draining = asyncio.Event().wait
-    assert await serve(sink, nsqd, max_duration=5.0) == 1
-
-
-@pytest.mark.parametrize("trouble", ["lost", "left_behind"])
-@virtual
-async def test_messages_that_were_lost_or_nobody_takes_make_status_4(trouble: str) -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    setattr(sink, trouble, 1)
-    assert await serve(sink, nsqd, max_duration=1.0) == 4
+    setattr(sink, name, value)
+    assert await serve(sink, nsqd, max_duration=5.0) == code
 
 
 def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:
-    def chosen(pattern: str) -> object:
-        source = ArchiveSourceOptions(
-            topic=("orders", "other", "reorder"),
-            topic_pattern=pattern,
-            nsqd_tcp_address=("127.0.0.1:4150",),
-        )
-        return choose_topics(source)
-
-    assert chosen("order") == ["orders", "reorder"]
+    source = ArchiveSourceOptions(
+        topic=("orders", "other", "reorder"),
+        topic_pattern="order",
+        nsqd_tcp_address=("127.0.0.1:4150",),
+    )
+    assert choose_topics(source) == ["orders", "reorder"]
     with pytest.raises(ConfigError, match="--topic-pattern"):
-        chosen("^x")
+        choose_topics(source.with_values(topic_pattern="^x"))

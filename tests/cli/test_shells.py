@@ -46,12 +46,6 @@ printf 'got<'; for word; do printf '%s|' "$word"; done; echo '>'
 # A program that cannot start.
 BROKEN = PROGRAM.replace("exec {python}", "echo Traceback >&2; exit 1")
 
-# An interactive shell wants a controlling terminal.
-IN_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "os.execvp(sys.argv[1], sys.argv[1:])"
-)
-
 _ESCAPES = re.compile(
     r"\x1b(\][^\x07\x1b]*(\x07|\x1b\\)|\[[0-9;?<=>]*[ -/]*[@-~]|\(.|[=>78])|[\x07\r]"
 )
@@ -64,33 +58,26 @@ FISHRC = "function fish_prompt; printf '{prompt}'; end\nset -g fish_greeting\n"
 class Shell:
     """An interactive shell that runs in ``home``; a context manager."""
 
-    def __init__(self, name: str, home: Path, **variables: str) -> None:
+    def __init__(self, name: str, home: Path) -> None:
         self.name = name
         options = {"bash": ["--noprofile"], "zsh": ["-d"], "fish": ["--private"]}[name]
         path = needs(name, f"completion in {name}")
-        self._argv = [sys.executable, "-c", IN_TERMINAL, path, *options, "-i"]
-        self.home = home
-        self._env = {
-            "HOME": str(home),
-            "PATH": f"{home}/bin:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "TERM": "xterm",
-            "LC_ALL": "C.UTF-8",
-            **variables,
-        }
+        self._argv = ["setsid", "-c", path, *options, "-i"]
+        self._home = home
         self._output = ""
 
     def __enter__(self) -> Self:
         self._fd, terminal = pty.openpty()
         termios.tcsetwinsize(terminal, (50, 200))
+        own = {"HOME": str(self._home), "PATH": f"{self._home}/bin:{os.environ['PATH']}"}
+        common = {"PYTHONPATH": str(ROOT), "TERM": "xterm", "LC_ALL": "C.UTF-8"}
         self._process = subprocess.Popen(
             self._argv,
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
-            env=self._env,
-            cwd=self.home,
-            start_new_session=True,
+            env=own | common,
+            cwd=self._home,
         )
         os.close(terminal)
         self._until(PROMPT)
@@ -109,14 +96,10 @@ class Shell:
 
     def tab(self, line: str) -> list[str]:
         """Press TAB after ``nsqtools`` and a line; the arguments that Enter then gives."""
-        return self.look(line)[1]
-
-    def look(self, line: str) -> tuple[str, list[str]]:
-        """As ``tab``, with what was shown before nsqtools ran."""
-        return self.press(f"nsqtools {line}")
+        return self.press(f"nsqtools {line}")[1]
 
     def press(self, line: str) -> tuple[str, list[str]]:
-        """As ``look`` for a whole line, which runs nsqtools."""
+        """As ``tab`` for a whole line, with what was shown before nsqtools ran."""
         os.write(self._fd, f"{line}\t\r".encode())
         shown = self._until("got<")
         *words, end = self._until(">").removesuffix(">").split("|")
@@ -168,29 +151,23 @@ def shell(request: pytest.FixtureRequest, home: Path) -> Iterator[Shell]:
         yield running
 
 
-def test_commands_options_and_choices_are_completed(shell: Shell) -> None:
+def test_words_are_completed_and_files_by_the_shell_itself(shell: Shell, home: Path) -> None:
     assert shell.tab("lookup ch") == ["lookup", "channels"]
     assert shell.tab("pub --mode ro") == ["pub", "--mode", "round-robin"]
     assert shell.tab("pub --mode=ro") == ["pub", "--mode=round-robin"]
     assert shell.tab("tail --verbose --log-f") == ["tail", "--verbose", "--log-format"]
     assert shell.tab("pub -mode=ro") == ["pub", "-mode=round-robin"]
-
-
-def test_files_are_completed_by_the_shell_itself(shell: Shell, home: Path) -> None:
     assert shell.tab("tail --tls-cert=my") == ["tail", "--tls-cert=my certificate.pem"]
     assert shell.tab("tail --tls-cert ~/my") == ["tail", "--tls-cert", f"{home}/my certificate.pem"]
     assert shell.tab("tail -tls-cert=fun")[1].startswith("-tls-cert=functions")
-
-
-def test_a_line_is_completed_from_its_own_command_on(shell: Shell) -> None:
     line = 'echo nsqtools; true | NAME=x ~/bin/nsqtools pub --mode "ro'
     assert shell.press(line)[1] == ["pub", "--mode", "round-robin"]
 
 
 def test_several_candidates_are_listed(shell: Shell) -> None:
-    shown, words = shell.look("pub --mode ")
+    shown, words = shell.press("nsqtools pub --mode ")
     assert {"round-robin", " all"} <= set(re.findall("round-robin| all", shown))
-    shown, words = shell.look("lookup ")
+    shown, words = shell.press("nsqtools lookup ")
     assert {"channels", "nodes", "producers", "topics"} < set(shown.split())
     assert ("List all topics." in shown) == (shell.name != "bash")
     assert words == ["lookup"]
@@ -222,7 +199,7 @@ def completes(shell: Shell, line: str, last: str) -> bool:
 def test_a_program_that_fails_shows_nothing(name: str, home: Path) -> None:
     (home / "bin" / "nsqtools").write_text(BROKEN)
     with Shell(name, home) as shell:
-        shown, words = shell.look("ta")
+        shown, words = shell.press("nsqtools ta")
     assert words == ["ta"]
     if shell.name == "bash":
         assert shown == "nsqtools ta\ngot<"

@@ -6,10 +6,10 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import click
 import pytest
 
 from nsqtools.cli import cli
+from nsqtools.cli.tree import walk
 from nsqtools.cli.values import names, questions
 from nsqtools.net.http.suggestions import ask
 from tests.support.diskqueues import QueueFiles
@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    import click
+
     from nsqtools.config.option import Values
     from tests.support.tls import Certificate, Certificates
 
 
-@pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration file of this test's own."""
+NODES = walk(cli)
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration file of this test's own; a busy machine keeps the limit for answers."""
+    monkeypatch.setattr("nsqtools.net.http.suggestions.LIMIT", 30.0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "nsqtools").mkdir()
     return tmp_path / "nsqtools" / "config.toml"
@@ -34,88 +40,73 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def typed(*words: str) -> click.Context:
     """The context of a command that is being typed."""
-    parent = click.Context(cli, info_name="nsqtools", resilient_parsing=True)
-    command: click.Command | None = cli
-    rest = list(words)
-    while isinstance(command, click.Group):
-        name = rest.pop(0)
-        command = command.get_command(parent, name)
-        if isinstance(command, click.Group):
-            parent = click.Context(command, parent, name, resilient_parsing=True)
-    assert command
-    return command.make_context(name, rest, parent, resilient_parsing=True)
+    line = ["nsqtools", *words]
+    node = [each for each in NODES if each.words.split() == line[: len(each.words.split())]][-1]
+    args = line[len(node.words.split()) :]
+    return node.command.make_context(
+        node.ctx.info_name, args, node.ctx.parent, resilient_parsing=True
+    )
 
 
 def asked(values: Values, *words: str) -> list[str]:
     return [
-        f"{'https' if question.tls else 'http'}://{question.address}{question.path}"
+        f"{'https://' if question.tls else ''}{question.address}{question.path}".replace(ALL, "")
         for question in questions(values, typed(*words))
     ]
 
 
-STATS = "/stats?format=json&include_clients=false&include_mem=false"
-OF_EVENTS = "/stats?topic=events&format=json&include_clients=false&include_mem=false"
+ALL = "format=json&include_clients=false&include_mem=false"
+STATS = f"/stats?{ALL}"
+OF_EVENTS = f"/stats?topic=events&{ALL}"
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("values", "line", "urls"),
     [
-        ("topic", "tail", ["http://127.0.0.1:4161/topics?", f"http://127.0.0.1:4151{STATS}"]),
-        ("channel", "tail", []),
+        ("topic", "tail", "127.0.0.1:4161/topics? 127.0.0.1:4151/stats?"),
+        ("topic", "pub -nsqd-tcp-address=a:5150", "a:5151/stats?"),
+        (
+            "topic",
+            "tail --lookupd-http-address a --lookupd-http-address https://b:99/nsq/?x=y",
+            "a:4161/topics? https://b:99/nsq/topics?x=y",
+        ),
+        ("channel", "tail", ""),
         (
             "channel",
             "lookup channels events",
-            ["http://127.0.0.1:4161/channels?topic=events", f"http://127.0.0.1:4151{OF_EVENTS}"],
+            "127.0.0.1:4161/channels?topic=events 127.0.0.1:4151/stats?topic=events&",
         ),
         (
             "channel",
             "channel delete events --lookupd-http-address a",
-            ["http://a:4161/channels?topic=events"],
+            "a:4161/channels?topic=events",
         ),
-        ("channel", "doctor --topic events --nsqd-tcp-address a", [f"http://a:4151{OF_EVENTS}"]),
-        ("node", "node tombstone events", ["http://127.0.0.1:4161/nodes?"]),
-        ("topic", "pub -nsqd-tcp-address=a:5150", [f"http://a:5151{STATS}"]),
+        ("channel", "doctor --topic events --nsqd-tcp-address a", "a:4151/stats?topic=events&"),
         (
             "channel",
             "tail --topic=events --topic x#ephemeral --nsqd-tcp-address a",
-            [
-                f"http://a:4151{OF_EVENTS}",
-                f"http://a:4151{OF_EVENTS.replace('events', 'x%23ephemeral')}",
-            ],
+            "a:4151/stats?topic=events& a:4151/stats?topic=x%23ephemeral&",
         ),
-        (
-            "topic",
-            "tail --lookupd-http-address a --lookupd-http-address https://b:99/nsq/?x=y",
-            ["http://a:4161/topics?", "https://b:99/nsq/topics?x=y"],
-        ),
+        ("node", "node tombstone events", "127.0.0.1:4161/nodes?"),
     ],
 )
-def test_the_servers_on_the_line_are_asked(values: Values, line: str, urls: list[str]) -> None:
-    assert asked(values, *line.split()) == urls
+def test_the_servers_on_the_line_are_asked(values: Values, line: str, urls: str) -> None:
+    assert asked(values, *line.split()) == urls.split()
 
 
 def test_servers_come_from_the_strongest_source(
-    alone: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone.write_text('[defaults]\nlookupd-http-address = "file"\n[tail]\ntopic = "events"\n')
-    assert asked("topic", "tail") == ["http://file:4161/topics?"]
-    assert asked("channel", "tail") == ["http://file:4161/channels?topic=events"]
+    file.write_text('[defaults]\nlookupd-http-address = "file"\n[tail]\ntopic = "events"\n')
+    assert asked("topic", "tail") == ["file:4161/topics?"]
+    assert asked("channel", "tail") == ["file:4161/channels?topic=events"]
     monkeypatch.setenv("NSQTOOLS_LOOKUPD_HTTP_ADDRESS", "env1 env2:80")
-    found = ["http://env1:4161/topics?", "http://env2:80/topics?"]
+    found = ["env1:4161/topics?", "env2:80/topics?"]
     assert asked("topic", "tail") == found
-    assert asked("topic", "tail", "--nsqd-tcp-address", "a") == [f"http://a:4151{STATS}"]
-    assert asked("topic", "tail", "--lookupd-http-address", "a") == ["http://a:4161/topics?"]
-
-
-@pytest.mark.usefixtures("alone")
-def test_an_address_that_cannot_be_read_gives_way_to_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    line = "tail", "--lookupd-http-address", ":x:"
-    assert asked("topic", *line) == []
-    monkeypatch.setenv("NSQTOOLS_LOOKUPD_HTTP_ADDRESS", "env:80")
-    assert asked("topic", *line) == ["http://env:80/topics?"]
+    assert asked("topic", "tail", "--nsqd-tcp-address", "a") == ["a:4151/stats?"]
+    assert asked("topic", "tail", "--lookupd-http-address", "a") == ["a:4161/topics?"]
+    # An address that cannot be read gives way.
+    assert asked("topic", "tail", "--lookupd-http-address", ":x:") == found
 
 
 @contextmanager
@@ -133,30 +124,48 @@ def server(
         yield "--lookupd-http-address", running.url("")
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that a busy machine keeps."""
-    monkeypatch.setattr("nsqtools.net.http.suggestions.LIMIT", 30.0)
+CHANNELS = [{"channel_name": "archive"}, {"channel_name": "x#ephemeral"}]
+TOPICS = {
+    "topics": [
+        {"topic_name": "events", "channels": CHANNELS},
+        {"topic_name": "other", "channels": [{"channel_name": "no"}]},
+    ]
+}
+HOSTS = ("web1", "::1", "$(reboot)")
+PRODUCERS = {"producers": [{"broadcast_address": host, "http_port": 4151} for host in HOSTS]}
+NASTY = ["$(reboot)", "a b", "a\tb", "", "good", "`id`", "x" * 65]
+OLD = {"status_code": 200, "status_txt": "OK", "data": {"topics": ["old"]}}
 
 
-@pytest.mark.usefixtures("alone", "patient")
 @pytest.mark.parametrize(
-    ("reply", "found"),
+    ("values", "line", "path", "reply", "found"),
     [
-        ({"topics": None}, ()),
-        ({"status_code": 200, "status_txt": "OK", "data": {"topics": ["old"]}}, ("old",)),
-        ({"topics": ["$(reboot)", "a b", "a\tb", "", "good", "`id`", "x" * 65]}, ("good",)),
-        ({"topics": ["good", 1]}, ()),
-        ([], ()),
-        ({}, ()),
+        ("topic", "tail", "/topics", {"topics": None}, ()),
+        ("topic", "tail", "/topics", OLD, ("old",)),
+        ("topic", "tail", "/topics", {"topics": NASTY}, ("good",)),
+        ("topic", "tail", "/topics", {"topics": ["good", 1]}, ()),
+        ("topic", "tail", "/topics", [], ()),
+        ("topic", "tail", "/topics", {}, ()),
+        ("topic", "tail --nsqd-http-address $URL", STATS, TOPICS, ("events", "other")),
+        (
+            "channel",
+            "tail --topic events --nsqd-http-address $URL",
+            OF_EVENTS,
+            TOPICS,
+            ("archive", "x#ephemeral"),
+        ),
+        ("node", "node tombstone events", "/nodes", PRODUCERS, ("[::1]:4151", "web1:4151")),
     ],
 )
-def test_only_valid_names_reach_the_shell(reply: object, found: tuple[str, ...]) -> None:
-    with server({"/topics": reply}) as known:
-        assert names("topic", typed("tail", *known)) == found
+def test_only_valid_names_of_nsqd_and_nsqlookupd_reach_the_shell(
+    values: Values, line: str, path: str, reply: object, found: tuple[str, ...]
+) -> None:
+    with server({path: reply}) as (option, url):
+        words = line.replace("$URL", url).split()
+        asked = () if url in words else (option, url)
+        assert names(values, typed(*words, *asked)) == found
 
 
-@pytest.mark.usefixtures("alone", "patient")
 def test_a_server_that_refuses_or_is_gone_costs_only_its_own_names() -> None:
     gone = ("--lookupd-http-address", "127.0.0.1:1")
     with (
@@ -168,44 +177,18 @@ def test_a_server_that_refuses_or_is_gone_costs_only_its_own_names() -> None:
         assert names("topic", line) == ("a", "b", "c#ephemeral")
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_server_that_never_answers_is_not_waited_for() -> None:
+def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqtools.net.http.suggestions.LIMIT", 0.3)
     with WebServer(HANG) as silent, server({"/topics": {"topics": ["a"]}}) as good:
         line = ("tail", "--lookupd-http-address", str(silent.address), *good)
         assert eventually(lambda: ask(questions("topic", typed(*line)))) == {"a"}
 
 
-@pytest.mark.usefixtures("alone", "patient")
 def test_https_is_verified_with_the_ca_of_the_line(certificates: Certificates) -> None:
     with server({"/topics": {"topics": ["a"]}}, certificates.server) as known:
         trusted = ("--tls-root-ca-file", str(certificates.ca))
         assert names("topic", typed("tail", *known, *trusted)) == ("a",)
         assert names("topic", typed("tail", *known)) == ()
-
-
-@pytest.mark.usefixtures("alone", "patient")
-def test_nsqd_names_its_topics_and_channels() -> None:
-    channels = [{"channel_name": "archive"}, {"channel_name": "x#ephemeral"}]
-    topics = [
-        {"topic_name": "events", "channels": channels},
-        {"topic_name": "other", "channels": [{"channel_name": "no"}]},
-    ]
-    replies = {STATS: {"topics": topics}, OF_EVENTS: {"topics": topics}}
-    with server(replies) as (_, url):
-        known = ("tail", "--nsqd-http-address", url, "--topic", "events")
-        assert names("topic", typed(*known)) == ("events", "other")
-        assert names("channel", typed(*known)) == ("archive", "x#ephemeral")
-
-
-@pytest.mark.usefixtures("alone", "patient")
-def test_nsqlookupd_names_its_nsqds() -> None:
-    hosts = ("web1", "::1", "$(reboot)")
-    replies = {
-        "/nodes": {"producers": [{"broadcast_address": h, "http_port": 4151} for h in hosts]}
-    }
-    with server(replies) as known:
-        line = typed("node", "tombstone", "events", *known)
-        assert names("node", line) == ("[::1]:4151", "web1:4151")
 
 
 def test_topics_and_channels_of_a_data_path_are_those_with_files(tmp_path: Path) -> None:
