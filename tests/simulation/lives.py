@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.names import Address
-from tests.simulation.plans import WINDOW, Fault, Plan
+from tests.simulation.plans import OF_SERVERS, WINDOW, Fault, Plan
 from tests.simulation.world import Command, Lookupd, Server, World
 
 if TYPE_CHECKING:
@@ -42,11 +42,6 @@ GARBAGE = (
 
 class Life:
     """What lives of all kinds share: servers, faults, the publisher, and the end."""
-
-    healthy_when = frozenset(
-        {"server stops", "server restarts", "latency", "clock", "cut", "break"}
-    )
-    """Faults beside which a healthy nsqd must be consumed."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world, self.plan = world, plan
@@ -326,9 +321,14 @@ class Life:
         self.world.disk.failing[host] = fault.how / 2
         return lambda: self.world.disk.failing.pop(host, None)
 
+    def fault_disk_slow(self, fault: Fault) -> Any:
+        host = self.host(0)
+        self.world.disk.slow[host] = fault.how**4 * 2
+        return lambda: self.world.disk.slow.pop(host, None)
+
     async def watch(self) -> None:
         """A healthy nsqd is consumed, whatever the others do."""
-        if not all(fault.kind in self.healthy_when for fault in self.plan.faults):
+        if not all(fault.kind in (*OF_SERVERS, "clock") for fault in self.plan.faults):
             return
         if self.plan.copies > 1 or self.in_flight < len(self.servers):
             return

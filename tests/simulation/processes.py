@@ -112,6 +112,11 @@ class Baton:
             timer.cancel()
         return ready()
 
+    def pause(self, seconds: float) -> None:
+        """Block this thread for some time; without effect in the event loop."""
+        if getattr(self._own, "thread", None):
+            self.wait(lambda: False, seconds)
+
     def wake(self) -> None:
         """Let threads run again that wait for what is ready now."""
         for thread in self._all[:]:

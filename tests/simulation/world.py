@@ -47,7 +47,7 @@ class World:
         self.loop = SimulatedLoop(self.random("network"), limit)
         self.loop.trouble = self._trouble  # type: ignore[method-assign]
         self.network = self.loop.network
-        self.disk = Disk(folder, self.random("disk"))
+        self.disk = Disk(folder, self.random("disk"), self.loop.baton.pause)
         self.servers: dict[str, Server] = {}
         self.commands: list[Command] = []
         self.events: list[str] = []
@@ -230,7 +230,8 @@ class World:
         try:
             self.loop.baton.wait(lambda: bool(ended))
         except Killed:
-            main.close()
+            with suppress(BaseException):
+                main.close()
             raise
         if left := self.tasks_of(process):
             self.violated(f"{process}: left tasks: {left}")
