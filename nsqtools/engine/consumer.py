@@ -69,7 +69,7 @@ class ConsumerStats:
     abandoned: int = 0
     """Handlers that had not closed within drain_timeout."""
     unconfirmed: int = 0
-    """Connections that did not answer CLS: nsqd may redeliver what was finished there."""
+    """Connections that ended without a sign that nsqd has read the last FINs: it may redeliver."""
     connections: int = 0
     connected: int = 0
     """Connections made since the start."""
@@ -453,7 +453,7 @@ class Consumer:
         if connections:
             await asyncio.sleep(_LINGER)
         for link in self._flow.links.values():
-            self._stats.unconfirmed += link.has_finished and not link.connection.answered_cls
+            self._stats.unconfirmed += bool(link.last_finish) and not link.connection.answered_cls
         ending = [link.connection for link in self._flow.links.values()]
         await together(*(c.close() if c.answered_cls else c.close(drain=0.0) for c in ending))
         if error:

@@ -43,13 +43,15 @@ class Link(Listener):
 
     __slots__ = (
         *("_flow", "_fresh", "_last_message", "_rdy_since", "_served"),
-        *("connection", "has_finished", "stale"),
+        *("connection", "last_finish", "stale"),
     )
 
     connection: Connection
 
     def __init__(self, flow: Flow) -> None:
-        self.stale = self.has_finished = False
+        self.stale = False
+        self.last_finish = 0.0
+        """Event loop time of the last FIN; 0 for none."""
         self._flow = flow
         self._fresh = True
         self._last_message = self._rdy_since = 0.0
@@ -130,7 +132,7 @@ class Link(Listener):
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
-        self.has_finished = True
+        self.last_finish = self._flow.now()
         self._flow.settled(finished=len(messages))
         self.connection.settle(finish=[message.id for message in messages])
         self._settled()
@@ -294,11 +296,17 @@ class Flow:
         default, most = self._config.default_requeue_delay, self._config.max_requeue_delay
         return round(requeue_delay(attempts, default_delay=default, max_delay=most) * 1000)
 
+    def now(self) -> float:
+        """Return the event loop time."""
+        return self._loop.time()
+
     def lost(self, link: Link, address: Address, error: PeerError | None) -> None:
         """Remove a connection and share its RDY among the others."""
         if self.links.get(address) is not link:
             return
         del self.links[address]
+        if error and link.last_finish >= link.connection.last_read:
+            self.stats.unconfirmed += 1  # it may not have read the last FINs
         if self._stopped or error is None:
             return
         level = logging.WARNING

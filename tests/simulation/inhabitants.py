@@ -102,9 +102,10 @@ class HttpLife(Life):
         return lambda: setattr(self.endpoint, "mood", "good")
 
     @property
-    def is_once(self) -> bool:  # type: ignore[override]
-        """Whether the endpoint has taken nothing without saying so."""
-        return not any(f.kind == "endpoint" and f.how >= 0.5 for f in self.plan.faults)
+    def is_once(self) -> bool:
+        """Whether the endpoint has taken nothing without saying so, too."""
+        is_late = any(f.kind == "endpoint" and f.how >= 0.5 for f in self.plan.faults)
+        return super().is_once and not is_late
 
     def fault_endpoint_stops(self, fault: Fault) -> Any:
         return self.hang(self.endpoint)

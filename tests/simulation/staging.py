@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +38,11 @@ _TRIES = 4
 _MISSED = 5.0
 """Seconds after which an executor that does not run is taken for dead."""
 _RESTART = 3.0
+_RECOGNISED = {
+    *("server restarts", "break", "garbage", "kill", "kill at", "power"),
+    *("disk full", "disk fails", "clock", "lookupd stops", "lookupd restarts"),
+}
+"""Faults after which what comes again is known to be staged. Others let it time out before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +74,7 @@ class StagingLife(Life):
     """A query that runs all the time; copy 0 is its driver, the others are executors."""
 
     def __init__(self, world: World, plan: Plan) -> None:
-        super().__init__(world, plan)
+        super().__init__(world, replace(plan, copies=max(2, plan.copies)))
         self.place = os.path.join(world.disk.make("host-0"), "staging")
         servers = {"nsqd.tcp.addresses": ",".join(server.tcp for server in self.servers)}
         if self.lookupds:
@@ -259,6 +264,10 @@ class StagingLife(Life):
                 self.world.violated("the last batch is never committed")
                 return
             await asyncio.sleep(1)
+
+    @property
+    def is_once(self) -> bool:
+        return {fault.kind for fault in self.plan.faults} <= _RECOGNISED
 
     async def finish(self) -> None:
         self._check_finished()
