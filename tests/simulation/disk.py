@@ -183,7 +183,9 @@ class Disk:
 
     def _forget(self) -> None:
         """Let go of what can be in no directory any more."""
-        there = {inode for each in self._names.values() for names in each for inode in names.values()}
+        there = {
+            inode for each in self._names.values() for names in each for inode in names.values()
+        }
         there |= {each.inode() for each in os.scandir(self.root)}
         for inode in self._kept.keys() - there:
             _REAL["close"](self._kept.pop(inode))

@@ -1,16 +1,15 @@
 """``format("nsq")`` without Spark: a driver that plans batches, and executors that receive them.
 
-All of them are processes of one host, whose disk has the staging. They run the functions that Spark
-would call; this is what Spark itself does: it logs the offsets and commits of batches, syncing
-neither, gives each partition to an executor, again where that is dead or hangs, and a few times
-where it fails, and starts a query anew that has failed. An executor that hung goes on.
+All are processes of one host, whose disk has the staging, and run the functions that Spark would
+call. The rest is what Spark does: it logs offsets and commits of batches, syncing neither, gives a
+partition to another executor if its own is dead or hangs, and starts a query that has failed again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     """Stream, batch, and number of a partition."""
 
 _DRIVER = 0
-_TRIES = 4
-_MISSED = 5.0
-"""Seconds after which an executor that does not run is taken for dead."""
 _RESTART = 3.0
 _RECOGNISED = {
     *("server restarts", "break", "garbage", "kill", "kill at", "power"),
@@ -45,29 +41,32 @@ _RECOGNISED = {
 """Faults after which what comes again is known to be staged. Others let it time out before."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Worker:
-    """The driver or an executor; ``task`` is what an executor does."""
+    """The driver, or an executor, which has one task at a time."""
 
     process: Process
-    task: Task | None = None
-    is_ending = False
+    is_busy = False
 
     @property
     def name(self) -> str:
         """That of its process."""
         return self.process.name
 
+    @property
+    def runs(self) -> bool:
+        """Whether it is neither dead nor hangs."""
+        return self.process.alive and not self.process.stopped
+
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """An attempt of a partition, on an executor."""
+    """An attempt of a partition: it ends with rows, or an error."""
 
-    partition: NsqPartition
+    part: NsqPartition
     worker: Worker
-    seen: float
-    error: Exception | None = None
-    rows: list[bytes] | None = field(default=None)
+    rows: list[bytes] | None = None
+    error: str = ""
 
 
 class StagingLife(Life):
@@ -83,29 +82,30 @@ class StagingLife(Life):
         given = dict(zip(plan.options[::2], plan.options[1::2], strict=True))
         given |= {"subscribe": TOPIC, "channel": CHANNEL, "stagingLocation": self.place}
         self.settings = parse_source({**given, **servers, "checkpointPath": "checkpoint"})
-        self.offsets: dict[int, dict[str, Any]] = {}
-        """Spark's log of them, and that of commits."""
-        self.commits: set[int] = set()
+        self.logs: dict[str, dict[int, Any]] = {"offsets": {}, "commits": {}}
+        """Spark's, by batch."""
         self.synced = {"offsets": 0, "commits": 0}
         self.rows: dict[Part, list[bytes]] = {}
         """What was read of each partition."""
         self.sink: dict[Part, list[bytes]] = {}
+        self.all: list[Worker] = []
         self._owners: dict[tuple[str, int], str] = {}
-        self._workers: dict[int, Worker] = {}
-        self.commands = self._workers  # type: ignore[assignment]
 
     async def run(self) -> None:
+        put = Claim._put
+
+        def noted(claim: Claim, *args: Any) -> LogEntry:
+            entry = put(claim, *args)
+            owner = self._owners.setdefault((claim._log.path, entry.number), entry.attempt)
+            if owner != entry.attempt:
+                self.world.violated(f"{claim._log.path}/{entry.name}: of two attempts")
+            return entry
+
+        def sync_log(checkpoint: str, log: str) -> None:
+            self.synced[log] = max(self.logs[log], default=0)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nsqtools.spark.source.source.sync_log", self._sync)
-            put = Claim._put
-
-            def noted(claim: Claim, *args: Any) -> LogEntry:
-                entry = put(claim, *args)
-                owner = self._owners.setdefault((claim._log.path, entry.number), entry.attempt)
-                if owner != entry.attempt:
-                    self.world.violated(f"{claim._log.path}/{entry.name}: of two attempts")
-                return entry
-
+            patch.setattr("nsqtools.spark.source.source.sync_log", sync_log)
             patch.setattr(Claim, "_put", noted)
             await super().run()
 
@@ -113,14 +113,13 @@ class StagingLife(Life):
         return "host-0"
 
     def start(self, number: int) -> Any:
-        name = f"executor-{number}" if number else "driver"
-        worker = Worker(Process(name, self.host(number)))
+        worker = Worker(Process(f"executor-{number}" if number else "driver", "host-0"))
         worker.process.on_end.append(lambda: self.world.disk.unlock_all(worker.process))
-        self._workers[number] = worker
-        self.world.log(f"{name}: starts")
+        self.commands[number] = worker  # type: ignore[assignment]
+        self.all.append(worker)
+        self.world.log(f"{worker.name}: starts")
         if number == _DRIVER:
             self._begin(worker, lambda: self._drive(worker))
-        return worker
 
     def _begin(self, worker: Worker, work: Callable[[], None]) -> None:
         self.world.loop.outside(0.0, lambda: self.world.loop.baton.start(worker.process, work))
@@ -135,107 +134,84 @@ class StagingLife(Life):
         except Exception as error:
             self.world.violated(f"driver: {error!r}")
         worker.process.end()
-        if worker is self._workers[_DRIVER]:
-            self.world.loop.outside(_RESTART, self.again, _DRIVER)
+        self.world.loop.outside(_RESTART, self.again, _DRIVER)
 
     def _query(self) -> None:
         """Until it fails, or another driver is faster."""
         reader = NsqStreamReader(self.settings)
         start = reader.initialOffset()
-        done = max(self.offsets, default=0)
-        if done not in self.commits and done:
-            done -= 1
-        start = self.offsets.get(done, start)
+        offsets, commits = self.logs["offsets"], self.logs["commits"]
+        done = max(offsets, default=0)
+        if done not in commits:
+            done = max(0, done - 1)
+        start = offsets.get(done, start)
         while not self.over:
-            if not (end := self.offsets.get(done + 1)):
+            if not (end := offsets.get(done + 1)):
                 end = reader.latestOffset(start, reader.getDefaultReadLimit())
                 if end == start:
                     continue
-                if done + 1 in self.offsets:
-                    raise OutputError("the offset is logged already")
-                self.offsets[done + 1] = end
+                self._log("offsets", done + 1, end)
                 if done:
                     reader.commit(start)
-            rows = self._run(reader.partitions(start, end))
-            self.sink |= rows
-            if done + 1 in self.commits:
-                raise OutputError("the batch is committed already")
+            self.sink |= self._run(reader.partitions(start, end))
             done, start = done + 1, end
-            self.commits.add(done)
+            self._log("commits", done, True)
 
-    def _run(self, partitions: Iterable[Any]) -> dict[Part, list[bytes]]:
+    def _log(self, name: str, batch: int, content: object) -> None:
+        if batch in self.logs[name]:
+            raise OutputError(f"batch {batch} is in {name} already")
+        self.logs[name][batch] = content
+
+    def _run(self, parts: Iterable[Any]) -> dict[Part, list[bytes]]:
         """The rows of the partitions, each from the first attempt that succeeds."""
-        waiting = [(partition, _TRIES) for partition in partitions]
-        running: dict[Task, int] = {}
-        rows: dict[Part, list[bytes]] = {}
+        waiting, running, rows = list(parts), set[Task](), {}
         while waiting or running:
-            for worker in self._workers.values() if waiting else ():
-                if waiting and self._is_idle(worker):
-                    partition, tries = waiting.pop(0)
-                    running[self._start_task(partition, worker)] = tries
-            before = len(rows)
-            self.world.loop.baton.wait(lambda: any(map(_is_over, running)), 1.0)
-            for task, tries in list(running.items()):
-                process = task.worker.process
-                if task.rows is not None:
-                    rows[_part(task.partition)] = task.rows
-                elif not task.error and process.alive and not self._is_missed(task):
-                    continue
-                elif task.error and tries == 1:
-                    raise OutputError(f"a task has failed {_TRIES} times: {task.error}")
+            for worker in [w for w in self.all if w.name != "driver" and w.runs and not w.is_busy]:
+                if waiting:
+                    running.add(self._start_task(waiting.pop(0), worker))
+            self.world.loop.baton.wait(lambda: any(t.rows or t.error for t in running), 1.0)
+            for task in [t for t in running if t.error or t.rows is not None or not t.worker.runs]:
+                running.remove(task)
+                if task.error:
+                    raise OutputError(f"a task has failed: {task.error}")
+                if task.rows is None:
+                    waiting.append(task.part)
                 else:
-                    waiting.append((task.partition, tries - bool(task.error)))
-                del running[task]
+                    rows[_key(task.part)] = task.rows
         return rows
 
-    def _is_idle(self, worker: Worker) -> bool:
-        is_executor = worker is not self._workers[_DRIVER]
-        process = worker.process
-        return is_executor and not worker.task and process.alive and not process.stopped
-
-    def _is_missed(self, task: Task) -> bool:
-        if not task.worker.process.stopped:
-            task.seen = self.world.now
-        return self.world.now - task.seen > _MISSED
-
-    def _start_task(self, partition: NsqPartition, worker: Worker) -> Task:
-        worker.task = task = Task(partition, worker, self.world.now)
+    def _start_task(self, part: NsqPartition, worker: Worker) -> Task:
+        task = Task(part, worker)
+        worker.is_busy = True
 
         def work() -> None:
-            rows: list[bytes] = []
             try:
-                for batch in NsqStreamReader(self.settings).read(partition):
-                    rows += batch.column("body").to_pylist()
+                read = NsqStreamReader(self.settings).read(part)
+                rows = [body for batch in read for body in batch.column("body").to_pylist()]
             except NSQError as error:
-                self.world.log(f"{worker.process}: {error}")
-                task.error = error
+                task.error = str(error)
             except Exception as error:
                 self.world.violated(f"{worker.process}: {error!r}")
-                task.error = error
+                task.error = repr(error)
             else:
                 task.rows = rows
-                if rows != self.rows.setdefault(_part(partition), rows):
-                    self.world.violated(f"{_part(partition)}: other rows than before")
-            worker.task = None
+                if rows != self.rows.setdefault(_key(part), rows):
+                    self.world.violated(f"{_key(part)}: other rows than before")
+            worker.is_busy = False
             self.world.loop.baton.wake()
 
         self._begin(worker, work)
         return task
 
-    def _sync(self, checkpoint: str, log: str) -> None:
-        of: Iterable[int] = self.offsets if log == "offsets" else self.commits
-        self.synced[log] = max(of, default=0)
-
     # Faults
 
     def fault_worker_stops(self, fault: Fault) -> Any:
-        worker = self._workers[fault.which % self.plan.copies]
-        return self.hang(worker)
+        return self.hang(self.commands[fault.which % self.plan.copies])
 
     async def fault_replaced(self, fault: Fault) -> None:
         """It hangs, and goes on beside the one that has replaced it."""
         number = fault.which % self.plan.copies
-        go_on = self.hang(self._workers[number])
+        go_on = self.hang(self.commands[number])
         await asyncio.sleep(fault.lasts)
         if go_on:
             self.start(number)
@@ -244,34 +220,32 @@ class StagingLife(Life):
 
     def fault_power(self, fault: Fault) -> Any:
         back = super().fault_power(fault)
-        keep = self.random.random() < 0.5
-        for number in [n for n in self.offsets if n > self.synced["offsets"] and not keep]:
-            del self.offsets[number]
-        self.commits &= {n for n in self.commits if n <= self.synced["commits"] or keep}
+        for worker in self.all:  # also those that were replaced
+            self.world.kill(worker.process)
+        if fault.how < 0.5:
+            for name, log in self.logs.items():
+                self.logs[name] = {n: log[n] for n in log if n <= self.synced[name]}
         self._check_finished()
         return back
 
     # The end
 
     async def watch(self) -> None:
-        """Batches take what they have planned, one after the other."""
+        """A batch takes what was planned, so nsqds wait for each other."""
 
     async def connect(self) -> None:
         """Wait until the last batch is committed."""
         end = self.world.now + PATIENCE
-        while max(self.offsets, default=0) not in {0, *self.commits}:
-            if self.world.now > end:
-                self.world.violated("the last batch is never committed")
-                return
+        while self.logs["offsets"].keys() - self.logs["commits"].keys() and self.world.now < end:
             await asyncio.sleep(1)
-
-    @property
-    def is_once(self) -> bool:
-        return {fault.kind for fault in self.plan.faults} <= _RECOGNISED
 
     async def finish(self) -> None:
         self._check_finished()
         self.compare()
+
+    @property
+    def is_once(self) -> bool:
+        return {fault.kind for fault in self.plan.faults} <= _RECOGNISED
 
     def _check_finished(self) -> None:
         """What nsqd has finished is in the sink or in the staging."""
@@ -284,15 +258,11 @@ class StagingLife(Life):
         for rows in self.sink.values():
             yield from rows
         reader = StagingReader(self.place)
-        for each in reader.partitions():
-            if (each.stream, each.batch, each.number) not in self.sink:  # type: ignore[attr-defined]
-                for batch in reader.read(each):
+        for part in reader.partitions():
+            if _key(part) not in self.sink:
+                for batch in reader.read(part):
                     yield from batch.column("body").to_pylist()
 
 
-def _part(partition: NsqPartition) -> Part:
-    return partition.stream, partition.batch, partition.number
-
-
-def _is_over(task: Task) -> bool:
-    return task.rows is not None or task.error is not None
+def _key(part: Any) -> Part:
+    return part.stream, part.batch, part.number
