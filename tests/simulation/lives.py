@@ -290,8 +290,36 @@ class Life:
 
     def fault_kill_at(self, fault: Fault) -> Any:
         """Kill it between two calls to the disk, some calls from now."""
-        number = fault.which % self.plan.copies
-        left = int(fault.how**3 * 200)
+        self.at_call(fault, self.world.kill)
+
+        def back() -> None:
+            self.world.disk.on_call = lambda *_: None
+            self.again(fault.which % self.plan.copies)
+
+        return back
+
+    def fault_stop_at(self, fault: Fault) -> Any:
+        """SIGSTOP there."""
+        stopped: list[Process] = []
+
+        def stop(process: Process) -> None:
+            stopped.append(process)
+            process.stop()
+            self.world.loop.baton.pause(0.0)
+
+        self.at_call(fault, stop)
+
+        def back() -> None:
+            self.world.disk.on_call = lambda *_: None
+            for process in stopped:
+                self.world.log(f"{process}: SIGCONT")
+                process.go_on()
+
+        return back
+
+    def at_call(self, fault: Fault, do: Callable[[Process], None]) -> None:
+        """Do it to a copy once, before a call to the disk."""
+        number, left = fault.which % self.plan.copies, int(fault.how**3 * 200)
         world = self.world
 
         def call(process: Process, name: str, path: str) -> None:
@@ -300,16 +328,10 @@ class Life:
                 left -= 1
                 if left < 0:
                     world.disk.on_call = lambda *_: None
-                    world.log(f"{process}: before {name} of {os.path.basename(path)}")
-                    world.kill(process)
+                    world.log(f"{process}: {fault.kind} {name} of {os.path.basename(path)}")
+                    do(process)
 
         world.disk.on_call = call
-
-        def back() -> None:
-            world.disk.on_call = lambda *_: None
-            self.again(number)
-
-        return back
 
     def fault_disk_full(self, fault: Fault) -> Any:
         host = self.host(0)

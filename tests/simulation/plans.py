@@ -33,7 +33,8 @@ _FAULTS = {
     "pub": ("server stops", "server restarts", "cut", "latency"),
     "staging": (
         *OF_SERVERS,
-        *("kill", "kill at", "power", "worker stops", "replaced", "garbage", "clock"),
+        *("kill", "kill at", "stop at", "power", "worker stops", "replaced"),
+        *("garbage", "clock"),
         *("disk full", "disk fails", "disk slow", *_LOOKUPD),
     ),
 }
