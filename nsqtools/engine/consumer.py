@@ -56,11 +56,12 @@ _LINGER = 0.02
 class ConsumerConnection(RdyConnection):
     """One connection of a consumer: it passes messages on, and its batches settle through it."""
 
-    __slots__ = ("_consumer", "has_finished")
+    __slots__ = ("_consumer", "last_finish")
 
     def __init__(self, consumer: Consumer) -> None:
         super().__init__()
-        self.has_finished = False
+        self.last_finish = 0.0
+        """Event loop time of the last FIN; 0 for none."""
         self._consumer = consumer
 
     # Called by the connection, as its Listener.
@@ -90,7 +91,7 @@ class ConsumerConnection(RdyConnection):
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
-        self.has_finished = True
+        self.last_finish = self._consumer._loop.time()
         self._consumer._settled(finished=len(messages))
         self.connection.settle(finish=[message.id for message in messages])
         self._share_anew()
@@ -357,6 +358,8 @@ class Consumer:
         if self._connections.get(address) is not link:
             return
         del self._connections[address]
+        if error and link.last_finish >= link.connection.last_read:
+            self._stats.unconfirmed += 1  # nsqd may not have read the last FINs
         if self._stopping or error is None:
             return
         level = logging.WARNING
@@ -554,7 +557,7 @@ class Consumer:
             await asyncio.sleep(_LINGER)
         links = list(self._connections.values())
         for link in links:
-            self._stats.unconfirmed += link.has_finished and not link.connection.answered_cls
+            self._stats.unconfirmed += bool(link.last_finish) and not link.connection.answered_cls
         ending = [link.connection for link in links]
         await together(*(c.close() if c.answered_cls else c.close(drain=0.0) for c in ending))
         if worker.done() and not worker.cancelled():

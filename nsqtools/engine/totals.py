@@ -27,7 +27,7 @@ class ConsumerStats:
     abandoned: int = 0
     """Handlers that had not closed within drain_timeout."""
     unconfirmed: int = 0
-    """Connections that did not answer CLS: nsqd may redeliver what was finished there."""
+    """Connections that ended without a sign that nsqd has read the last FINs: it may redeliver."""
     connections: int = 0
     connected: int = 0
     """Connections made since the start."""

@@ -141,7 +141,8 @@ class Connection(asyncio.BufferedProtocol):
         self._hung_up = False
         self._aborted = False
         self._written = 0
-        self._last_read = self._loop.time()
+        self.last_read = self._loop.time()
+        """Event loop time at which something was read."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._write_watchdog: asyncio.TimerHandle | None = None
 
@@ -322,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """asyncio: bytes were read. This is the hot path."""
-        self._last_read = self._loop.time()
+        self.last_read = self._loop.time()
         session = self._session
         session.receive_data(self._buffer[:nbytes])
         if nbytes == len(self._buffer) < _LARGEST_READ:
@@ -479,12 +480,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         """Drop the connection if nothing, not even a heartbeat, was read for ``read_timeout``."""
-        due = self._last_read + self._read_timeout
+        due = self.last_read + self._read_timeout
         now = self._loop.time()
         if now < due:
             self._watchdog = self._loop.call_at(due, self._watch)
         else:
-            silent = f"silent for {now - self._last_read:.0f} s, not even a heartbeat"
+            silent = f"silent for {now - self.last_read:.0f} s, not even a heartbeat"
             self.abort(ConnectionLostError(silent, self.address))
 
     def _taken(self) -> int:

@@ -24,8 +24,7 @@ def secret(server: str, tmp_path: Path) -> Iterator[str]:
     file = tmp_path / "secret"
     file.write_text("sesame\n")
     with Authd() as authd:
-        authd.grant("sesame")
-        authd.replies["sesame"] |= {"identity": "", "identity_url": ""}
+        authd.grant("sesame", identity="")
         yield f"-auth-secret-file={file}" if server == "sandbox" else authd.nsqd_args()[0]
 
 

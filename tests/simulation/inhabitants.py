@@ -33,9 +33,16 @@ def live(plan: Plan, folder: Path, *, talk: bool = False) -> World:
     world = World(str(plan.seed), folder, limit=WINDOW + 20 * PATIENCE, talk=talk)
     for line in str(plan).splitlines():
         world.log(line)
-    kind = CrowdLife if plan.style == "beside others" else _KINDS[plan.kind]
-    world.run(kind(world, plan).run())
+    world.run(_kind(plan)(world, plan).run())
     return world
+
+
+def _kind(plan: Plan) -> type[Life]:
+    if plan.kind == "staging":
+        from tests.simulation.staging import StagingLife  # needs pyspark
+
+        return StagingLife
+    return CrowdLife if plan.style == "beside others" else _KINDS[plan.kind]
 
 
 class TailLife(Life):
@@ -96,9 +103,10 @@ class HttpLife(Life):
         return lambda: setattr(self.endpoint, "mood", "good")
 
     @property
-    def is_once(self) -> bool:  # type: ignore[override]
-        """Whether the endpoint has taken nothing without saying so."""
-        return not any(f.kind == "endpoint" and f.how >= 0.5 for f in self.plan.faults)
+    def is_once(self) -> bool:
+        """Whether the endpoint has taken nothing without saying so, too."""
+        is_late = any(f.kind == "endpoint" and f.how >= 0.5 for f in self.plan.faults)
+        return super().is_once and not is_late
 
     def fault_endpoint_stops(self, fault: Fault) -> Any:
         return self.hang(self.endpoint)
@@ -443,9 +451,23 @@ class LibraryLife(Life):
         return self.handled
 
     def again(self, number: int) -> None:
-        """It runs all the time, but where nobody answered at the start."""
+        """It runs all the time, unless nobody answered at the start or it was ended."""
         if self._task and self._task.done() and not self.over:
             self.start(number)
+
+    async def fault_term(self, fault: Fault) -> None:
+        """The program stops its Consumer, or cancels it; then it makes another one."""
+        if self._consumer and fault.how < 0.5:
+            self._consumer.stop()
+        elif self._task:
+            self._task.cancel()
+        await self._ended()
+
+    async def _ended(self) -> None:
+        if self._task:
+            await asyncio.wait([self._task], timeout=600)
+            if not self._task.done():
+                self.world.violated("Consumer.run: still there after 600 s")
 
     async def watch(self) -> None:
         """Its start is not patient."""
@@ -473,10 +495,7 @@ class LibraryLife(Life):
     async def finish(self) -> None:
         if self._consumer:
             self._consumer.stop()
-        if self._task:
-            await asyncio.wait([self._task], timeout=600)
-            if not self._task.done():
-                self.world.violated("Consumer.run: still there 600 s after stop")
+        await self._ended()
         for handler in self.handlers:
             if (handler.opened, handler.closed) != (1, 1):
                 self.world.violated(f"handler: opened {handler.opened}, closed {handler.closed}")

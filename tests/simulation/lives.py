@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.names import Address
-from tests.simulation.plans import WINDOW, Fault, Plan
+from tests.simulation.plans import OF_SERVERS, WINDOW, Fault, Plan
 from tests.simulation.world import Command, Lookupd, Server, World
 
 if TYPE_CHECKING:
@@ -42,11 +42,6 @@ GARBAGE = (
 
 class Life:
     """What lives of all kinds share: servers, faults, the publisher, and the end."""
-
-    healthy_when = frozenset(
-        {"server stops", "server restarts", "latency", "clock", "cut", "break"}
-    )
-    """Faults beside which a healthy nsqd must be consumed."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world, self.plan = world, plan
@@ -302,8 +297,36 @@ class Life:
 
     def fault_kill_at(self, fault: Fault) -> Any:
         """Kill it between two calls to the disk, some calls from now."""
-        number = fault.which % self.plan.copies
-        left = int(fault.how**3 * 200)
+        self.at_call(fault, self.world.kill)
+
+        def back() -> None:
+            self.world.disk.on_call = lambda *_: None
+            self.again(fault.which % self.plan.copies)
+
+        return back
+
+    def fault_stop_at(self, fault: Fault) -> Any:
+        """SIGSTOP there."""
+        stopped: list[Process] = []
+
+        def stop(process: Process) -> None:
+            stopped.append(process)
+            process.stop()
+            self.world.loop.baton.pause(0.0)
+
+        self.at_call(fault, stop)
+
+        def back() -> None:
+            self.world.disk.on_call = lambda *_: None
+            for process in stopped:
+                self.world.log(f"{process}: SIGCONT")
+                process.go_on()
+
+        return back
+
+    def at_call(self, fault: Fault, do: Callable[[Process], None]) -> None:
+        """Do it to a copy once, before a call to the disk."""
+        number, left = fault.which % self.plan.copies, int(fault.how**3 * 200)
         world = self.world
 
         def call(process: Process, name: str, path: str) -> None:
@@ -312,16 +335,10 @@ class Life:
                 left -= 1
                 if left < 0:
                     world.disk.on_call = lambda *_: None
-                    world.log(f"{process}: before {name} of {os.path.basename(path)}")
-                    world.kill(process)
+                    world.log(f"{process}: {fault.kind} {name} of {os.path.basename(path)}")
+                    do(process)
 
         world.disk.on_call = call
-
-        def back() -> None:
-            world.disk.on_call = lambda *_: None
-            self.again(number)
-
-        return back
 
     def fault_disk_full(self, fault: Fault) -> Any:
         host = self.host(0)
@@ -333,9 +350,14 @@ class Life:
         self.world.disk.failing[host] = fault.how / 2
         return lambda: self.world.disk.failing.pop(host, None)
 
+    def fault_disk_slow(self, fault: Fault) -> Any:
+        host = self.host(0)
+        self.world.disk.slow[host] = fault.how**4 * 2
+        return lambda: self.world.disk.slow.pop(host, None)
+
     async def watch(self) -> None:
         """A healthy nsqd is consumed, whatever the others do."""
-        if not all(fault.kind in self.healthy_when for fault in self.plan.faults):
+        if not all(fault.kind in (*OF_SERVERS, "clock") for fault in self.plan.faults):
             return
         if self.plan.copies > 1 or self.in_flight < len(self.servers):
             return
@@ -412,9 +434,12 @@ class Life:
             self.world.violated(f"{len(missing)} messages lost, such as {missing[0][:10]!r}")
         if foreign := arrived.keys() - set(self.published):
             self.world.violated(f"nobody has published {sorted(foreign)[:3]}")
-        if self.plan.is_calm and self.is_once:
+        if self.is_once:
             twice = [body for body, count in arrived.items() if count > 1]
             if twice:
                 self.world.violated(f"{len(twice)} messages came again, such as {twice[0][:10]!r}")
 
-    is_once = True
+    @property
+    def is_once(self) -> bool:
+        """Whether nothing excuses a message that arrives twice."""
+        return self.plan.is_calm

@@ -23,7 +23,7 @@ class SimulatedLoop(VirtualLoop):
     def __init__(self, rng: Random, limit: float) -> None:
         super().__init__(0.0, limit)
         self.network = Network(self, rng)
-        self.baton = Baton(self.call_later, self.time)
+        self.baton = Baton(self.call_later)
         self._rng = rng
 
     def call_soon(  # type: ignore[override]

@@ -11,12 +11,11 @@ WINDOW = 90.0
 CALM = frozenset({"reader", "endpoint", "hup", "clock"})
 """Faults after which no message needs to be delivered twice."""
 
+OF_SERVERS = ("server stops", "server restarts", "cut", "break", "latency")
+"""Faults beside which a healthy nsqd must be consumed."""
+
 _OF_ALL = (
-    "server stops",
-    "server restarts",
-    "cut",
-    "break",
-    "latency",
+    *OF_SERVERS,
     "garbage",
     "kill",
     "term",
@@ -28,18 +27,18 @@ _FAULTS = {
     "to-http": (*_OF_ALL, "endpoint", "endpoint stops", "power", "kill at", "disk full", *_LOOKUPD),
     "relay": (*_OF_ALL, "destination stops", "destination restarts", "lie", *_LOOKUPD),
     "to-file": (*_OF_ALL, "hup", "hup", "kill at", "kill at", "power", "disk full", "disk fails"),
-    "library": (*_OF_ALL[:6], "handler", "max in flight", *_LOOKUPD),
+    "library": (*_OF_ALL[:6], "handler", "max in flight", "term", *_LOOKUPD),
     "until-empty": (
-        "server stops",
-        "server dies",
-        "cut",
-        "reader",
-        "latency",
-        "lie",
-        "lookupd stops",
+        *("server stops", "server dies", "cut", "reader", "latency", "lie", "lookupd stops"),
     ),
     "count": ("reader", "break", "server stops", "latency"),
     "pub": ("server stops", "server restarts", "cut", "latency", *_LOOKUPD),
+    "staging": (
+        *OF_SERVERS,
+        *("kill", "kill at", "stop at", "power", "worker stops", "replaced"),
+        *("garbage", "clock"),
+        *("disk full", "disk fails", "disk slow", *_LOOKUPD),
+    ),
 }
 KINDS = tuple(_FAULTS)
 _STYLES = {
@@ -101,15 +100,23 @@ class Plan:
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
 
-def plan_of(seed: int, kind: str = "") -> Plan:
-    """The life of a seed; of this kind of consumer, if there is one."""
-    rng = Random(f"{seed} plan")
-    chosen = rng.choice(KINDS)
-    kind = kind or chosen
+def plan_of(seed: int, kind: str) -> Plan:
+    """The life of a seed, of this kind of consumer."""
+    rng = Random(f"{seed} {kind}")
     known = tuple(dict.fromkeys(_FAULTS[kind]))
-    kinds = rng.sample(known, rng.choice((1, 1, 2, len(known))))  # a few at a time find more
+    kinds = rng.choice(  # a few at a time find more
+        (
+            *(rng.sample(known, count) for count in (1, 1, 2, len(known))),
+            [each for each in known if each in OF_SERVERS],
+        )
+    )
+    span = WINDOW * rng.choice((1.0, 1.0, 0.2))  # also those that come together
+    first = rng.random() * (WINDOW - span)
     faults = sorted(
-        (_fault(rng, rng.choice(kinds)) for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 8)))),
+        (
+            _fault(rng, rng.choice(kinds), first + rng.random() * span)
+            for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 8)))
+        ),
         key=lambda fault: fault.at,
     )
     style = rng.choice(_STYLES.get(kind, ("",)))
@@ -119,7 +126,7 @@ def plan_of(seed: int, kind: str = "") -> Plan:
         servers=rng.choice((1, 2, 2, 3)),
         lookupds=rng.choice((0, 0, 1, 2)),
         copies=_copies(rng, kind, style),
-        messages=rng.choice((1, 20, 200, 1000)),
+        messages=rng.choice((1, 20, 60) if kind == "staging" else (1, 20, 200, 1000)),
         size=rng.choice((20, 20, 300, 5000)),
         options=_options(rng, kind, style),
         style=style,
@@ -128,6 +135,8 @@ def plan_of(seed: int, kind: str = "") -> Plan:
 
 
 def _copies(rng: Random, kind: str, style: str) -> int:
+    if kind == "staging":  # a driver and executors
+        return 1 + rng.choice((1, 2, 3))
     if style == "beside others":  # relay, tail and to-http
         return 3
     if style == "one directory":
@@ -135,9 +144,9 @@ def _copies(rng: Random, kind: str, style: str) -> int:
     return 1 if kind in ("until-empty", "count", "pub", "library") else rng.choice((1, 1, 2))
 
 
-def _fault(rng: Random, kind: str) -> Fault:
+def _fault(rng: Random, kind: str, at: float) -> Fault:
     return Fault(
-        at=rng.random() * WINDOW,
+        at=at,
         kind=kind,
         lasts=rng.choice((0.0, 0.3, 2.0, 5.0, 12.0, 40.0, 120.0)) * (0.5 + rng.random()),
         which=rng.randrange(6),
@@ -148,6 +157,8 @@ def _fault(rng: Random, kind: str) -> Fault:
 def _options(rng: Random, kind: str, style: str) -> tuple[str, ...]:
     if kind == "pub":
         return ()
+    if kind == "staging":
+        return _source_options(rng)
     options = ["--msg-timeout", rng.choice(("2s", "5s", "60s"))]
     options += ["--max-in-flight", rng.choice(("1", "5", "50", "500", "2500"))]
     if kind != "library" and rng.random() < 0.5:  # a server that hangs is noticed sooner
@@ -164,3 +175,15 @@ def _options(rng: Random, kind: str, style: str) -> tuple[str, ...]:
     if kind == "to-http":
         options += ["--concurrency", rng.choice(("1", "5", "100"))]
     return tuple(options)
+
+
+def _source_options(rng: Random) -> tuple[str, ...]:
+    """Of the source ``nsq``: names and values."""
+    return (
+        *("nsq.msg_timeout", rng.choice(("2s", "5s", "60s"))),
+        *("maxInFlight", rng.choice(("1", "5", "50", "2500"))),
+        *("connectionsPerNsqd", rng.choice(("1", "2", "3"))),
+        *("maxMessagesPerTrigger", rng.choice(("0", "10", "50"))),
+        *("idleTimeoutMs", rng.choice(("500", "2000"))),
+        *("pollIntervalMs", rng.choice(("1000", "5000"))),
+    )

@@ -48,7 +48,7 @@ class World:
         self.loop = SimulatedLoop(self.random("network"), limit)
         self.loop.trouble = self._trouble  # type: ignore[method-assign]
         self.network = self.loop.network
-        self.disk = Disk(folder, self.random("disk"))
+        self.disk = Disk(folder, self.random("disk"), self.loop.baton.pause)
         self.servers: dict[str, Server] = {}
         self.commands: list[Command] = []
         self.events: list[str] = []

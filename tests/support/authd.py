@@ -35,7 +35,8 @@ class Authd(WebServer):
         if identity is None:
             return Answer(status=403, body=b'{"message": "FORBIDDEN"}')
         may = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
-        who = {"identity": identity, "identity_url": f"http://{identity}.test/"}
+        url = f"http://{identity}.test/" if identity else ""
+        who = {"identity": identity, "identity_url": url}
         body = json.dumps({"ttl": 3600, **who, "authorizations": [may]})
         return Answer(body=body.encode())
 

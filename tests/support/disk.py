@@ -34,22 +34,26 @@ _REAL: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in (*_C
 class Disk:
     """The files below ``root``; each host has a directory there."""
 
-    def __init__(self, root: Path, rng: Random) -> None:
+    def __init__(self, root: Path, rng: Random, pause: Callable[[float], None]) -> None:
         self.root = str(root)
         self.full: set[str] = set()
         """Hosts whose disk takes no more."""
         self.failing: dict[str, float] = {}
         """Hosts whose disk fails, with the probability that a call does."""
+        self.slow: dict[str, float] = {}
+        """Hosts whose disk is slow, with the maximum seconds of a call in a thread."""
         self.on_call: Callable[[Process, str, str], None] = lambda process, call, path: None
         """Called before each call of a process; it may kill the process."""
         self._rng = rng
+        self._pause = pause
         self._owners: dict[int, tuple[Process, int]] = {}
         """The process that has opened each descriptor, and the inode."""
         self._content: dict[int, bytes] = {}
         self._names: dict[int, list[dict[str, int]]] = {}
         """The names in each directory: those that are synced, and those after each change."""
-        self._kept: list[int] = []
-        self._inodes: set[int] = set()
+        self._kept: dict[int, int] = {}
+        """A descriptor of each inode that is or may be there, so that no number is used twice."""
+        self._many = 100
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the functions of ``os``."""
@@ -98,7 +102,7 @@ class Disk:
 
     def release(self) -> None:
         """Close what was kept open, so that no inode was used twice."""
-        for fd in [*self._kept, *self._open_files(lambda owner: True)]:
+        for fd in [*self._kept.values(), *self._open_files(lambda owner: True)]:
             _REAL["close"](fd)
         self._kept.clear()
         self._owners.clear()
@@ -108,7 +112,7 @@ class Disk:
             process = CURRENT.get()
             if process is None:
                 return real(*args, **options)
-            path = self._path(args[0])
+            path = self._path(args[0], options.get("dir_fd"))
             if not path.startswith(self.root):
                 return real(*args, **options)
             is_open = name == "open"
@@ -116,6 +120,10 @@ class Disk:
             if not process.alive:
                 raise Killed
             if changes:
+                if slow := self.slow.get(process.host):
+                    self._pause(slow * self._rng.random())
+                    if not process.alive:
+                        raise Killed
                 self.on_call(process, name, path)
                 if not process.alive:
                     raise Killed
@@ -124,7 +132,8 @@ class Disk:
             if name == "fsync":
                 self._sync_fd(args[0])
             if name in _NAMES or is_open:
-                self._note(*args[: 2 if name in ("link", "rename", "replace") else 1])
+                others = args[1:2] if name in ("link", "rename", "replace") else ()
+                self._note(path, *map(self._path, others))
             if is_open:
                 self._owners[result] = process, os.fstat(result).st_ino
             return result
@@ -145,41 +154,60 @@ class Disk:
         self._owners.pop(fd, None)
         _REAL["close"](fd)
 
-    def _path(self, of: Any) -> str:
+    def _path(self, of: Any, folder: int | None = None) -> str:
         if isinstance(of, int):
             try:
                 return os.readlink(f"/proc/self/fd/{of}")
             except OSError:
                 return ""
-        return os.path.abspath(os.fsdecode(of))
+        above = "" if folder is None else self._path(folder)
+        return os.path.abspath(os.path.join(above, os.fsdecode(of)))
 
     def _sync_fd(self, fd: int) -> None:
         self._sync(self._path(fd), _REAL["open"](f"/proc/self/fd/{fd}", os.O_RDONLY))
+        if len(self._kept) > self._many:
+            self._forget()
 
     def _sync(self, path: str, fd: int = -1) -> None:
         """Note what is safe from now on."""
         if fd < 0:
             fd = _REAL["open"](path, os.O_RDONLY)
-        self._kept.append(fd)
         inode = os.fstat(fd).st_ino
+        if self._kept.setdefault(inode, fd) != fd:
+            _REAL["close"](fd)
+            fd = self._kept[inode]
         if os.path.isdir(path):
             self._names[inode] = [self._listed(path)]
         else:
             self._content[inode] = os.pread(fd, os.fstat(fd).st_size, 0)
 
+    def _forget(self) -> None:
+        """Let go of what can be in no directory any more."""
+        there = {
+            inode for each in self._names.values() for names in each for inode in names.values()
+        }
+        there |= {each.inode() for each in os.scandir(self.root)}
+        for inode in self._kept.keys() - there:
+            _REAL["close"](self._kept.pop(inode))
+            self._names.pop(inode, None)
+            self._content.pop(inode, None)
+        self._many = 100 + 2 * len(self._kept)
+
     def _listed(self, path: str) -> dict[str, int]:
         entries = list(os.scandir(path))
         for each in entries:
-            if each.inode() not in self._inodes:  # kept, so that its number is not used again
-                self._inodes.add(each.inode())
-                self._kept.append(_REAL["open"](each.path, os.O_RDONLY))
+            if each.inode() not in self._kept:
+                self._kept[each.inode()] = _REAL["open"](each.path, os.O_RDONLY)
         return {each.name: each.inode() for each in entries}
 
-    def _note(self, *paths: Any) -> None:
+    def _note(self, *paths: str) -> None:
         """Note the names after a change."""
-        for folder in {os.path.dirname(self._path(each)) for each in paths}:
+        for folder in set(map(os.path.dirname, paths)):
             history = self._names.setdefault(os.stat(folder).st_ino, [{}])
-            if (now := self._listed(folder)) != history[-1]:
+            now = self._listed(folder)
+            if now in history[-2:]:  # also a directory that came and went
+                del history[history.index(now, -2) + 1 :]
+            else:
                 history.append(now)
 
     def _left(self, folder: str, some: Callable[[int], int]) -> dict[str, Any]:
@@ -190,21 +218,18 @@ class Disk:
         history = self._names.get(inode, [{}])
         left: dict[str, Any] = {}
         for name, each in history[some(len(history) - 1)].items():
-            if each in self._names or os.path.isdir(f"/proc/self/fd/{self._fd_of(each)}"):
+            if each in self._names or os.path.isdir(f"/proc/self/fd/{self._kept[each]}"):
                 left[name] = self._lasting(each, some)
             else:
                 left[name] = (each, self._bytes(each, some))
         return left
 
     def _bytes(self, inode: int, some: Callable[[int], int]) -> bytes:
-        safe, fd = self._content.get(inode, b""), self._fd_of(inode)
+        safe, fd = self._content.get(inode, b""), self._kept[inode]
         now = os.pread(fd, os.fstat(fd).st_size, 0)
         if not now.startswith(safe):  # it was cut, or written over
             return safe
         return now[: len(safe) + some(len(now) - len(safe))]
-
-    def _fd_of(self, inode: int) -> int:
-        return next(fd for fd in self._kept if os.fstat(fd).st_ino == inode)
 
     def _write(self, folder: str, left: dict[str, Any], known: dict[int, str]) -> None:
         _REAL["mkdir"](folder)

@@ -74,12 +74,11 @@ class Baton:
     """Threads that block, of which one runs at a time; so they behave alike each time.
 
     A thread runs until it waits for something or ends; the loop waits meanwhile. ``call_later`` is
-    the loop's, and ``now`` its time.
+    the loop's.
     """
 
-    def __init__(self, call_later: Callable[..., Any], now: Callable[[], float]) -> None:
+    def __init__(self, call_later: Callable[..., Any]) -> None:
         self.call_later = call_later
-        self.now = now
         self.closing = False
         self._own = threading.local()
         self._all: list[_Thread] = []
@@ -100,17 +99,27 @@ class Baton:
         if thread is None:
             assert ready(), "the event loop would block for ever"
             return True
-        end = None if timeout is None else self.now() + timeout
+        expired: list[bool] = []  # as the time may be a rounding error short of it
         timer = None
+
+        def expire() -> None:
+            expired.append(True)
+            thread.process.run(thread.run)
+
         if timeout is not None:
-            timer = self.call_later(timeout, thread.process.run, thread.run)
-        while not ready() and (end is None or self.now() < end):
+            timer = self.call_later(timeout, expire)
+        while not ready() and not expired:
             thread.ready = ready
             thread.pause()
         thread.ready = None
         if timer:
             timer.cancel()
         return ready()
+
+    def pause(self, seconds: float) -> None:
+        """Block this thread for some time; without effect in the event loop."""
+        if getattr(self._own, "thread", None):
+            self.wait(lambda: False, seconds)
 
     def wake(self) -> None:
         """Let threads run again that wait for what is ready now."""

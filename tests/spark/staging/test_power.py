@@ -47,7 +47,7 @@ def disk_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "_use_fd_functions", False)  # they have no paths
         folder.mkdir()
-        disk = Disk(folder, random.Random(0))
+        disk = Disk(folder, random.Random(0), lambda _: None)
         disk.make(HOST)
         disk.install(patch)
         try:
