@@ -261,9 +261,6 @@ class Nsqd(Server):
     def pause(self, topic: str, channel: str = "") -> None:
         self._change("pause", topic, channel)
 
-    def unpause(self, topic: str, channel: str = "") -> None:
-        self._change("unpause", topic, channel)
-
     def publish(self, topic: str, bodies: Iterable[bytes]) -> None:
         """Publish in order, in as few MPUBs as nsqd's size limit allows."""
         pending: list[bytes] = []
