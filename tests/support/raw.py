@@ -123,19 +123,15 @@ class Raw:
         assert kind == wire.RESPONSE, data
         return data
 
-    def error(self, line: str, body: bytes | None = None) -> str:
-        """Send a command, and return the text of the error that it meets."""
-        self.send(line, body)
-        return self.failure()
-
     def failure(self) -> str:
         kind, data = self.next()
         assert kind == wire.ERROR, data
         return data.decode()
 
     def fatal(self, line: str, body: bytes | None = None) -> str:
-        """As ``error()``, and the connection must be closed after it."""
-        text = self.error(line, body)
+        """Send a command; returns its error, after which the connection must be closed."""
+        self.send(line, body)
+        text = self.failure()
         assert self.ended(), f"not fatal: {text}"
         return text
 
@@ -227,11 +223,6 @@ class RawLookupd(Raw):
     def frame(self) -> tuple[int, bytes]:
         (size,) = struct.unpack(">I", self._exactly(4))
         return wire.RESPONSE, self._exactly(size)
-
-    def fatal(self, line: str, body: bytes | None = None) -> str:
-        text = self.ask(line, body).decode()
-        assert self.ended(), f"not fatal: {text}"
-        return text
 
 
 @dataclass(frozen=True, slots=True)
