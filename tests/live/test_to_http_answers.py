@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tests.support.eventually import eventually
-from tests.support.webserver import Answer, WebServer, per_message
+from tests.support.webserver import HANG, Answer, WebServer, per_message
 
 if TYPE_CHECKING:
     from tests.support.posting import Posting
@@ -30,6 +30,14 @@ def test_statuses_decide_what_is_delivered_tried_again_or_dropped(posting: Posti
         assert Counter(int(request.body) for request in web.requests) == costs
     dead = [int(each["body"]) for each in posting.dead_letters()]
     assert dead == [204, 400, 409, 429, 503]
+
+
+def test_a_request_that_is_not_answered_in_time_costs_an_attempt(posting: Posting) -> None:
+    posting.publish([b"1"])
+    with WebServer(HANG) as web:
+        options = "--http-client-request-timeout", "200ms", *posting.dead_after(1)
+        posting.start("--post", web.url(), *options).finish()
+    assert [letter["body"] for letter in posting.dead_letters()] == ["1"]
 
 
 def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Posting) -> None:
