@@ -1,4 +1,4 @@
-"""What a response, or none, does to messages, and when they are sent: alone or sharing a request."""
+"""What a response, or none, does to messages, and when they are sent: alone or together."""
 
 from __future__ import annotations
 
