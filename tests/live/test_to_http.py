@@ -1,4 +1,7 @@
-"""``to-http`` as a process: what its requests are, in all forms, and how they are told to be."""
+"""``to-http`` as a process: what its requests are, in all forms, and what answers do to messages.
+
+Deliveries are counted exactly, by the record of the endpoints.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,20 @@ import pytest
 from standardwebhooks import Webhook
 
 from tests.support.consuming import run_beside
+from tests.support.eventually import eventually
+from tests.support.nginx import Nginx
 from tests.support.posting import DIRECT
-from tests.support.webserver import Answer, WebServer, per_message, redirect
+from tests.support.webserver import HANG, Answer, WebServer, per_message, redirect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tests.support.binaries import Nsq
     from tests.support.posting import Posting
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
+    from tests.support.tls import Certificates
     from tests.support.webserver import Request
 
 EVERY_BYTE = bytes(range(256))
@@ -149,3 +156,87 @@ def test_redirects_are_followed_but_credentials_do_not_go_to_another_server(
         given = {"authorization", "cookie", "x-own"} & request.headers.keys()
         assert len(given) == (0 if request.target == "/there" else 3)
     assert requests[2].headers["host"] == f"127.0.0.1:{other.address.port}"
+
+
+def test_statuses_decide_what_is_delivered_tried_again_or_dropped(posting: Posting) -> None:
+    """``costs`` are the requests for a message with that status; the dead took all attempts."""
+    costs = {200: 1, 204: 2, 302: 1, 400: 1, 409: 2, 410: 1, 429: 1, 503: 2}
+    options = "--success-on", "200,3xx,410", "--drop-on", "4xx", "--retry-on", "201-204,409"
+    posting.publish([b"%d" % code for code in costs])
+
+    def by_status(request: Request) -> Answer:
+        return Answer(status=int(request.body), headers=(("Location", "/elsewhere"),))
+
+    with WebServer(by_status) as web:
+        posting.start("--post", web.url(), *options, *posting.dead_after(2)).finish()
+        assert Counter(int(request.body) for request in web.requests) == costs
+    dead = [int(each["body"]) for each in posting.dead_letters()]
+    assert dead == [204, 400, 409, 429, 503]
+
+
+def test_a_request_that_is_not_answered_in_time_costs_an_attempt(posting: Posting) -> None:
+    posting.publish([b"1"])
+    with WebServer(HANG) as web:
+        options = "--http-client-request-timeout", "200ms", *posting.dead_after(1)
+        posting.start("--post", web.url(), *options).finish()
+    assert [letter["body"] for letter in posting.dead_letters()] == ["1"]
+
+
+def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Posting) -> None:
+    """Who cannot be reached keeps messages from no other, and they are finished when it is back."""
+    posting.publish([b"1", b"2"])
+    batch = ("--batch", "10", "--batch-format", "json-array")
+    failing = per_message(Answer(status=500), Answer(cut=True))
+    with WebServer() as one, WebServer(failing) as other, WebServer() as dead:
+        dead.refuse()
+        posts = [word for web in (one, other, dead) for word in ("--post", web.url())]
+        poster = posting.start("--mode", "all", *posts, *batch, "-n", "1")
+        eventually(lambda: len(one.deliveries) == len(other.accepted()) == 2)
+        assert not posting.is_drained
+        dead.listen()
+        poster.finish()
+        for web, count in ((one, 1), (other, 3), (dead, 1)):
+            assert list(web.deliveries.values()) == [count] * 2
+        assert list(other.accepted().values()) == [1, 1]
+
+
+def test_tls_that_cannot_be_trusted_carries_nothing_unless_it_need_not_be_verified(
+    posting: Posting, certificates: Certificates
+) -> None:
+    posting.publish([b"1", b"2"])
+    trust = ("--http-tls-root-ca-file", str(certificates.ca))
+    with WebServer(tls=certificates.other_server) as web:
+        poster = posting.start("--post", web.url(), "-vv", *trust, *posting.dead_after(2))
+        poster.finish()
+        assert web.requests == []
+        assert [letter["body"] for letter in posting.dead_letters()] == ["1", "2"]
+        assert "--http-tls-root-ca-file" in poster.said
+        assert "Traceback" not in poster.said
+        posting.publish([b"1", b"2"])
+        posting.start("--post", web.url(), "--http-tls-insecure-skip-verify").finish()
+        assert list(web.deliveries.values()) == [1, 1]
+
+
+def test_nginx_over_tls_wants_a_certificate_and_refuses_what_is_too_long(
+    posting: Posting, certificates: Certificates, tmp_path: Path
+) -> None:
+    """It closes each connection after seven requests, and refuses before it has read the body."""
+    location = """
+        client_max_body_size 100;
+        if ($ssl_client_verify != SUCCESS) { return 403; }
+        return 200 "OK";
+    """
+    client = certificates.client
+    bad = [b"x" * 1_000_000, b"y" * 4_000]
+    with Nginx(tmp_path / "nginx", location, certificates) as nginx:
+        options = ("--post", nginx.url, "--http-tls-root-ca-file", str(certificates.ca))
+        posting.numbers(2)
+        posting.start(*options, *posting.dead_after(2)).finish()
+        assert [row[1:] for row in nginx.answers()] == [["403", "NONE"]] * 4
+        assert len(posting.dead_letters()) == 2
+        identity = "--http-tls-cert", str(client.cert), "--http-tls-key", str(client.key)
+        posting.publish([*(b"%d" % number for number in range(100)), *bad])
+        posting.start(*options, *identity, "--drop-on", "413", *posting.dead_after(0)).finish()
+        answers = nginx.answers()[4:]
+        assert len({row[0] for row in answers if row[1] == "200"}) == len(answers) - 2 == 100
+        assert len(posting.dead_letters()) == 4

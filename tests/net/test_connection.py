@@ -183,16 +183,18 @@ class Owner(Listener):
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_the_last_commands_are_read_before_the_connection_ends(
+async def test_it_begins_at_the_chosen_address_and_ends_after_the_last_commands_are_read(
     tls: bool, certificates: Certificates
 ) -> None:
-    config = ConsumerConfig(tls_v1=tls, tls_root_ca_file=str(certificates.ca) if tls else "")
+    ca = str(certificates.ca) if tls else ""
+    config = ConsumerConfig(local_addr="127.0.0.2", tls_v1=tls, tls_root_ca_file=ca)
     owner = Owner()
     async with serving(certificates) as nsqd:
         channel = load(nsqd, [b"%d" % n for n in range(2000)])
         connection = await Connection.open(
             nsqd.tcp, config, owner, subscription=(channel.topic.name, "c")
         )
+        assert [client.link.address.host for client in nsqd.clients] == ["127.0.0.2"]
         connection.set_ready(2500)
         await eventually_async(lambda: len(owner.messages) == 2000)
         connection.settle(finish=[message.id for message in owner.messages])
@@ -226,16 +228,6 @@ async def test_what_cannot_be_reached_says_why(
         assert type(caught.value) is UnreachableError
         assert str(caught.value) == f"nsqd.test:{port}: {text}"
         assert caught.value.reason == reason
-
-
-async def test_a_connection_may_start_from_a_chosen_local_address(
-    certificates: Certificates,
-) -> None:
-    async with serving(certificates) as nsqd:
-        connection = await Connection.open(nsqd.tcp, ConsumerConfig(local_addr="127.0.0.2"))
-        (client,) = nsqd.clients
-        assert client.link.address.host == "127.0.0.2"
-        await connection.close()
 
 
 @virtual
