@@ -22,7 +22,7 @@ from nsqtools.spark.lake.inputs import find
 from nsqtools.stores import open_store
 from nsqtools.stores.objectstore import ObjectStore
 from tests.support.faults import Mortal
-from tests.support.lakes import RAW, sent, to_file
+from tests.support.lakes import NINE, RAW, at, sent, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,7 +125,7 @@ def contents(root: Path) -> dict[str, str]:
 
 
 def raw(path: Path, *records: bytes) -> Input:
-    to_file(path, sent(*records), RAW)
+    at(to_file(path, sent(*records), RAW), NINE)
     [found] = find([str(path)], RAW)
     return found
 
@@ -191,6 +191,7 @@ def test_deleting_killed_at_any_step_loses_and_doubles_nothing(lake: Lake, tmp_p
         assert not (survived and folder.exists()), "the directory of a batch goes, too"
         left = find([str(folder)], RAW) if folder.exists() else []
         gone = [each for each in inputs if not os.path.exists(each.path)]
+        opened(lake.place)
         new = [raw(folder / os.path.basename(each.path), b"tick") for each in gone]
         output = opened(lake.place)
         assert output.divide([*left, *new]) == (new, left)

@@ -503,6 +503,21 @@ class Forgetful(CountingNsqd):
             await asyncio.sleep(0)
 
 
+async def test_a_fin_that_was_too_late_is_told_of_and_followed_by_nothing(
+    staging: Staging,
+) -> None:
+    class Late(EagerNsqd):
+        def on_finish(self, writer: asyncio.StreamWriter) -> None:
+            writer.write(wire.error("E_FIN_FAILED FIN 0 failed"))
+            super().on_finish(writer)
+
+    async with Late(10) as nsqd:
+        rows = await asyncio.to_thread(staging.pull, 1000, nsqd.address, maxInFlight="10")
+    assert len(rows) < 1000
+    assert not staging.ending.settled
+    assert "timed out" in staging.ending.notes[0]
+
+
 async def test_more_than_a_window_is_told_of_and_given_back_and_followed_by_nothing(
     staging: Staging,
 ) -> None:
