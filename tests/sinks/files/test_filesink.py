@@ -347,11 +347,12 @@ class TestEnding:
         self, end: str, tmp_path: Path, out: Path
     ) -> None:
         async with sinking(tmp_path) as running:
-            await running.handle(b"one")
+            for body in (b"one", b"two"):
+                await running.handle(body)
             with blocked(out), pytest.raises(OutputError, match="Not a directory"):
                 await (running.close() if end == "close" else running.sink.drain("events"))
             assert running.finished == []
-            assert running.settled.requeued == [(b"one", 0, False)]
+            assert running.settled.requeued == [(b"one", 0, False), (b"two", 0, False)]
 
     async def test_who_leaves_at_once_does_not_write_what_waits_and_the_next_publishes(
         self, tmp_path: Path, out: Path
