@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools import __version__
-from nsqtools.config import ConsumerConfig, ProducerConfig, SourceOptions, TargetOptions
+from nsqtools.config.connection import ConsumerConfig, ProducerConfig
+from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.pairs import parse_pairs
+from nsqtools.config.publishing import TargetOptions
 from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
 

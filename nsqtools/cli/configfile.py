@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.config import option_classes
 from nsqtools.config.connection import without_waiting
-from nsqtools.config.option import CLASSES, KINDS, MASK, flag_name
+from nsqtools.config.option import KINDS, MASK, flag_name
 from nsqtools.config.pairs import PAIRS, pair_name, pairs_key, parse_pairs
 from nsqtools.config.units import format_size, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
@@ -55,8 +55,7 @@ class Source(StrEnum):
     DEFAULT = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """One table.
 
     ``command`` has the words of its command, and is empty if several share it. ``where`` is its
@@ -131,7 +130,7 @@ class Table:
 
     def _hint(self, name: str, known: Iterable[str]) -> str:
         near = nearest(name, map(flag_name, known))
-        options = {each for cls in CLASSES for each in cls.declared()}
+        options = {each for cls in option_classes() for each in cls.declared()}
         if not near and not self.command and name.replace("-", "_") in options:
             return ": shared options belong in [defaults], others in the table of a command"
         return near
@@ -166,7 +165,7 @@ def _toml(value: Any) -> str:
 def shared_options() -> dict[str, Option]:
     """The options allowed in [defaults] and profiles: those with a variable for all commands."""
     found = {}
-    for cls in CLASSES:
+    for cls in option_classes():
         if cls.opt_flag and cls.shared:
             found[pairs_key(cls)] = PAIRS
         found |= {name: each for name, each in cls.declared().items() if cls.shares(each)}
@@ -281,8 +280,10 @@ def may_be_read_by_others(file: IO[Any]) -> bool:
 
 def _holds_secret(data: Mapping[str, Any]) -> bool:
     """Whether a table or one below it has a secret, by its own key or in a pair."""
-    secrets = {name for cls in CLASSES for name, each in cls.declared().items() if each.secret}
-    pairs = {pairs_key(cls) for cls in CLASSES}
+    secrets = {
+        name for cls in option_classes() for name, each in cls.declared().items() if each.secret
+    }
+    pairs = {pairs_key(cls) for cls in option_classes()}
     tables = [data]
     while tables:
         for key, value in tables.pop().items():

@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.cli.commands.bench import load, traffic
 from nsqtools.cli.commands.bench.load import Sender
-from nsqtools.config import BenchOptions
+from nsqtools.config.bench import BenchOptions
 from nsqtools.errors import PublishError
 from tests.support.clock import elapse, run_virtual
 

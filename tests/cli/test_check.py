@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.commands.stats.check import limits_of, nagios
-from nsqtools.config import CheckOptions
+from nsqtools.config.stats import CheckOptions
 from nsqtools.policy.checks import CheckResult, Datum, Limit, Limits, Peers, Status, Trouble, judge
 from tests.support.nagios import read
 

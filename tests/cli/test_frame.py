@@ -180,7 +180,7 @@ def test_a_reader_that_went_away_means_death_by_sigpipe_without_a_word(command: 
 LOGS = """\
 import logging
 from nsqtools.cli import logs
-from nsqtools.config import LogOptions
+from nsqtools.config.program import LogOptions
 sys.stderr.isatty()
 logs.configure(LogOptions())
 for _ in range(100): logging.getLogger("nsqtools.x").error("x" * 1000)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nsqtools.cli import exits, logs
 from nsqtools.cli.exits import one_line
-from nsqtools.config import LogOptions
+from nsqtools.config.program import LogOptions
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 

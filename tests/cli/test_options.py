@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import ClientConfig, ConsumerConfig
+from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.option import (
     Options,
     choice,

@@ -20,12 +20,7 @@ from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import source_options
 from nsqtools.cli.commands.pipeline.stream import Places
 from nsqtools.cli.commands.pipeline.views import StreamView
-from nsqtools.config import (
-    StreamConfig,
-    StreamOptions,
-    StreamSourceOptions,
-)
-from nsqtools.config.lake import utc
+from nsqtools.config.lake import StreamConfig, StreamOptions, StreamSourceOptions, utc
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark.jobs import replay

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from nsqtools.cli.prometheus import of_consumers, served
-from nsqtools.config import MetricsOptions
+from nsqtools.config.consuming import MetricsOptions
 from nsqtools.engine.totals import ConsumerStats
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.metrics import Metric, Sample

@@ -16,7 +16,9 @@ import pytest
 
 from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
-from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, SourceOptions, StopOptions
+from nsqtools.config.connection import ConsumerConfig
+from nsqtools.config.consuming import SourceOptions, StopOptions
+from nsqtools.config.files import ArchiveSourceOptions
 from nsqtools.engine import lookup
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.names import Address

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.cli.commands.to_http import http_sink
-from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, SourceOptions
+from nsqtools.config.connection import ConsumerConfig
+from nsqtools.config.consuming import DeadLetterOptions, SourceOptions
+from nsqtools.config.http import HttpOptions
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:

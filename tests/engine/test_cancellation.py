@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.config import ConsumerConfig, ProducerConfig
+from nsqtools.config.connection import ConsumerConfig, ProducerConfig
 from nsqtools.engine.handler import Batch, Handler
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import PublishError, UnreachableError

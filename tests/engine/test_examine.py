@@ -8,7 +8,7 @@ from email.utils import formatdate
 
 import pytest
 
-from nsqtools.config import ConsumerConfig
+from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.names import Address
 from tests.support.scripted_http import reply, serving

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.config import ConsumerConfig, ProducerConfig
+from nsqtools.config.connection import ConsumerConfig, ProducerConfig
 from nsqtools.engine import loops
 from nsqtools.engine.loops import LoopGuard, Side
 from nsqtools.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.config import ConsumerConfig
+from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine import lookup
 from nsqtools.engine.runner import Runner
 from nsqtools.policy.topics import Change

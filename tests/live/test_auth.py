@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.config import ProducerConfig
+from nsqtools.config.connection import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import AuthError
 from tests.support.eventually import eventually_async

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.config import ProducerConfig
+from nsqtools.config.connection import ProducerConfig
 from nsqtools.engine.producer import Producer
 from tests.support.eventually import eventually_async
 from tests.support.scripted import Recorder, consume, running, undisturbed

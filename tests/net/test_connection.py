@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.config import ConsumerConfig, NsqdOptions, ProducerConfig
+from nsqtools.config.connection import ConsumerConfig, ProducerConfig
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.engine import consumer as consumer_module
 from nsqtools.errors import ConnectionLostError, PeerError, UnreachableError
 from nsqtools.names import Address

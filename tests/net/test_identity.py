@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.config import ClientConfig, ConsumerConfig, ProducerConfig
+from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.net.identity import identify_body
 
 GIVEN: dict[str, Any] = {

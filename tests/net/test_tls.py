@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from nsqtools.config import ClientConfig, ConsumerConfig
+from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.errors import ConfigError
 from nsqtools.net import tls
 from nsqtools.net.http.daemons import Lookupd

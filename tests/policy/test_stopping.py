@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.config import StopOptions
+from nsqtools.config.consuming import StopOptions
 from nsqtools.policy.stopping import UNKNOWN_TIMEOUT, StopRule
 
 START = 100.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.config import ArchiveRecordOptions, InputOptions
+from nsqtools.config.lake import InputOptions
+from nsqtools.config.records import ArchiveRecordOptions
 from nsqtools.errors import ConfigError
 from nsqtools.records.forms import FORMS, make_counter, make_reader, make_writer
 from nsqtools.records.layout import Layout

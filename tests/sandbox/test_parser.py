@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.config import NsqdOptions
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.sandbox.nsqd.parser import ClientCommand, CommandParser
 from tests.support.raw import mpub, sized
 from tests.support.sessions import cut

@@ -7,7 +7,7 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import NsqdOptions
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.sandbox.nsqd import Nsqd
 from nsqtools.sandbox.nsqd.protocol import Client
 from tests.support import wire

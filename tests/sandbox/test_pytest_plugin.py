@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.cli.docs import sections
-from nsqtools.config import NsqdOptions
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from nsqtools.sandbox.pytest import Nsq
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 USERS_TEST = """
 import pytest
 
-from nsqtools.config import NsqdOptions
+from nsqtools.config.sandbox import NsqdOptions
 
 
 def test_state_is_fresh(nsq):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools import sandbox as sandbox_module
-from nsqtools.config import NsqdOptions, SandboxOptions
+from nsqtools.config.sandbox import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address
 from nsqtools.sandbox import Sandbox

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.cli import cli, exits, logs
-from nsqtools.config import NsqdOptions
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.net.connection import Connection
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats

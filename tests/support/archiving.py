@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import ArchiveOptions
+from nsqtools.config.files import ArchiveOptions
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
 from nsqtools.policy.filenames import NamePattern

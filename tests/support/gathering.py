@@ -7,7 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended
-from nsqtools.config import ConsumerConfig, StopOptions
+from nsqtools.config.connection import ConsumerConfig
+from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.handler import Handler
 from nsqtools.engine.runner import Runner
 

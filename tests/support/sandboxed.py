@@ -11,8 +11,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import NsqdOptions
 from nsqtools.config.option import flag_name
+from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.config.units import parse_duration
 from nsqtools.names import Address
 from nsqtools.sandbox.lookupd import Nsqlookupd

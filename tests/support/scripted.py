@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsqtools.config import ConsumerConfig
+from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import Handler

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.config import ProducerConfig
+from nsqtools.config.connection import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import AuthError, PublishError, ServerError, UnreachableError
 from nsqtools.net.connection import Connection

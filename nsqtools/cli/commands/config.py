@@ -14,7 +14,8 @@ from nsqtools.cli.options import CommandGroup, ConfigOption, argument, options
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.resolver import Resolver, SelectedFile, allowed
 from nsqtools.cli.tree import command_names, contexts, groups_of, words
-from nsqtools.config.option import CLASSES, Option, flag_name
+from nsqtools.config import option_classes
+from nsqtools.config.option import Option, flag_name
 from nsqtools.config.program import FileOptions, ShowOptions
 from nsqtools.config.units import nearest
 from nsqtools.errors import ConfigError, ConfigFileError
@@ -233,7 +234,7 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
             problem
             for table in tables
             for problem in table.problems(
-                *allowed(table, ctx), classes if table.command else CLASSES
+                *allowed(table, ctx), classes if table.command else option_classes()
             )
         ]
         yield from found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.config import ClientConfig
+from nsqtools.config.connection import ClientConfig
 from nsqtools.net.http.daemons import Lookupd
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import V1, OneReply, envelope, failure, lookupd, reply, serving, v1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.config import ArchiveOptions
+from nsqtools.config.files import ArchiveOptions
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.files import uploads as uploads_module
 from nsqtools.sinks.files.rules import Rules

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.config import RelayOptions
+from nsqtools.config.relay import RelayOptions
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.objects import is_equal, join, members_of, text_of
 from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter

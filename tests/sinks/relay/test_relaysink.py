@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.config import RelayOptions
+from nsqtools.config.relay import RelayOptions
 from nsqtools.errors import AuthError, NSQError, OutputError, PublishError, ServerError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.relay.filter import Filter, make_filter
