@@ -5,8 +5,9 @@ This module loads only click: every start of the program loads it.
 
 from __future__ import annotations
 
+import os
 import re
-from textwrap import wrap
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -46,8 +47,34 @@ def brief_help(text: str) -> click.Option:
     )
 
 
+def columns() -> int:
+    """The width of the terminal, or of $COLUMNS, or 80.
+
+    As ``shutil.get_terminal_size``, which loads three compressors for it.
+    """
+    try:
+        if width := int(os.environ.get("COLUMNS", "0")):
+            return width
+    except ValueError:
+        pass
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):  # there is none, or it is no terminal
+        return 80
+
+
+class Context(click.Context):
+    """A context whose help is as wide as the terminal, up to 80 columns."""
+
+    def make_formatter(self) -> click.HelpFormatter:
+        """Make one without asking shutil."""
+        return click.HelpFormatter(width=max(min(columns(), 80) - 2, 50))
+
+
 class Group(click.Group):
     """A group that takes the options that all commands share before the command, too."""
+
+    context_class = Context
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse after the shared options were taken off the beginning."""
@@ -88,6 +115,8 @@ def folded(line: str, width: int) -> list[str]:
     It is broken before an option or the next command of a pipe, and inside quotes only where what
     is quoted is longer than a line: there are statements, in which white space means nothing.
     """
+    from textwrap import wrap  # not at each start
+
     words = re.findall(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""", line)
     parts: list[str] = []
     for word in words:

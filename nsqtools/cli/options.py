@@ -19,7 +19,7 @@ from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
 from nsqtools import __version__
-from nsqtools.cli.frame import Group, brief_help, write_examples
+from nsqtools.cli.frame import Context, Group, brief_help, write_examples
 from nsqtools.cli.resolver import Resolver, SelectedFile, named, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options
@@ -136,6 +136,8 @@ class Command(click.Command):
     ``essential`` are the names of the options that ``-h`` shows, with spaces between; a command
     whose whole help fits on one screen needs none. Raises TypeError for a name that is no option.
     """
+
+    context_class = Context
 
     def __init__(
         self,

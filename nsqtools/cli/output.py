@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from nsqtools.cli.exits import one_line
+from nsqtools.cli.frame import columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def rows_text(
     """
     if not sys.stdout.isatty():
         return "".join("\t".join(row) + "\n" for row in rows)
-    lines = aligned([header, *rows], layout, get_terminal_size().columns)
+    lines = aligned([header, *rows], layout, columns())
     looks = [{"bold": True}, *(styles or [{}] * len(rows))]
     styled = (click.style(t, **look) if look else t for t, look in zip(lines, looks, strict=True))
     return "".join(f"{line}\n" for line in styled)

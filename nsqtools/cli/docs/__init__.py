@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
-from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING
+
+from nsqtools.cli.frame import columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +65,7 @@ def guide(topic: str) -> str:
     name = guides().get(topic)
     texts = sections(name, "guides") if name else {}
     text = "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
-    width = min(get_terminal_size().columns, _WIDEST)
+    width = min(columns(), _WIDEST)
     return _PARAGRAPH.sub(lambda match: _filled(match[0], match[1], width), text)
 
 
