@@ -77,7 +77,9 @@ class StagingLife(Life):
         world.disk.slow["host-0"] = self.random.choice((0.0, 0.002, 0.02))
         given = {
             **dict(zip(plan.options[::2], plan.options[1::2], strict=True)),
-            "subscribe": TOPIC, "channel": CHANNEL, "stagingLocation": self.place,
+            "subscribe": TOPIC,
+            "channel": CHANNEL,
+            "stagingLocation": self.place,
             "nsqd.tcp.addresses": ",".join(server.tcp for server in self.servers),
             "checkpointPath": "checkpoint",
         }
