@@ -110,7 +110,7 @@ def plan_of(seed: int, kind: str) -> Plan:
     faults = sorted(
         (
             _fault(rng, rng.choice(kinds), first + rng.random() * span)
-            for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 8)))
+            for _ in range(rng.choice((2, 5, 8) if kind == "staging" else (0, 1, 1, 2, 3, 5, 8)))
         ),
         key=lambda fault: fault.at,
     )
