@@ -68,7 +68,7 @@ class Context(click.Context):
 
     def make_formatter(self) -> click.HelpFormatter:
         """Make one without asking shutil."""
-        return click.HelpFormatter(width=max(min(columns(), 80) - 2, 50))
+        return click.HelpFormatter(width=max(min(columns(), 80), 50))
 
 
 class Group(click.Group):

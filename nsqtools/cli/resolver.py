@@ -142,11 +142,12 @@ class Resolver:
                         one, two = sorted((name, other), key=list(fresh).index)
                         raise _located(contradiction(one, two), fresh)
                 discarded |= excluded | _related(cls, name, "outranks")
+        found = {}
         for name, declared in cls.declared().items():
             is_none = name in discarded and declared.multiple
             default = ResolvedValue(() if is_none else declared.default, Source.DEFAULT, "")
-            resolved.setdefault(name, default)
-        return resolved
+            found[name] = resolved.get(name, default)
+        return found
 
     def _layers(self, cls: type[Options]) -> Iterator[dict[str, ResolvedValue]]:
         if not self._tables_only:

@@ -7,6 +7,8 @@ Durations are in seconds, sizes in bytes. Import a class from the module of its 
 loads the options that it has.
 """
 
+# size: one module per concern
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -351,9 +351,10 @@ class Life:
         return lambda: self.world.disk.failing.pop(host, None)
 
     def fault_disk_slow(self, fault: Fault) -> Any:
-        host = self.host(0)
-        self.world.disk.slow[host] = fault.how**4 * 2
-        return lambda: self.world.disk.slow.pop(host, None)
+        slow, host = self.world.disk.slow, self.host(0)
+        before = slow.get(host, 0.0)
+        slow[host] = before + fault.how**4 * 2
+        return lambda: slow.__setitem__(host, before)
 
     async def watch(self) -> None:
         """A healthy nsqd is consumed, whatever the others do."""

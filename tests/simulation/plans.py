@@ -21,6 +21,7 @@ _OF_ALL = (
     "term",
     "clock",
 )
+_OF_STAGING = ("kill at", "stop at", "power", "disk fails")
 _LOOKUPD = ("lookupd stops", "lookupd restarts")
 _FAULTS = {
     "tail": (*_OF_ALL, "reader", "power"),
@@ -34,10 +35,8 @@ _FAULTS = {
     "count": ("reader", "break", "server stops", "latency"),
     "pub": ("server stops", "server restarts", "cut", "latency", *_LOOKUPD),
     "staging": (
-        *OF_SERVERS,
-        *("kill", "kill at", "stop at", "power", "worker stops", "replaced"),
-        *("garbage", "clock"),
-        *("disk full", "disk fails", "disk slow", *_LOOKUPD),
+        *("server stops", "server restarts", "cut", "break", *_OF_STAGING),
+        *("kill", "worker stops", "replaced", "disk full", "disk slow"),
     ),
 }
 KINDS = tuple(_FAULTS)
@@ -107,7 +106,7 @@ def plan_of(seed: int, kind: str) -> Plan:
     kinds = rng.choice(  # a few at a time find more
         (
             *(rng.sample(known, count) for count in (1, 1, 2, len(known))),
-            [each for each in known if each in OF_SERVERS],
+            [e for e in known if e in (_OF_STAGING if kind == "staging" else OF_SERVERS)],
         )
     )
     span = WINDOW * rng.choice((1.0, 1.0, 0.2))  # also those that come together
@@ -115,7 +114,7 @@ def plan_of(seed: int, kind: str) -> Plan:
     faults = sorted(
         (
             _fault(rng, rng.choice(kinds), first + rng.random() * span)
-            for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 8)))
+            for _ in range(rng.choice((2, 5, 8) if kind == "staging" else (0, 1, 1, 2, 3, 5, 8)))
         ),
         key=lambda fault: fault.at,
     )
@@ -124,7 +123,7 @@ def plan_of(seed: int, kind: str) -> Plan:
         seed=seed,
         kind=kind,
         servers=rng.choice((1, 2, 2, 3)),
-        lookupds=rng.choice((0, 0, 1, 2)),
+        lookupds=rng.choice((0, 0, 1, 2)) if kind != "staging" else 0,
         copies=_copies(rng, kind, style),
         messages=rng.choice((1, 20, 60) if kind == "staging" else (1, 20, 200, 1000)),
         size=rng.choice((20, 20, 300, 5000)),

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _DRIVER = 0
 _RESTART = 3.0
 _RECOGNISED = {
-    *("server restarts", "break", "garbage", "kill", "kill at", "power"),
-    *("disk full", "disk fails", "clock", "lookupd stops", "lookupd restarts"),
+    *("server restarts", "break", "kill", "kill at", "power", "disk full", "disk fails"),
 }
 """Faults after which what comes again is known to be staged. Others let it time out before."""
 
@@ -75,13 +74,16 @@ class StagingLife(Life):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, replace(plan, copies=max(2, plan.copies)))
         self.place = os.path.join(world.disk.make("host-0"), "staging")
-        servers = {"nsqd.tcp.addresses": ",".join(server.tcp for server in self.servers)}
-        if self.lookupds:
-            addresses = ",".join(f"{each.name}:4161" for each in self.lookupds)
-            servers = {"nsqlookupd.http.addresses": addresses}
-        given = dict(zip(plan.options[::2], plan.options[1::2], strict=True))
-        given |= {"subscribe": TOPIC, "channel": CHANNEL, "stagingLocation": self.place}
-        self.settings = parse_source({**given, **servers, "checkpointPath": "checkpoint"})
+        world.disk.slow["host-0"] = self.random.choice((0.0, 0.002, 0.02))
+        given = {
+            **dict(zip(plan.options[::2], plan.options[1::2], strict=True)),
+            "subscribe": TOPIC,
+            "channel": CHANNEL,
+            "stagingLocation": self.place,
+            "nsqd.tcp.addresses": ",".join(server.tcp for server in self.servers),
+            "checkpointPath": "checkpoint",
+        }
+        self.settings = parse_source(given)
         self.logs: dict[str, dict[int, Any]] = {"offsets": {}, "commits": {}}
         """Spark's, by batch."""
         self.synced = {"offsets": 0, "commits": 0}

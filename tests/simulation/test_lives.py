@@ -36,7 +36,8 @@ REGRESSIONS = (
     ("count", 252, "the same, and it was given up as silent before the end"),
     ("pub", 16, "an nsqd that hung kept pub from the healthy one for 20 s"),
     ("library", 0, "a Consumer never opened its handler"),
-    ("library", 1, "nor did it close the handler when it was cancelled"),
+    ("library", 7, "nor did it close the handler when it was cancelled"),
+    ("library", 160, "nor when no server answered at the start"),
 )
 """Kind and seed of lives that have failed, and what they found."""
 
