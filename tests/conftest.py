@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from tests.support.examples import Stage
     from tests.support.minio import Minio
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
@@ -265,6 +266,16 @@ def nsqlookupd(make_nsqlookupd: MakeNsqlookupd) -> Nsqlookupd:
 @pytest.fixture
 def nsqd(make_nsqd: MakeNsqd) -> Nsqd:
     return make_nsqd()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Stage:
+    """A folder to run command lines in, with servers of this test's own."""
+    from tests.support.examples import Stage  # loads every command
+
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    return Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
 
 
 @pytest.fixture

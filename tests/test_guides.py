@@ -20,9 +20,7 @@ from tests.support.webserver import Answer, WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from tests.support.servers import MakeNsqd, Nsqlookupd
     from tests.support.webserver import Request
 
 _RECIPES = sections("nsqtools-cookbook.7", "guides")
@@ -43,13 +41,6 @@ def test_a_guide_is_wrapped_at_the_width_of_the_terminal_and_what_is_indented_is
     texts = [x for text in sections(guides()[topic], "guides").values() for x in text.splitlines()]
     as_they_are = [x for x in texts if x[:4] == "    "]
     assert [x for x in narrow.splitlines() if x[:4] == "    "] == as_they_are
-
-
-@pytest.fixture
-def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Stage:
-    folder = tmp_path / "stage"
-    folder.mkdir()
-    return Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
-"""Bytes that a blocking descriptor accepts without blocking when it is ready."""
+"""Bytes that a blocking pipe or socket accepts without blocking when it is ready."""
 _DESCRIPTORS = "/proc/self/fd"
 
 
@@ -36,7 +36,7 @@ class Output:
         self._given = fd
         self._name = name
         self._fd = -1
-        self._may_block = False
+        self._may_block = self._is_terminal = False
 
     async def open(self) -> None:
         """Prepare for writing. Raises OutputClosedError or OutputError."""
@@ -48,6 +48,7 @@ class Output:
             mode = os.fstat(self._given).st_mode
             self._fd = _open_again(self._given, mode)
             self._may_block = not stat.S_ISREG(mode) and os.get_blocking(self._fd)
+            self._is_terminal = stat.S_ISCHR(mode)
         except OSError as error:
             raise self._error(error) from error
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -63,7 +64,10 @@ class Output:
                     await self._writable()
                 some = [memoryview(rest[0])[:_NEVER_BLOCKS]] if self._may_block else rest
                 try:
-                    written = os.writev(self._fd, some)
+                    if self._may_block and self._is_terminal:  # it may have room for a byte only
+                        written = await asyncio.to_thread(os.writev, self._fd, some)
+                    else:
+                        written = os.writev(self._fd, some)
                 except BlockingIOError:
                     await self._writable()
                 else:
