@@ -55,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--full", action="store_true", help="also what takes long, at its full sizes")
     group.addoption("--server", choices=["nsqd", "sandbox"], help="what tests talk to")
     group.addoption("--seed", type=int, help="of all that is random, as an earlier run printed it")
+    group.addoption("--lives", type=int, default=0, help="of each kind in the simulation")
     group.addoption("--update-golden", action="store_true", help="write what is said to its files")
 
 

@@ -57,7 +57,7 @@ class _NsqdIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RelayEnd:
     """The source or destination of a relay.
 
     ``http`` are the HTTP addresses of nsqds whose HTTP port is not their TCP port + 1.
@@ -75,7 +75,7 @@ class LoopGuard:
     ``loops`` has these topics, each with its destination topic.
     """
 
-    def __init__(self, loops: Mapping[str, str], source: Side, destination: Side) -> None:
+    def __init__(self, loops: Mapping[str, str], source: RelayEnd, destination: RelayEnd) -> None:
         self._loops = loops
         self._source = source
         self._destination = destination
@@ -108,17 +108,17 @@ class LoopGuard:
         )
 
 
-async def _known(side: Side) -> list[_NsqdIdentity]:
+async def _known(end: RelayEnd) -> list[_NsqdIdentity]:
     """Return the current nsqds of one side; raises UnreachableError if no nsqlookupd answers."""
     found: list[tuple[Address | None, str, _Self | None]]
-    if side.lookupds:
+    if end.lookupds:
         timeouts = _CONNECT_TIMEOUT, _REQUEST_TIMEOUT
-        listed = await nodes(side.lookupds, side.config, timeouts)
+        listed = await nodes(end.lookupds, end.config, timeouts)
         found = [(node.tcp, str(node.http), _said(node)) for node in listed]
     else:
-        found = [(tcp, str(Address(tcp.host, tcp.port + 1)), None) for tcp in side.nsqds]
-    found += [(None, url, None) for url in side.http]
-    return await call_each(found, lambda each: _nsqd(*each, side.config))
+        found = [(tcp, str(Address(tcp.host, tcp.port + 1)), None) for tcp in end.nsqds]
+    found += [(None, url, None) for url in end.http]
+    return await call_each(found, lambda each: _nsqd(*each, end.config))
 
 
 async def _nsqd(

@@ -17,15 +17,15 @@ _MOST = 1000
 
 
 class Repeats:
-    """Logs how many messages of a topic met a fate, each fate at most once a minute."""
+    """Logs how many messages of a topic met an event, each event at most once a minute."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log
         self._known: dict[tuple[int, str, str], tuple[float, int]] = {}
 
-    def tell(self, level: int, topic: str, count: int, fate: str) -> None:
+    def tell(self, level: int, topic: str, count: int, event: str) -> None:
         """Log a line, or add to the count of its next occurrence if it was logged recently."""
-        key = level, topic, fate
+        key = level, topic, event
         due, held = self._known.pop(key, (0.0, 0))
         held += count
         if (now := monotonic()) >= due:
@@ -42,6 +42,6 @@ class Repeats:
         self._known.clear()
 
     def _say(self, key: tuple[int, str, str], count: int) -> None:
-        level, topic, fate = key
+        level, topic, event = key
         if count:
-            self._log.log(level, "topic %s: %s %s", topic, counted(count, "message"), fate)
+            self._log.log(level, "topic %s: %s %s", topic, counted(count, "message"), event)

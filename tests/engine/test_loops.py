@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.config.connection import ConsumerConfig, ProducerConfig
 from nsqtools.engine import loops
-from nsqtools.engine.loops import LoopGuard, Side
+from nsqtools.engine.loops import LoopGuard, RelayEnd
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from tests.support.scripted_http import OneReply, reply, serving, v1
@@ -55,13 +55,13 @@ def guard(
 ) -> LoopGuard:
     return LoopGuard(
         {"t": "t"},
-        Side(
+        RelayEnd(
             ConsumerConfig(),
             (source,),
             (str(lookupd.address),) if lookupd else (),
             (str(source_http.address),) if source_http else (),
         ),
-        Side(
+        RelayEnd(
             ProducerConfig(),
             (destination,),
             http=(str(destination_http.address),) if destination_http else (),

@@ -153,8 +153,8 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
         await super().begin()
         for server in self.servers:
             self.publish_to(server, self.plan.messages)
-        errands = self.trim(), self.drain(self.servers[0])
-        self.errands = [asyncio.ensure_future(each) for each in errands]
+        others = self.trim(), self.drain(self.servers[0])
+        self.others = [asyncio.ensure_future(each) for each in others]
         await asyncio.sleep(self.random.random() * WINDOW)  # so that something becomes old
 
     def argv(self, number: int) -> list[str]:
@@ -198,7 +198,7 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
                 self.world.violated(f"node drain: exit 0, and {left} messages are left")
 
     async def connect(self) -> None:
-        await asyncio.gather(*self.errands)
+        await asyncio.gather(*self.others)
         await super().connect()
 
 

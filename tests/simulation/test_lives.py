@@ -1,6 +1,7 @@
 """Lives of whole commands in a simulated world; each seed is another one.
 
 ``pytest tests/simulation --seed N -s`` prints the lives of a seed event by event, one of each kind;
+``--lives 1000`` lives so many of each kind;
 ``python -m tests.simulation.shrink KIND N`` leaves out the faults that a failure does not need.
 """
 
@@ -29,12 +30,12 @@ REGRESSIONS = (
     ("to-file", 1939, "an upload that failed left a hidden copy in its directory"),
     ("tail", 37, "what waited for a slow reader timed out, and was written again"),
     ("tail", 1419, "an nsqd that hung kept tail from the one that was back"),
-    ("until-empty", 1, "exit 0 although an nsqd could not be asked"),
+    ("until-empty", 16, "exit 0 although an nsqd could not be asked"),
     ("count", 6, "exit 0 although nsqd had refused the FINs"),
     ("count", 2156, "exit 0 although nsqd hung before it had read the last FINs"),
     ("count", 2736, "the same, with nsqds that nsqlookupd lists"),
     ("count", 252, "the same, and it was given up as silent before the end"),
-    ("pub", 16, "an nsqd that hung kept pub from the healthy one for 20 s"),
+    ("pub", 25, "an nsqd that hung kept pub from the healthy one for 20 s"),
     ("library", 0, "a Consumer never opened its handler"),
     ("library", 7, "nor did it close the handler when it was cancelled"),
     ("library", 160, "nor when no server answered at the start"),
@@ -46,14 +47,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The lives of the seeds of this run."""
     if "seed" not in metafunc.fixturenames:
         return
+    lives = metafunc.config.option.lives
     more = pytest.mark.full("more lives")
     if _is_chosen(metafunc.config):
         given = [pytest.param(kind, metafunc.config.option.seed) for kind in KINDS]
     else:
         given = [
-            pytest.param(kind, seed, marks=[more] if seed >= PLAIN else [])
+            pytest.param(kind, seed, marks=[more] if seed >= (lives or PLAIN) else [])
             for kind in KINDS
-            for seed in range(PLAIN + MORE)
+            for seed in range(lives or PLAIN + MORE)
         ]
         given += [
             pytest.param(kind, seed, id=f"{kind}-{seed}-again") for kind, seed, _ in REGRESSIONS

@@ -90,7 +90,7 @@ def threading_of(baton: Baton) -> SimpleNamespace:
     return SimpleNamespace(Lock=Lock, Condition=Condition, Thread=Thread)
 
 
-class Errand:
+class SimulatedHook:
     """A shell command of --on-rotate: ``archive SECONDS DIRECTORY FILE`` is the only one.
 
     It copies the file there and, some seconds later, removes it, as ``cp FILE DIRECTORY && sleep 2
@@ -135,7 +135,7 @@ class Errand:
     def module(cls, world: World) -> SimpleNamespace:
         """What the product uses of ``subprocess``."""
 
-        def popen(command: str, **_: object) -> Errand:
+        def popen(command: str, **_: object) -> SimulatedHook:
             process = CURRENT.get()
             if process is None or not process.alive:
                 raise Killed

@@ -22,7 +22,7 @@ from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
 from nsqtools.sandbox.nsqd import channel as channels
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.outputs import PIPE, Pipe, SimulatedOutput
-from tests.simulation.threads import Errand, threading_of
+from tests.simulation.threads import SimulatedHook, threading_of
 from tests.support.disk import Disk
 from tests.support.processes import CURRENT, Killed, Process
 
@@ -182,7 +182,7 @@ class World:
         for name in ("hooks", "uploads", "aftercare", "journal"):
             patch.setattr(f"nsqtools.sinks.files.{name}.threading", simulated)
         patch.setattr("nsqtools.sinks.files.hooks.monotonic", loop.time)
-        patch.setattr("nsqtools.sinks.files.hooks.subprocess", Errand.module(self))
+        patch.setattr("nsqtools.sinks.files.hooks.subprocess", SimulatedHook.module(self))
         patch.setattr("nsqtools.sinks.files.hooks.os.killpg", lambda *_: None)
         self._watch_channels(patch)
         self.disk.install(patch)

@@ -25,8 +25,8 @@ from nsqtools.sinks.files.topicarchive import Archive, Arrival
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.sinks.files.aftercare import Care
-    from nsqtools.sinks.files.topicarchive import Fate
+    from nsqtools.sinks.files.aftercare import Aftercare
+    from nsqtools.sinks.files.topicarchive import Ending
     from nsqtools.sinks.files.workfile import Part
 
 SECOND = 1_000_000_000
@@ -122,7 +122,7 @@ _OWN = ("pid", "hostname", "zone", "max_msg_size", "max_open_files")
 
 @dataclass
 class Notes:
-    """A Care that notes what it is told; ``record`` raises its error once."""
+    """A Aftercare that notes what it is told; ``record`` raises its error once."""
 
     recorded: list[Published] = field(default_factory=list)
     followed: list[Published] = field(default_factory=list)
@@ -147,9 +147,9 @@ def journal_of(rules: Rules) -> Journal:
     return Journal(rules.output_dir, rules.host, rules.own_work_dir)
 
 
-def publication_of(rules: Rules, journal: Journal, care: Notes | Care) -> Publication:
+def publication_of(rules: Rules, journal: Journal, aftercare: Notes | Aftercare) -> Publication:
     """One whose published files somebody else cares for."""
-    return Publication(rules, journal, care)  # type: ignore[arg-type]
+    return Publication(rules, journal, aftercare)  # type: ignore[arg-type]
 
 
 class Archiving:
@@ -180,10 +180,10 @@ class Archiving:
             publication.revisions.skip(base, revision)
         self.archive = Archive(topic, publication, self._synced, now=self.now)
 
-    def step(self, *batches: Batch, fate: Fate = "") -> None:
+    def step(self, *batches: Batch, ending: Ending = "") -> None:
         """One step with these batches, that come now."""
         arrivals = [Arrival(self.wall, each) for each in batches]
-        self.archive.step(arrivals, now=self.now, wall=self.wall, fate=fate)
+        self.archive.step(arrivals, now=self.now, wall=self.wall, ending=ending)
 
     def _synced(self, parts: list[Part]) -> None:
         self.safe += [message.body for _, messages in parts for message in messages]
@@ -192,7 +192,7 @@ class Archiving:
         self.step(batch(*bodies, topic=self._topic))
 
     def close(self) -> None:
-        self.step(fate="close")
+        self.step(ending="close")
 
     def elapse(self, seconds: float) -> None:
         self.now += seconds
@@ -301,7 +301,9 @@ def leave(
     return work
 
 
-def recover(rules: Rules, notes: Notes | Care | None = None, journal: Journal | None = None) -> int:
+def recover(
+    rules: Rules, notes: Notes | Aftercare | None = None, journal: Journal | None = None
+) -> int:
     """As at the start of the next run, which ends at once; how many files it could not publish."""
     os.makedirs(rules.output_dir, exist_ok=True)
     journal = journal or journal_of(rules)

@@ -73,9 +73,9 @@ def _sink(
     target: ProducerConfig,
 ) -> RelaySink:
     """The sink that relays these topics, not connected yet. Raises ConfigError."""
-    from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
+    from nsqtools.cli.clusterproducer import ClusterProducer, check_dead_letter_topic
     from nsqtools.cli.remotes import addresses, fixed_nsqds
-    from nsqtools.engine.loops import LoopGuard, Side
+    from nsqtools.engine.loops import LoopGuard, RelayEnd
     from nsqtools.engine.producer import Producer
     from nsqtools.policy.pace import Pace
     from nsqtools.sinks.deadletters import make_dead_letters
@@ -88,15 +88,15 @@ def _sink(
     guard = None
     if loops := find_loops(goals):  # topics that would come back if both sides had a common nsqd
         lookupds = source.lookupd_http_address
-        here = Side(config, fixed_nsqds(source), lookupds, stop.nsqd_http_address)
+        here = RelayEnd(config, fixed_nsqds(source), lookupds, stop.nsqd_http_address)
         guard = LoopGuard(
-            loops, here, Side(target, nsqds, http=options.destination_nsqd_http_address)
+            loops, here, RelayEnd(target, nsqds, http=options.destination_nsqd_http_address)
         )
     return RelaySink(
         Producer(nsqds, target),
         goals,
         make_filter(options),
-        make_dead_letters(dead, Postbox(source, config)),
+        make_dead_letters(dead, ClusterProducer(source, config)),
         guard=guard,
         defer=options.defer or None,
         pace=Pace(options.rate),

@@ -80,7 +80,7 @@ def http_sink(
     """The sink that delivers to these endpoints, not connected yet. Raises ConfigError."""
     from functools import partial
 
-    from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
+    from nsqtools.cli.clusterproducer import ClusterProducer, check_dead_letter_topic
     from nsqtools.cli.remotes import warn_if_public
     from nsqtools.net.tls import client_context, explain
     from nsqtools.sinks.deadletters import make_dead_letters
@@ -95,7 +95,7 @@ def http_sink(
     )
     sink = make_sink(
         options,
-        make_dead_letters(dead, Postbox(source, config)),
+        make_dead_letters(dead, ClusterProducer(source, config)),
         client_context(tls, flags=_TLS_FLAGS),
         explain=partial(explain, flags=_TLS_FLAGS),
     )

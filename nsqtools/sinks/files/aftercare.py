@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from nsqtools.policy.matcher import NameMatcher
     from nsqtools.records.manifest import Published
-    from nsqtools.sinks.files.hooks import Errands
+    from nsqtools.sinks.files.hooks import FileQueue
     from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Rules
 
@@ -39,7 +39,7 @@ _RECENT = 1 << 20
 """Bytes at the end of a manifest that ``has`` searches: about 2000 lines."""
 
 
-class Care:
+class Aftercare:
     """Does for published files what options demand, in this order; thread-safe.
 
     The manifest is written, then the file is uploaded, ``--on-rotate`` is run, and the file is
@@ -59,13 +59,13 @@ class Care:
         self._retention = Retention(
             keep=options.keep, max_age=options.max_age, max_total=options.max_total
         )
-        errands: list[Errands] = []
+        queues: list[FileQueue] = []
         if options.upload:
-            errands.append(Uploads(options.upload, rules.output_dir))
+            queues.append(Uploads(options.upload, rules.output_dir))
         if options.on_rotate:
-            errands.append(Hook(options.on_rotate, timeout=options.on_rotate_timeout))
-        self._errands = {each.flag: each for each in errands}
-        flags = {*self._errands}
+            queues.append(Hook(options.on_rotate, timeout=options.on_rotate_timeout))
+        self._queues = {each.flag: each for each in queues}
+        flags = {*self._queues}
         if options.manifest:
             flags.add(MANIFEST)
         if options.delete_uploaded:
@@ -104,8 +104,8 @@ class Care:
             if DELETE in self.owes and not self._delete_uploaded(entry.published):
                 return  # the next start tries again
             self._journal.settle(entry)
-        elif entry.owes and (errands := self._errands.get(entry.owes[0])):
-            errands.submit(entry.published, partial(self._settled, entry))
+        elif entry.owes and (queues := self._queues.get(entry.owes[0])):
+            queues.submit(entry.published, partial(self._settled, entry))
 
     def _settled(self, entry: Entry) -> None:
         self._journal.settle(entry)
@@ -138,9 +138,9 @@ class Care:
         """Wait for the last uploads and commands, then delete the files that waited for them and
         exceed the limits.
         """
-        for errands in self._errands.values():
-            errands.close()
-        if self._errands:
+        for queues in self._queues.values():
+            queues.close()
+        if self._queues:
             self.prune()
 
     def counts(self) -> Counter[tuple[str, str]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqtools.config.connection import ConsumerConfig
     from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.topicarchive import Fate
+    from nsqtools.sinks.files.topicarchive import Ending
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class FileSink(HoldingHandler):
 
     def metrics(self) -> Iterator[Metric]:
         """Return what was published, including recovered files, what waits, and failed writes."""
-        counts = self.archives.care.counts()
+        counts = self.archives.aftercare.counts()
         for topic, failures in self.write_failures.items():
             counts["write_failures", topic] = failures
         topics = sorted({topic for _, topic in counts})
@@ -213,7 +213,7 @@ class _TopicQueue:
         self._count = self._size = 0
         self._due = math.inf
         self._urgent = False
-        self._fate: Fate = ""
+        self._ending: Ending = ""
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._failures = 0
@@ -251,18 +251,18 @@ class _TopicQueue:
 
     def reopen(self) -> None:
         """Publish the open files."""
-        if not self._fate:
-            self._fate = "reopen"
+        if not self._ending:
+            self._ending = "reopen"
         self._wake.set()
 
     @property
     def is_ending(self) -> bool:
         """Whether the queue accepts no more batches."""
-        return self._fate == "close"
+        return self._ending == "close"
 
     async def end(self) -> None:
         """Write all waiting batches and publish the files."""
-        self._fate = "close"
+        self._ending = "close"
         self._wake.set()
         await asyncio.shield(self._task)
 
@@ -294,15 +294,15 @@ class _TopicQueue:
     async def _work(self) -> None:
         while True:
             await self._until_due()
-            fate = self._fate
-            if fate == "reopen":
-                self._fate = ""
-            if not await self._step(fate) or fate == "close":
+            ending = self._ending
+            if ending == "reopen":
+                self._ending = ""
+            if not await self._step(ending) or ending == "close":
                 break
         self._give_back_waiting()  # arrived during the failed step
 
     async def _until_due(self) -> None:
-        while not (self._urgent or self._fate):
+        while not (self._urgent or self._ending):
             now = self._loop.time()
             due = self._archive.next_due(now=now, wall=time.time_ns())
             due = min(self._due, max(min(due, now + _REST), self._rest_until))
@@ -315,22 +315,22 @@ class _TopicQueue:
             except TimeoutError:
                 return
 
-    async def _step(self, fate: Fate) -> bool:
+    async def _step(self, ending: Ending) -> bool:
         """Let the archive do one step; return whether to continue."""
         arrivals, self._arrivals = self._arrivals, []
         self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
         try:
-            wrote = await self._sink.threads.run(self._call, arrivals, fate)
+            wrote = await self._sink.threads.run(self._call, arrivals, ending)
         except Exception as error:
-            return self._failed(error, arrivals, fate)
-        self._succeeded(wrote or fate == "close")
+            return self._failed(error, arrivals, ending)
+        self._succeeded(wrote or ending == "close")
         return True
 
-    def _call(self, arrivals: list[Arrival], fate: Fate) -> bool:
+    def _call(self, arrivals: list[Arrival], ending: Ending) -> bool:
         if not arrivals:
-            self._sink.archives.care.prune()
+            self._sink.archives.aftercare.prune()
         now, wall = self._loop.time(), time.time_ns()
-        return self._archive.step(arrivals, now=now, wall=wall, fate=fate)
+        return self._archive.step(arrivals, now=now, wall=wall, ending=ending)
 
     def _synced(self, safe: list[Part]) -> None:
         """Finish synced messages while the thread continues with publishing.
@@ -351,24 +351,24 @@ class _TopicQueue:
                 log.warning("topic %s: writing succeeds again", self._name)
                 self._complained, self._quiet_until = False, self._loop.time() + _QUIET
 
-    def _failed(self, error: Exception, arrivals: list[Arrival], fate: Fate) -> bool:
+    def _failed(self, error: Exception, arrivals: list[Arrival], ending: Ending) -> bool:
         """Requeue messages that are not safe; return whether to continue."""
         self._sink.write_failures[self._name] += 1
         goes_on = self._sink.cannot_write(error)
         is_news = not self._complained and self._loop.time() >= self._quiet_until
-        if goes_on and is_news and fate != "close":
+        if goes_on and is_news and ending != "close":
             self._complained = True
             log.error(
                 "topic %s: cannot write, messages are requeued until writing succeeds: %s",
                 self._name,
                 as_output_error(error),
             )
-        if not (fate == "close" and isinstance(error, OwedError)):  # a later run writes them
+        if not (ending == "close" and isinstance(error, OwedError)):  # a later run writes them
             self._error = without_frames(error)
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
         self._failures += 1
         if arrivals:
             self._pause_until = self._loop.time() + _PAUSE
         for _, batch in arrivals:
-            self._held.requeue(batch, delay=0, backoff=fate != "close")
+            self._held.requeue(batch, delay=0, backoff=ending != "close")
         return goes_on

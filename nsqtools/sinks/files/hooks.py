@@ -44,7 +44,7 @@ class Job:
     failures: int = field(default=0, compare=False)
 
 
-class Errands(ABC):
+class FileQueue(ABC):
     """Does one thing for each published file, in threads of its own, until it succeeds.
 
     ``flag`` is the option that asks for it. After each failure the file waits for the next of
@@ -146,7 +146,7 @@ class Errands(ABC):
             self.changed.notify()
 
 
-class Hook(Errands):
+class Hook(FileQueue):
     """Runs a shell command for each published file, one at a time.
 
     ``{}`` in the command is replaced by the path, quoted for the shell; without ``{}`` the path is

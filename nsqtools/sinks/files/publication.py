@@ -23,7 +23,7 @@ from nsqtools.stores.mounted import sync_directory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from nsqtools.sinks.files.aftercare import Care
+    from nsqtools.sinks.files.aftercare import Aftercare
     from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Rules
 
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 class Publication:
     """Publishes files by the rules, and records the progress in the journal."""
 
-    def __init__(self, rules: Rules, journal: Journal, care: Care) -> None:
+    def __init__(self, rules: Rules, journal: Journal, aftercare: Aftercare) -> None:
         self.rules = rules
         self.journal = journal
         self.revisions = Revisions()
         self.left: list[Entry] = []
         """Entries of ended processes whose files could not be published, or owe a manifest line."""
-        self._care = care
+        self._aftercare = aftercare
 
     def give_name(self, entry: Entry, work: str) -> None:
         """Publish a complete, synced work file under the first of its names that is free.
@@ -50,7 +50,7 @@ class Publication:
 
         def mark(status: os.stat_result) -> None:
             entry.inode, entry.mtime_ns = status.st_ino, status.st_mtime_ns
-            entry.owes = self._care.owes
+            entry.owes = self._aftercare.owes
             self.journal.write(entry)
 
         for relative, revision in self._names(entry):
@@ -69,13 +69,13 @@ class Publication:
         """Finish the publication of a file that has its final name; raises OSError."""
         sync_directory(os.path.dirname(entry.published.path))
         self._retire(work)
-        self._care.record(entry)
+        self._aftercare.record(entry)
         if not entry.owes and self.journal.has(entry):
             self.journal.remove(entry)
 
     def follow(self, entry: Entry) -> None:
         """Count the file and do what the options ask for, once, after ``complete``."""
-        self._care.follow(entry)
+        self._aftercare.follow(entry)
 
     def discard(self, entry: Entry, work: str) -> None:
         """Remove a work file without records."""
@@ -134,7 +134,7 @@ class Publication:
                 self.follow(entry)
             case FileState.OWING:
                 self.complete(entry, work)
-                self._care.settle(entry)
+                self._aftercare.settle(entry)
             case FileState.GONE if not entry.work_dir_is_there():
                 raise OutputError(
                     f"the work directory {entry.work_dir} has been replaced: mount the previous "

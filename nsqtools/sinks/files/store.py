@@ -16,7 +16,7 @@ from nsqtools.errors import ConfigError, OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
-from nsqtools.sinks.files.aftercare import Care, find
+from nsqtools.sinks.files.aftercare import Aftercare, find
 from nsqtools.sinks.files.journal import Journal, entries, enumerated
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.sinks.files.publication import Publication
@@ -49,8 +49,8 @@ class Archives:
         self._wanted = matcher.accepts
         self._matcher = matcher
         self._journal = Journal(rules.output_dir, rules.host, rules.own_work_dir)
-        self.care = Care(rules, self._journal, matcher)
-        self._publication = Publication(rules, self._journal, self.care)
+        self.aftercare = Aftercare(rules, self._journal, matcher)
+        self._publication = Publication(rules, self._journal, self.aftercare)
         self._locks: dict[str, Lock] = {}
         if rules.options.lock:  # named by the user, so that one such command runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
@@ -72,7 +72,7 @@ class Archives:
         that is not a manifest.
         """
         rules = self.rules
-        self.care.check()
+        self.aftercare.check()
         for flag, directory in (("output", rules.output_dir), ("work", rules.work_dir)):
             try:
                 disk.make_writable_directory(directory)
@@ -82,7 +82,7 @@ class Archives:
             self._publication.revisions.skip(name, revision)
         self._publication.salvage(self._journal.adopt(self._wanted))
         self._name_orphans()
-        self.care.prune()
+        self.aftercare.prune()
 
     def _name_orphans(self) -> None:
         """Warn of work files that no entry of the journal names and no process is writing."""
@@ -118,7 +118,7 @@ class Archives:
         Raises OutputError if a file that a crash left could not be published, or a published file
         still waits. The next run continues with both.
         """
-        self.care.close()
+        self.aftercare.close()
         left = [*filter(self._journal.has, self._publication.left)]
         if failed := len(left) + len(self._journal.damaged):
             raise OutputError(f"files of an earlier crash that could not be published: {failed}")
@@ -127,7 +127,7 @@ class Archives:
 
     def _waiting(self, flag: str, files: list[Published]) -> str:
         names = enumerated([each.path for each in files])
-        todo = "" if flag in self.care.owes else f"; run again with {flag}"
+        todo = "" if flag in self.aftercare.owes else f"; run again with {flag}"
         if todo and flag == "--on-rotate":
             todo += ", or with --on-rotate true to skip them"
         return f"files that wait for {flag}: {len(files)} ({names}){todo}"

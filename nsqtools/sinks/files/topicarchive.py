@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Fate = Literal["", "reopen", "close"]
+Ending = Literal["", "reopen", "close"]
 """What a step does with open files: rotate them by the rules, or publish all of them."""
 
 
@@ -87,7 +87,9 @@ class Archive:
         self._may_tear = rules.layout.format == "raw"
         """Whether to warn of the next body that contains the delimiter."""
 
-    def step(self, arrivals: Sequence[Arrival], *, now: float, wall: int, fate: Fate = "") -> bool:
+    def step(
+        self, arrivals: Sequence[Arrival], *, now: float, wall: int, ending: Ending = ""
+    ) -> bool:
         """Write batches, sync, and rotate files that are due; return whether anything was written.
 
         After OSError, OutputError or ConfigError, messages that were not synced have been removed
@@ -100,7 +102,7 @@ class Archive:
                 for name, messages in self._named(arrival):
                     self._write(name, arrival, messages, now)
             self._sync()
-            if not fate:
+            if not ending:
                 self._rotate_due(now, wall)
             else:
                 for name in list(self._files):

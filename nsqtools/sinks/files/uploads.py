@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.files.hooks import Errands
+from nsqtools.sinks.files.hooks import FileQueue
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import reason
 from nsqtools.stores.places import local
@@ -36,10 +36,10 @@ _PATIENCE = 5.0
 """Maximum seconds without progress while closing, if uploads fail."""
 _LONG_PATIENCE = 30.0
 """The same if none has failed: a part of a file may be on a slow line."""
-_LOOK = 0.1
+_CHECK_INTERVAL = 0.1
 
 
-class Uploads(Errands):
+class Uploads(FileQueue):
     """Uploads each published file, several at a time, under its name in the output directory.
 
     An existing file is never replaced. One with the same content was uploaded by an earlier
@@ -112,7 +112,7 @@ class Uploads(Errands):
         self.hurry()
         for thread in self.threads:
             while thread.is_alive() and not self._is_stuck():
-                thread.join(_LOOK)
+                thread.join(_CHECK_INTERVAL)
             if thread.is_alive() and not self._failing:
                 log.warning("%s %s: no response", self.flag, self._store.place)
                 break

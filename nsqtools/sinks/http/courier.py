@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
 """Maximum messages for which ``all`` remembers the endpoints that have accepted them."""
-_LOOK = 1.0
+_CHECK_INTERVAL = 1.0
 """Seconds between checks whether nsqd has taken back messages that wait."""
 _AT_EASE = (Verdict.DONE, Verdict.DROP)
 
@@ -115,7 +115,7 @@ class OneOf(Courier):
             elif outcome is not NOT_TRIED:
                 return outcome
             elif patient():
-                await self._wait(min(self._due(), self._loop.time() + _LOOK))
+                await self._wait(min(self._due(), self._loop.time() + _CHECK_INTERVAL))
             else:
                 return NOT_TRIED
             if any(batch.is_lost() for batch, _ in parcel):

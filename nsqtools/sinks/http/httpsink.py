@@ -221,8 +221,8 @@ class HttpSink(HoldingHandler):
             await self._drop(parcel, UNFIT)
             return
         for _, batch, messages in self._by_batch(parcel):
-            fate = f"requeued, impossible to deliver: {UNFIT.reason}"
-            self._repeats.tell(logging.WARNING, batch.topic, len(messages), fate)
+            event = f"requeued, impossible to deliver: {UNFIT.reason}"
+            self._repeats.tell(logging.WARNING, batch.topic, len(messages), event)
         self._give_back(parcel, UNFIT)
 
     async def _try(self, parcel: Parcel, topic: _HeldTopic) -> Outcome:

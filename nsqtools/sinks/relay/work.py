@@ -25,7 +25,7 @@ _UNDER_WAY = 4
 """Concurrent publishes of a topic: one is written while others wait for responses."""
 _MOST = 5000
 """Approximate maximum of messages per publish."""
-_LOOK = 0.1
+_CHECK_INTERVAL = 0.1
 """Seconds between checks for a destination while draining."""
 _LOOKS = 5
 """Consecutive checks without a destination that end the wait; answered messages are settled by
@@ -115,7 +115,7 @@ class Work:
             self._turns.cut()
             looks = 0
             while self._tasks:
-                await self._tasks.wait(within=_LOOK)
+                await self._tasks.wait(within=_CHECK_INTERVAL)
                 looks = 0 if self._sink.producer.is_connected else looks + 1
                 if looks == _LOOKS:
                     self._give_up_waiting()
@@ -254,8 +254,8 @@ class Work:
         sink = self._sink
         if sink.dead_letters.is_lossy:
             sink.left_behind += len(messages)
-            fate = f"requeued, impossible to relay: {reason}"
-            self._tell(len(messages), fate, logging.WARNING)
+            event = f"requeued, impossible to relay: {reason}"
+            self._tell(len(messages), event, logging.WARNING)
             self._requeue(batch, messages, backoff=False)
         elif await self._write(batch, messages, reason):
             self._tell(len(messages), f"written as dead letters: {reason}", logging.WARNING)
@@ -287,8 +287,8 @@ class Work:
         self._held.finish(batch, messages)
         return True
 
-    def _tell(self, count: int, fate: str, level: int = logging.ERROR) -> None:
-        self._sink.repeats.tell(level, self._counts.topic, count, fate)
+    def _tell(self, count: int, event: str, level: int = logging.ERROR) -> None:
+        self._sink.repeats.tell(level, self._counts.topic, count, event)
 
     # Requeuing.
 

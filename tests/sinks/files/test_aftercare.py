@@ -18,7 +18,7 @@ from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.policy.retention import Kept
 from nsqtools.sinks.files import uploads
-from nsqtools.sinks.files.aftercare import Care, Manifest, find
+from nsqtools.sinks.files.aftercare import Aftercare, Manifest, find
 from nsqtools.sinks.files.journal import HOOK, MANIFEST, Journal
 from tests.support.archiving import Archiving, Notes, entry_of, make_rules, published
 from tests.support.sinking import started
@@ -52,7 +52,9 @@ class Publishing:
         self.rules = make_rules(folder, output_dir=str(folder), work_dir=str(folder), **options)
         self.journal = Journal(str(folder), self.rules.host)
         pattern = NamePattern(filename_format="<TOPIC>.log")
-        self.care = Care(self.rules, self.journal, Matcher(pattern, hostname="h", topics=()))
+        self.aftercare = Aftercare(
+            self.rules, self.journal, Matcher(pattern, hostname="h", topics=())
+        )
 
     def complete(self, name: str, data: bytes = b"one\n", age: float = 0.0) -> Entry:
         """A file that has its final name, and its line in the manifest."""
@@ -65,9 +67,9 @@ class Publishing:
         entry.published = published(
             path, topic=name.partition(".")[0], size=len(data), sha256=sha256
         )
-        entry.inode, entry.owes = path.stat().st_ino, self.care.owes
+        entry.inode, entry.owes = path.stat().st_ino, self.aftercare.owes
         self.journal.write(entry)
-        self.care.record(entry)
+        self.aftercare.record(entry)
         return entry
 
     def publish(self, *names: str, age: float = 0.0) -> None:
@@ -75,7 +77,7 @@ class Publishing:
             entry = self.complete(name, age=age)
             if not entry.owes:
                 self.journal.remove(entry)
-            self.care.follow(entry)
+            self.aftercare.follow(entry)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("*.log"))
@@ -116,7 +118,7 @@ class TestUploads:
     ) -> None:
         command = f"test -e {tmp_path}/remote/$(basename {{}}) && cp {{}} {{}}.had"
         files = self.upload(tmp_path, "a.0.log", delete_uploaded=True, on_rotate=command, keep=1)
-        files.care.close()
+        files.aftercare.close()
         assert files.names() == list(files.journal.owed()) == []
         for copy in ("remote/a.0.log", "a.0.log.had"):
             assert (tmp_path / copy).read_bytes() == b"one\n"
@@ -130,7 +132,7 @@ class TestUploads:
             name = f"a.{delete:d}.log"
             files = self.upload(tmp_path, name, delete_uploaded=delete, on_rotate="rm", keep=1)
             files.publish("a.9.log")
-            files.care.close()
+            files.aftercare.close()
             assert list(files.journal.owed()) == ["--upload"]
         assert files.names() == ["a.0.log", "a.1.log", "a.9.log"]
 
@@ -139,7 +141,7 @@ class TestUploads:
             files = self.upload(tmp_path, delete_uploaded=may)
             entry = files.complete("a.0.log")
             entry.owes = ("--delete-uploaded",)
-            files.care.settle(entry)
+            files.aftercare.settle(entry)
             assert list(files.journal.owed()) == []
             assert files.names() == ([] if may else ["a.0.log"])
 

@@ -362,7 +362,7 @@ class TestWhatFilesOwe:
     ) -> None:
         archiving = Archiving(tmp_path, filename_format="<TOPIC>.log", notes=Notes(owes=(debt,)))
         archiving.write(b"one")
-        archiving.step(fate="reopen")
+        archiving.step(ending="reopen")
         notes, journal = archiving.notes, archiving.journal
         (entry,) = entries(archiving.rules.output_dir, print)
         if whose == "another's":
@@ -397,7 +397,7 @@ class TestWhatFilesOwe:
         with started(rules) as archives:
             archive = archives.topic("events", bool, now=0.0)
             with broken("append_lines", of=aftercare), pytest.raises(OSError, match="Input/output"):
-                archive.step([arrival], now=0.0, wall=START, fate="reopen")
+                archive.step([arrival], now=0.0, wall=START, ending="reopen")
             archive.release()
         path = Path(rules.output_dir, "events.log")
         with broken("append_lines", of=aftercare):
@@ -405,7 +405,7 @@ class TestWhatFilesOwe:
             archives.open()
         assert f"{path} still waits for --manifest" in caplog.text
         archive = archives.topic("events", bool, now=0.0)
-        archive.step([arrival], now=0.0, wall=START, fate="close")
+        archive.step([arrival], now=0.0, wall=START, ending="close")
         archives.close()
         archives.unlock()
         assert path.read_bytes() == b"one\none\n"
@@ -437,7 +437,7 @@ class TestWhatFilesOwe:
             owing_file.with_name(NAME.replace("000000", f"{number:06}")).write_bytes(b"x\n")
         with started(rules, keep=1, on_rotate="true") as archives:
             for _ in range(3):
-                archives.care.prune()
+                archives.aftercare.prune()
             assert len(below(rules.output_dir)) == 3
             told = [text for text in caplog.messages if "no file is deleted" in text]
             assert [str(unreadable) in text for text in told] == [True]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import random
 
     from nsqtools.sinks.files.rules import Rules
-    from nsqtools.sinks.files.topicarchive import Fate
+    from nsqtools.sinks.files.topicarchive import Ending
     from nsqtools.sinks.files.workfile import Part
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -209,9 +209,9 @@ def archive(rules: Rules, safe: Path) -> None:
         made = archives.topic("events", synced, now=0.0)
         for number in range(6):
             arrival = Arrival(START, batch(b"%d" % number))
-            fate: Fate = "reopen" if number % 2 else ""
-            made.step([arrival], now=0.0, wall=START, fate=fate)
-        made.step((), now=0.0, wall=START, fate="close")
+            ending: Ending = "reopen" if number % 2 else ""
+            made.step([arrival], now=0.0, wall=START, ending=ending)
+        made.step((), now=0.0, wall=START, ending="close")
         made.release()
         archives.close()
         archives.unlock()

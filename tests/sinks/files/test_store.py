@@ -56,7 +56,7 @@ class TestOpening:
         with pytest.raises(ConfigError, match=f"--output-dir {tmp_path / 'out'}"):
             make_archives(rules).open()
 
-    @pytest.mark.parametrize("moment", ["open", "care.prune"])
+    @pytest.mark.parametrize("moment", ["open", "aftercare.prune"])
     def test_old_files_are_deleted_at_the_start_and_as_they_get_old(
         self, moment: str, rules: Rules, tmp_path: Path
     ) -> None:

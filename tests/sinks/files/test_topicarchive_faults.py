@@ -158,7 +158,7 @@ def test_whatever_fails_or_meddles_what_is_safe_is_published_once_and_nothing_el
             if what == "write":
                 archiving.write(*(body(next(numbers), size) for size in sizes * 2))
             else:
-                archiving.step(fate="reopen")
+                archiving.step(ending="reopen")
     notes.error = None
     beside.free_names()
     archiving.close()
@@ -261,7 +261,7 @@ class TestOneNameForAll:
     def test_a_file_goes_on_where_it_was_published(
         self, begun: Archiving, monkeypatch: pytest.MonkeyPatch, target: Path
     ) -> None:
-        begun.step(fate="reopen")
+        begun.step(ending="reopen")
         assert begun.published() == {"events.log": b"one\n"}
         steps: list[str] = []
         for name in ("rename", "fsync", "writev"):

@@ -93,10 +93,10 @@ def _fallen(request: ChangeRequest, holdings: Sequence[Holding]) -> list[Unreach
 
 
 def _about(target: Target, held: Loss, where: TrimOptions) -> str:
-    fate = "archived and finished" if where.archive else "lost"
+    result = "archived and finished" if where.archive else "lost"
     return (
         f"{target}: of {counted(held.messages, 'message')} on {counted(held.nsqds, 'nsqd')}, those "
-        f"older than {format_duration(where.older_than)} would be {fate}"
+        f"older than {format_duration(where.older_than)} would be {result}"
     )
 
 

@@ -28,7 +28,7 @@ def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> N
         )
 
 
-class Postbox:
+class ClusterProducer:
     """A producer for the cluster that is consumed from; it connects at the first message.
 
     Its nsqds are those that are consumed from or, with nsqlookupd, all that it lists. Bodies may be
