@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqtools.config.connection import ConsumerConfig
     from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.topicarchive import Ending
+    from nsqtools.sinks.files.topicarchive import ArchiveEnding
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class _TopicQueue:
         self._count = self._size = 0
         self._due = math.inf
         self._urgent = False
-        self._ending: Ending = ""
+        self._ending: ArchiveEnding = ""
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._failures = 0
@@ -315,7 +315,7 @@ class _TopicQueue:
             except TimeoutError:
                 return
 
-    async def _step(self, ending: Ending) -> bool:
+    async def _step(self, ending: ArchiveEnding) -> bool:
         """Let the archive do one step; return whether to continue."""
         arrivals, self._arrivals = self._arrivals, []
         self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
@@ -326,7 +326,7 @@ class _TopicQueue:
         self._succeeded(wrote or ending == "close")
         return True
 
-    def _call(self, arrivals: list[Arrival], ending: Ending) -> bool:
+    def _call(self, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:
         if not arrivals:
             self._sink.archives.aftercare.prune()
         now, wall = self._loop.time(), time.time_ns()
@@ -351,7 +351,7 @@ class _TopicQueue:
                 log.warning("topic %s: writing succeeds again", self._name)
                 self._complained, self._quiet_until = False, self._loop.time() + _QUIET
 
-    def _failed(self, error: Exception, arrivals: list[Arrival], ending: Ending) -> bool:
+    def _failed(self, error: Exception, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:
         """Requeue messages that are not safe; return whether to continue."""
         self._sink.write_failures[self._name] += 1
         goes_on = self._sink.cannot_write(error)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Ending = Literal["", "reopen", "close"]
+ArchiveEnding = Literal["", "reopen", "close"]
 """What a step does with open files: rotate them by the rules, or publish all of them."""
 
 
@@ -88,7 +88,7 @@ class Archive:
         """Whether to warn of the next body that contains the delimiter."""
 
     def step(
-        self, arrivals: Sequence[Arrival], *, now: float, wall: int, ending: Ending = ""
+        self, arrivals: Sequence[Arrival], *, now: float, wall: int, ending: ArchiveEnding = ""
     ) -> bool:
         """Write batches, sync, and rotate files that are due; return whether anything was written.
 
