@@ -26,8 +26,6 @@ MORE = 60
 
 REGRESSIONS = (
     ("to-file", 60, "a published file was continued while its hook copied it: messages came twice"),
-    ("to-file", 475, "the hook removed what was added meanwhile: messages were lost"),
-    ("to-file", 1939, "an upload that failed left a hidden copy in its directory"),
     ("tail", 37, "what waited for a slow reader timed out, and was written again"),
     ("tail", 1419, "an nsqd that hung kept tail from the one that was back"),
     ("until-empty", 16, "exit 0 although an nsqd could not be asked"),
