@@ -20,7 +20,7 @@ from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Connector, Subscription
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.outages import FailureLog, OutageLog
-from nsqtools.engine.rdycontroller import RdyConnection, RdyController
+from nsqtools.engine.rdycontroller import RdyConnection, RdyController, stop_messages
 from nsqtools.engine.totals import ConsumerStats
 from nsqtools.engine.unsettled import UnsettledBatches, forget_expired
 from nsqtools.errors import ConfigError, MessageSizeError, NSQError
@@ -47,8 +47,6 @@ _USUAL_MSG_TIMEOUT = 60.0
 # Parts of msg_timeout: the interval of checks that touch messages in time, and the age at which the
 # batch that is handled shows that the handler is slow.
 _CHECK_INTERVAL, _SLOW = 0.1, 0.25
-# nsqd answers CLS at once, or not at all: after the first answer the others have less time.
-_CLS_TIMEOUT, _CLS_GRACE = 2.0, 0.5
 # nsqd 1.3.0 may send a message after CLOSE_WAIT (seen in one of 40 stops): time to requeue it.
 _LINGER = 0.02
 
@@ -375,7 +373,8 @@ class Consumer:
         self.stop()
 
     def _plan(self) -> None:
-        self._rdy.plan(self._connections, self._loop.time())
+        if self._connections:  # otherwise it may not run yet
+            self._rdy.plan(self._connections, self._loop.time())
 
     async def _control(self) -> None:
         """Touch messages, see whether the handler is slow, end backoff waits, and plan RDY.
@@ -537,7 +536,7 @@ class Consumer:
         topic, drain_timeout = self._subscription.topic, self._config.drain_timeout
         deadline = self._loop.time() + drain_timeout
         connections = [link.connection for link in self._connections.values()]
-        await _stop_messages(connections, within=drain_timeout)
+        await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
@@ -583,21 +582,3 @@ class Consumer:
 
 def _is_starved(connection: Connection) -> bool:
     return not connection.closing and is_starved(connection.in_flight, connection.ready)
-
-
-async def _stop_messages(connections: Sequence[Connection], *, within: float) -> None:
-    """Send CLS, and wait for the answers for a moment."""
-    for connection in connections:
-        connection.stop_messages()
-    waiting = [asyncio.ensure_future(each.wait_closing()) for each in connections]
-    left = set(waiting)
-    try:
-        for most, until in (
-            (_CLS_TIMEOUT, asyncio.FIRST_COMPLETED),
-            (_CLS_GRACE, asyncio.ALL_COMPLETED),
-        ):
-            if left:
-                timeout = min(most, within)
-                _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
-    finally:
-        await end(waiting)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from nsqtools.net.connection import Listener
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
+from nsqtools.tasks import end
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from random import Random
 
     from nsqtools.config.connection import ConsumerConfig
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from nsqtools.net.connection import Connection
 
 log = logging.getLogger(__name__)
+
+# nsqd answers CLS at once, or not at all: after the first answer the others have less time.
+_CLS_TIMEOUT, _CLS_GRACE = 2.0, 0.5
 
 
 class RdyConnection(Listener):
@@ -101,7 +106,7 @@ class RdyController:
 
     def plan(self, connections: Mapping[Address, RdyConnection], now: float) -> None:
         """Send the RDY values that the current facts require."""
-        if self._stopped or not connections:
+        if self._stopped:
             return
         plan = self._planner.plan(
             [each.peer() for each in connections.values()],
@@ -133,3 +138,21 @@ class RdyController:
         if not self.is_behind:
             log.warning("the handler is slow: no new messages until it has handled the queued ones")
         self.is_behind = True
+
+
+async def stop_messages(connections: Sequence[Connection], *, within: float) -> None:
+    """Send CLS, and wait for the answers for a moment."""
+    for connection in connections:
+        connection.stop_messages()
+    waiting = [asyncio.ensure_future(each.wait_closing()) for each in connections]
+    left = set(waiting)
+    try:
+        for most, until in (
+            (_CLS_TIMEOUT, asyncio.FIRST_COMPLETED),
+            (_CLS_GRACE, asyncio.ALL_COMPLETED),
+        ):
+            if left:
+                timeout = min(most, within)
+                _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
+    finally:
+        await end(waiting)

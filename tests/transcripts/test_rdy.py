@@ -33,7 +33,8 @@ async def test_connections_share_max_in_flight_and_rdy_is_sent_once(network: Net
 
 
 async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: ScriptedNsqd) -> None:
-    consumer = consume(Recorder(), nsqd, max_in_flight=5)
+    consumer = consume(Recorder(), nsqd, max_in_flight=2500)
+    consumer.set_max_in_flight(5)  # also before it runs
     async with running(consumer):
         await warm(nsqd)
         consumer.set_max_in_flight(0)
