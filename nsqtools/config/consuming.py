@@ -101,7 +101,8 @@ class StopOptions(Options):
     @property
     def is_endless(self) -> bool:
         """Whether nothing but a signal ends the run."""
-        return not (self.count or self.max_duration or self.idle_timeout or self.until_empty)
+        conditions = StopOptions.declared().keys() - {"nsqd_http_address"}
+        return not any(getattr(self, name) for name in conditions)
 
 
 class DeliveryStopOptions(StopOptions):

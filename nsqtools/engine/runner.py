@@ -31,7 +31,7 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address, check_list, check_name, check_seconds, check_type, is_ephemeral
 from nsqtools.net.connection import Connection
-from nsqtools.policy.stopping import Left
+from nsqtools.policy.stopping import MAY_LEAVE_MESSAGES, OUT_OF_TIME, Left
 from nsqtools.tasks import Tasks, interruptible
 
 if TYPE_CHECKING:
@@ -271,13 +271,12 @@ class Runner:
             raise self._errors[0]
         if self._reason == "count" and self._limit:
             self._left = Left(self._limit.unfinished)
-        is_early = self._reason in ("max-duration", "unknown") and not self._stop_asked
+        is_early = self._reason in MAY_LEAVE_MESSAGES and not self._stop_asked
         if self._stop_options.until_empty and is_early:
             self._left = await self._watcher.left_at_end()
 
     async def _watch(self) -> None:
         if reason := await self._watcher.met():
-            log.info("stopping: %s", reason)
             self._end(reason)
 
     async def _count(self, limit: MessageLimit) -> None:
@@ -416,7 +415,7 @@ class Runner:
     @property
     def _is_out_of_time(self) -> bool:
         """Whether the run is over, so that a topic never reached has failed."""
-        return self._ending.is_set() and self._reason not in ("stopped", "count")
+        return self._ending.is_set() and self._reason in OUT_OF_TIME
 
     async def _find(self, topic: str, lookupd: str) -> Iterable[Address]:
         """The nsqds that an nsqlookupd lists."""
@@ -436,6 +435,8 @@ class Runner:
     def _end(self, reason: StopReason) -> None:
         """Begin to stop; the first reason is reported."""
         if not self._ending.is_set():
+            if reason != "stopped":
+                log.info("stopping: %s", reason)
             self._reason = reason
             self._ending.set()
             self._on_stopping()

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 StopReason = Literal["empty", "unknown", "max-duration", "idle-timeout", "count", "stopped"]
-"""Why a run ends; a StopRule decides the first four."""
+"""Why a run ends; a StopRule decides all but ``count`` and ``stopped``."""
+OUT_OF_TIME: frozenset[StopReason] = frozenset({"empty", "unknown", "max-duration", "idle-timeout"})
+"""Reasons after which a topic that was never reached has failed."""
+MAY_LEAVE_MESSAGES: frozenset[StopReason] = frozenset({"unknown", "max-duration"})
+"""Reasons that may end a run before the channels are empty, as it was to wait for."""
 
 UNKNOWN_TIMEOUT = 30.0
 """Seconds that a server may be silent when all others are empty; then the run ends: "unknown"."""
