@@ -229,3 +229,5 @@ def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:
     assert choose_topics(source) == ["orders", "reorder"]
     with pytest.raises(ConfigError, match="--topic-pattern"):
         choose_topics(source.with_values(topic_pattern="^x"))
+    with pytest.raises(ConfigError, match="--topic-pattern needs --lookupd-http-address"):
+        source.with_values(topic=()).check_complete()

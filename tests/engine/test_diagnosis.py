@@ -211,3 +211,16 @@ def test_what_to_do_is_a_command_with_the_servers_in_question(
     fixes = [each.fix for each in diagnose(found) if each.fix]
     assert any(f": {fix}".endswith(f": nsqtools {command}") for fix in fixes), fixes
     assert CliRunner().invoke(cli, [*shlex.split(command), "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("topics", "said"),
+    [
+        ({"events"}, "nsqlookupd knows topic events, but no nsqd has it"),
+        ({"event"}, "no nsqlookupd lists topic events"),
+    ],
+)
+def test_a_topic_that_no_nsqd_has_may_be_known_all_the_same(topics: set[str], said: str) -> None:
+    node = producer("a", "other")
+    found = not_ok(facts(lookupds=[lookupd(topics=frozenset(topics), nodes=(node,))]))
+    assert next(each.text for each in found if "topic" in each.text).startswith(said)

@@ -69,7 +69,8 @@ def test_it_waits_no_longer_than_its_patience_for_what_others_took() -> None:
 @pytest.mark.parametrize("number", [4, 5])
 def test_it_gives_up_after_too_many_younger_messages_in_a_row(number: int) -> None:
     made = trim(expected=99, most=5)
-    made.sort("a", [younger(n) for n in range(3)], now=0.0)
+    made.sort("a", [younger(n) for n in range(4)], now=0.0)
+    assert not made.is_flooded
     made.sort("a", [old(99)], now=0.0)
     made.sort("a", [younger(n) for n in range(10, 10 + number)], now=0.0)
     made.sort("a", [younger(10)], now=0.0)

@@ -114,6 +114,16 @@ def test_what_is_too_large_is_refused_before_all_of_it_comes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "expected"), [(b"\0\0", "4 bytes .* found 2"), (b"\0\0\0\5ab", "9 bytes .* found 6")]
+)
+def test_a_record_that_is_cut_off_is_told_by_its_sizes(data: bytes, expected: str) -> None:
+    reader = LengthPrefixed(max_size=10)
+    assert reader.feed(data) == []
+    with pytest.raises(RecordError, match=f"expected {expected}"):
+        reader.finish()
+
+
+@pytest.mark.parametrize(
     ("line", "complaint"),
     [
         (b"hello", "not JSON at column 1"),

@@ -260,7 +260,7 @@ class TestDeadLetters:
         ],
     )
     async def test_a_body_that_no_nsqd_takes_is_one_alone_and_what_is_no_fault_of_it_goes_back(
-        self, error: NSQError, letters: list[bytes]
+        self, error: NSQError, letters: list[bytes], caplog: pytest.LogCaptureFixture
     ) -> None:
         async with relaying() as run:
             run.destination.errors.append(error)
@@ -270,6 +270,7 @@ class TestDeadLetters:
             assert sorted(run.fates.finished) == [b"1", b"3", *letters]
             assert run.fates.requeued == ([] if letters else [(b"huge", None, True)])
             assert run.sink.left_behind == 0
+        assert ("requeued, not published" in caplog.text) is not bool(letters)
 
     @pytest.mark.parametrize(
         ("error", "backoff"), [(OSError(), True), (refused(0, permanent=True), False)]
