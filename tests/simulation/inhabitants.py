@@ -521,7 +521,7 @@ class PubLife(Life):
                 mode != "all"
                 and any(before)
                 and before == self._health()
-                and took > 10 + self.detour
+                and took > (40 if self.lookupds else 10)
             ):
                 self.world.violated(f"pub: {took:.0f} s beside a healthy nsqd")
             if command.process.alive:

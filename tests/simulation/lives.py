@@ -376,9 +376,8 @@ class Life:
 
     @property
     def detour(self) -> float:
-        """Seconds for an nsqd to notice that nsqlookupd has forgotten it, and to be found again."""
-        lost = {"cut", "break", "latency"} & {fault.kind for fault in self.plan.faults}
-        return 40.0 if self.lookupds and lost else 0.0
+        """Seconds until a round of a minute, with its jitter, finds an nsqd that was lost."""
+        return 80.0 if self.lookupds and self.plan.faults else 0.0
 
     @property
     def in_flight(self) -> int:

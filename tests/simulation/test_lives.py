@@ -27,7 +27,6 @@ MORE = 60
 REGRESSIONS = (
     ("to-file", 60, "a published file was continued while its hook copied it: messages came twice"),
     ("tail", 37, "what waited for a slow reader timed out, and was written again"),
-    ("tail", 1419, "an nsqd that hung kept tail from the one that was back"),
     ("until-empty", 16, "exit 0 although an nsqd could not be asked"),
     ("count", 6, "exit 0 although nsqd had refused the FINs"),
     ("count", 2156, "exit 0 although nsqd hung before it had read the last FINs"),
