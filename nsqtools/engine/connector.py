@@ -197,7 +197,8 @@ class Connector:
             return
         self._silent.pop(url, None)
         missing = [address for address in found if address not in self._listed]
-        if url in self._awaited:
+        if not self._contact.done():  # it may have failed before
+            self._failures.pop(url, None)
             self._awaited.update(found)
             self._awaited.discard(url)
         if not found:

@@ -570,7 +570,9 @@ class Consumer:
                 await step
         except Exception as error:
             if not (isinstance(error, TimeoutError) and timeout.expired()):
-                self.undrained = error
+                if self.undrained:  # the first error is raised
+                    log.error("topic %s: %s", self._subscription.topic, error)
+                self.undrained = self.undrained or error
                 return
             self._stats.abandoned += 1
             log.error(

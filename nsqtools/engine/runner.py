@@ -262,8 +262,8 @@ class Runner:
         finally:
             await self._watching.close()
             await self._consuming.close()
-        if failed and failed.done():
-            failed.result()
+        if failed and failed.done() and (error := failed.exception()):
+            self._errors.insert(0, error)
         if self._errors:
             for error in self._errors[1:]:
                 is_ours = isinstance(error, NSQError)

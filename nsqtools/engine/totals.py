@@ -38,11 +38,13 @@ class ConsumerStats:
     """Event loop time of the last message, or of the start."""
 
     def add(self, other: ConsumerStats) -> None:
-        """Add another consumer's counters, and keep the later last_message."""
+        """Add another consumer's counters; keep the higher level and the later last_message."""
         for name in _COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.backoff_level = max(self.backoff_level, other.backoff_level)
         if other.received:  # otherwise its last_message is its start
             self.last_message = max(self.last_message, other.last_message)
 
 
 _COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) is int]
+_COUNTERS.remove("backoff_level")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
 """Bytes that a blocking pipe or socket accepts without blocking when it is ready."""
+_MOST_PIECES = os.sysconf("SC_IOV_MAX")
 _DESCRIPTORS = "/proc/self/fd"
 
 
@@ -62,7 +63,9 @@ class Output:
             while rest:
                 if self._may_block:
                     await self._writable()
-                some = [memoryview(rest[0])[:_NEVER_BLOCKS]] if self._may_block else rest
+                some = rest[:_MOST_PIECES]
+                if self._may_block:
+                    some = [memoryview(rest[0])[:_NEVER_BLOCKS]]
                 try:
                     if self._may_block and self._is_terminal:  # it may have room for a byte only
                         written = await asyncio.to_thread(os.writev, self._fd, some)

@@ -156,6 +156,11 @@ class TestWriting:
         assert settled.finished == [LARGE, b"end"]
         assert settled.requeued == []
 
+    async def test_more_pieces_than_one_call_takes_are_written(self, sides: Sides) -> None:
+        async with opened(sides.writer) as sink:
+            await sink._output.write([b"x"] * 3000)
+            assert await read(sides.reader, 3000) == b"x" * 3000
+
     async def test_batches_of_several_consumers_are_written_whole_one_after_the_other(
         self, sides: Sides, settled: Settled
     ) -> None:

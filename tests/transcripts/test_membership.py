@@ -245,3 +245,23 @@ async def test_a_find_with_a_bug_ends_the_run_not_discovery_alone(nsqd: Scripted
     with pytest.raises(ZeroDivisionError):
         await consume(Recorder(), find=find).run()
     assert nsqd.commands == ["RDY 1", "CLS", "end of stream"]
+
+
+async def test_an_nsqlookupd_that_answers_after_all_may_still_lead_to_the_first_nsqd(
+    network: Network,
+) -> None:
+    nsqd = network.nsqd()
+    nsqd.hole = True
+    asked: list[str] = []
+
+    async def find(url: str) -> list[Address]:
+        asked.append(url)
+        if url == "a:4161" and asked.count(url) > 1:
+            return [nsqd.address]
+        await elapse(0 if url == "a:4161" else 3)
+        raise UnreachableError(f"{url}: no answer")
+
+    at = Subscription(topic="t", channel="c", lookupds=("a:4161", "b:4161"))
+    with pytest.raises(UnreachableError):
+        await Consumer(at, Recorder(), ConsumerConfig(dial_timeout=5.0), find=find).run()
+    assert asked.count("a:4161") > 1
