@@ -258,3 +258,10 @@ class TestHeaders:
         said = fault_of_headers(files=(path,))
         assert said.startswith(f"--header-file {path}")
         assert place in said
+
+
+def test_endpoints_of_one_name_are_numbered_so_that_logs_and_metrics_tell_them_apart() -> None:
+    made = make_endpoints(post=["http://h/a?key=1", "http://h/a?key=2", "http://h/b"])
+    first, second, other = (endpoint.name for endpoint in made)
+    assert second == f"{first} #2"
+    assert other not in (first, second)
