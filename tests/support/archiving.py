@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.sinks.files.aftercare import Aftercare
-    from nsqtools.sinks.files.topicarchive import Ending
+    from nsqtools.sinks.files.topicarchive import ArchiveEnding
     from nsqtools.sinks.files.workfile import Part
 
 SECOND = 1_000_000_000
@@ -180,7 +180,7 @@ class Archiving:
             publication.revisions.skip(base, revision)
         self.archive = Archive(topic, publication, self._synced, now=self.now)
 
-    def step(self, *batches: Batch, ending: Ending = "") -> None:
+    def step(self, *batches: Batch, ending: ArchiveEnding = "") -> None:
         """One step with these batches, that come now."""
         arrivals = [Arrival(self.wall, each) for each in batches]
         self.archive.step(arrivals, now=self.now, wall=self.wall, ending=ending)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import random
 
     from nsqtools.sinks.files.rules import Rules
-    from nsqtools.sinks.files.topicarchive import Ending
+    from nsqtools.sinks.files.topicarchive import ArchiveEnding
     from nsqtools.sinks.files.workfile import Part
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -209,7 +209,7 @@ def archive(rules: Rules, safe: Path) -> None:
         made = archives.topic("events", synced, now=0.0)
         for number in range(6):
             arrival = Arrival(START, batch(b"%d" % number))
-            ending: Ending = "reopen" if number % 2 else ""
+            ending: ArchiveEnding = "reopen" if number % 2 else ""
             made.step([arrival], now=0.0, wall=START, ending=ending)
         made.step((), now=0.0, wall=START, ending="close")
         made.release()
