@@ -22,12 +22,12 @@ C = TypeVar("C")
 R = TypeVar("R")
 T = TypeVar("T")
 
-AT_ONCE = 100
+MAX_CONCURRENT = 100
 """Maximum number of concurrent requests; each needs a file descriptor and memory."""
 
 
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Call ``call`` for all items, at most ``AT_ONCE`` at a time; returns results in item order.
+    """Call ``call`` for all items, a bounded number at a time; returns results in item order.
 
     If a call raises, no other call starts and the running ones are cancelled.
     """
@@ -41,7 +41,7 @@ async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> li
         for number in numbers:
             results[number] = await call(todo[number])
 
-    await together(*(work() for _ in todo[:AT_ONCE]))
+    await together(*(work() for _ in todo[:MAX_CONCURRENT]))
     return [results[number] for number in range(len(todo))]
 
 

@@ -302,8 +302,8 @@ def _exit_code(outcome: RunOutcome) -> Exit:
     if not is_known:
         silent = counted(totals.unconfirmed, "nsqd")
         log.error("--count: %s did not answer, and may deliver finished messages again", silent)
-    if outcome.reason == "count" and outcome.left:
-        log.error("--count: not finished, as they had timed out: %d", outcome.left)
+    if outcome.unfinished:
+        log.error("--count: not finished, as they had timed out: %d", outcome.unfinished)
     elif outcome.unknown:
         servers = "; ".join(outcome.unknown)
         log.error("--until-empty: unknown whether the channel is empty: %s", servers)
@@ -318,7 +318,9 @@ def _exit_code(outcome: RunOutcome) -> Exit:
             log.error("%s: %s", trouble, " ".join(topics))
     if totals.abandoned or outcome.unreached or outcome.undrained:
         return Exit.FAILURE
-    if outcome.lost or outcome.left_behind or outcome.left != 0 or not is_known:
+    if outcome.lost or outcome.left_behind or outcome.left != 0:
+        return Exit.PARTIAL
+    if outcome.unfinished or not is_known:
         return Exit.PARTIAL
     return Exit.DONE
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -200,6 +201,8 @@ class Consumer:
         )
         self._unsettled = UnsettledBatches()
         self._failures = FailureLog(subscription.topic)
+        self._given_up: deque[tuple[Address, bytes]] = deque(maxlen=max(1, config.max_in_flight))
+        """The nsqds and ids of messages that were given up last; no limit has counted them."""
         self._oversize: set[Address] = set()
         """The nsqds that have sent a message over max_msg_size."""
         self._has_run = self._closes_handler = self._is_closed = self._stopping = False
@@ -268,7 +271,7 @@ class Consumer:
             await self._stop.wait()
             await self._drain(worker)
         except NSQError:  # of the start
-            await self._end_handler(self._handler.drain(topic), self._loop.time())
+            await self._end_handler("drain", self._handler.drain(topic), self._loop.time())
             raise
         finally:
             self._stopping = True
@@ -280,6 +283,7 @@ class Consumer:
             await self._connecting.close()
             await background.close()
             await end([worker], within=_CANCEL_TIMEOUT)
+        self._failures.close()
         if self._bug:
             raise self._bug
 
@@ -333,9 +337,6 @@ class Consumer:
             subscription=(self._subscription.topic, self._subscription.channel),
             auth_secret=self._config.auth_secret,
         )
-        if self._stopping:
-            connection.abort()
-            return connection
         log.info("connected to %s", address)
         self._stats.connected += 1
         link.begin(connection, self._loop.time())
@@ -472,6 +473,7 @@ class Consumer:
         limit, most = self._limit, self._config.max_attempts
         try:
             if most and batch[0].attempts > most:
+                self._given_up.extend((batch.source, message.id) for message in batch)
                 await self._handler.gave_up(batch)
                 self._stats.given_up += len(batch)
             elif limit is None:
@@ -510,14 +512,15 @@ class Consumer:
 
     def _refused(self, address: Address, error: ServerError) -> None:
         """Note that a FIN, REQ or TOUCH came too late."""
-        if error.code == "E_TOUCH_FAILED":  # nsqd names the message (protocol_v2.go, TOUCH)
-            late = error.text.split()[2:3]
-            self._unsettled.untouchable.update((address, word.encode()) for word in late)
+        # nsqd names the message (protocol_v2.go, FIN and TOUCH).
+        late = [(address, word.encode()) for word in error.text.split()[2:3]]
+        if error.code == "E_TOUCH_FAILED":
+            self._unsettled.untouchable.update(late)
             return
         self._stats.too_late += 1
         if error.code == "E_FIN_FAILED":
             self._stats.finished -= 1
-            if self._limit:
+            if self._limit and not {*late} & {*self._given_up}:
                 self._limit.refused(1)
         elif error.code == "E_REQ_FAILED":
             self._stats.requeued -= 1
@@ -527,8 +530,9 @@ class Consumer:
     async def _drain(self, worker: asyncio.Task[None]) -> None:
         """Send CLS, handle the delivered messages, requeue the rest and close the connections.
 
-        All of it takes ``drain_timeout`` at most. An nsqd that does not answer CLS delays the
-        others only for a moment, and is not waited for again at the end.
+        The messages have ``drain_timeout``. A handler that hangs has a second more for each of its
+        steps: to end the batch that it has, to drain, to close. An nsqd that does not answer CLS
+        delays the others only for a moment, and is not waited for again at the end.
         """
         self._stopping = True
         self._rdy.stop()
@@ -547,10 +551,10 @@ class Consumer:
             )
             self._given_up_waiting = True
             await end([worker], within=_CANCEL_TIMEOUT)
-        await self._end_handler(self._handler.drain(topic), deadline)
+        await self._end_handler("drain", self._handler.drain(topic), deadline)
         if self._closes_handler:
             self._is_closed = True
-            await self._end_handler(self._handler.close(), deadline)
+            await self._end_handler("close", self._handler.close(), deadline)
         self._unsettled.give_back()
         if connections:
             await asyncio.sleep(_LINGER)
@@ -562,7 +566,7 @@ class Consumer:
         if worker.done() and not worker.cancelled():
             worker.result()
 
-    async def _end_handler(self, step: Awaitable[None], deadline: float) -> None:
+    async def _end_handler(self, name: str, step: Awaitable[None], deadline: float) -> None:
         """Let the handler drain or close; its error is noted, and raised at the end."""
         limit = max(_CANCEL_TIMEOUT, deadline - self._loop.time())
         try:
@@ -574,11 +578,12 @@ class Consumer:
                     log.error("topic %s: %s", self._subscription.topic, error)
                 self.undrained = self.undrained or error
                 return
-            self._stats.abandoned += 1
+            self._stats.abandoned = 1
             log.error(
-                "topic %s: the handler did not close within the drain timeout: "
+                "topic %s: the handler did not %s within the drain timeout: "
                 "the messages it holds are requeued",
                 self._subscription.topic,
+                name,
             )
 
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 # How often a repeated failure of a handler is logged, in seconds.
 _INTERVAL = 60.0
+# How many failures of different texts are logged in one interval.
+_MOST_FAILURES = 10
 
 
 class OutageLog:
@@ -68,23 +70,26 @@ class OutageLog:
 
 
 class FailureLog:
-    """Logs failures of a topic's handler; the same one once a minute, with the messages since."""
+    """Logs failures of a topic's handler: each once a minute, with the messages of all since."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
-        self._failure = ""
+        self._logged: set[str] = set()
         self._unlogged = 0
         self._due = 0.0
 
     def failed(self, error: BaseException, count: int, now: float) -> None:
         """Log that ``count`` messages were requeued; with a traceback unless it is an NSQError."""
+        if now >= self._due:
+            self._logged.clear()
+            self._due = now + _INTERVAL
+        count += self._unlogged
         failure = repr(error)
-        if failure == self._failure:
-            count += self._unlogged
-            if now < self._due:
-                self._unlogged = count
-                return
-        self._failure, self._unlogged, self._due = failure, 0, now + _INTERVAL
+        if failure in self._logged or len(self._logged) == _MOST_FAILURES:
+            self._unlogged = count
+            return
+        self._logged.add(failure)
+        self._unlogged = 0
         is_ours = isinstance(error, NSQError)
         log.error(
             "topic %s: handler failed, %s requeued%s",
@@ -93,3 +98,9 @@ class FailureLog:
             f": {error}" if is_ours else "",
             exc_info=None if is_ours else error,
         )
+
+    def close(self) -> None:
+        """Log the number of messages since the last line, if there are any."""
+        if self._unlogged:
+            requeued = counted(self._unlogged, "more message")
+            log.error("topic %s: handler failed, %s requeued", self._topic, requeued)

@@ -19,7 +19,7 @@ from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import check_handler
 from nsqtools.engine.limit import MessageLimit
 from nsqtools.engine.outages import OutageLog
-from nsqtools.engine.stopwatcher import AT_ONCE, Backlogs, StopWatcher
+from nsqtools.engine.stopwatcher import MAX_REQUESTS, Backlogs, StopWatcher
 from nsqtools.engine.subscriptions import ConsumedTopics
 from nsqtools.errors import (
     ConfigError,
@@ -71,9 +71,9 @@ class RunOutcome:
     left_behind: int
     """Messages that stay in nsqd because no endpoint or consumer can take them."""
     left: int | None
-    """Messages left if the channels were not empty in time, None if unknown; with --count, messages
-    that nsqd delivers again because their FIN came too late.
-    """
+    """Messages left if the channels were not empty in time, None if unknown."""
+    unfinished: int
+    """With --count, messages that nsqd delivers again because their FIN came too late."""
     unknown: Sequence[str]
     """Servers that do not say how many messages are left, each with the reason."""
     unreached: Sequence[str]
@@ -147,7 +147,9 @@ class Runner:
         )
         self._stop_options, self._refresh = stop, refresh
         self._on_reached, self._on_stopping, self._patient = on_reached, on_stopping, patient
-        self._lookups = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, AT_ONCE))
+        self._lookups = defaultdict[str, asyncio.Semaphore](
+            partial(asyncio.Semaphore, MAX_REQUESTS)
+        )
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
         if isinstance(topics, re.Pattern):
@@ -166,7 +168,8 @@ class Runner:
         self._errors: list[BaseException] = []
         self._ending = asyncio.Event()
         self._reason: StopReason = "stopped"
-        self._stop_asked = self._at_once = self._is_open = self._any_reached = False
+        self._stop_asked = self._is_open = self._any_reached = False
+        self._leaving = asyncio.Event()
         self._left: Left | None = Left()
 
     async def run(self) -> RunOutcome:
@@ -183,13 +186,16 @@ class Runner:
             if self._is_open:
                 await self._consume()
         except BaseException as error:
-            at_once = self._at_once or isinstance(error, asyncio.CancelledError)
+            at_once = self._leaving.is_set() or isinstance(error, asyncio.CancelledError)
             try:
                 await self._handler.close(at_once=at_once)
             except NSQError as another:  # the first error is raised
                 log.error("%s", another)
             raise
-        await self._handler.close(at_once=self._at_once)
+        if self._leaving.is_set():
+            await self._handler.close(at_once=True)
+        else:
+            await interruptible(self._handler.close(), self._leaving)
         left = self._left
         return RunOutcome(
             reason=self._reason,
@@ -198,6 +204,7 @@ class Runner:
             lost=self._handler.lost,
             left_behind=self._handler.left_behind,
             left=left.messages if left and not left.unknown else None,
+            unfinished=self._limit.unfinished if self._limit and self._reason == "count" else 0,
             unknown=left.unknown if left else (),
             unreached=self._topics.unreached,
             undrained=sorted(self._topics.undrained),
@@ -210,7 +217,7 @@ class Runner:
 
     def leave(self) -> None:
         """Let ``run`` return at once; nsqd redelivers the messages in flight."""
-        self._at_once = True
+        self._leaving.set()
         self.stop()
         self._consuming.cancel()
 
@@ -269,8 +276,6 @@ class Runner:
                 is_ours = isinstance(error, NSQError)
                 log.error("%s", error, exc_info=None if is_ours else error)
             raise self._errors[0]
-        if self._reason == "count" and self._limit:
-            self._left = Left(self._limit.unfinished)
         is_early = self._reason in MAY_LEAVE_MESSAGES and not self._stop_asked
         if self._stop_options.until_empty and is_early:
             self._left = await self._watcher.left_at_end()

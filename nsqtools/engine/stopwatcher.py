@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nsqtools.names import is_ephemeral
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.waiting")
 """What --until-empty waits for."""
 
-AT_ONCE = 32
+MAX_REQUESTS = 32
 """Maximum requests to one server at a time, so that many topics need few descriptors for them."""
 # How often nsqds are asked for the depth, and the handler to flush, in seconds.
 _INTERVAL = 0.5
@@ -44,7 +43,7 @@ class Backlogs:
 
     def __init__(self, config: ConsumerConfig, urls: Sequence[str], outages: OutageLog) -> None:
         self._config, self._urls, self._outages = config, urls, outages
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._at_once = asyncio.Semaphore(MAX_REQUESTS)
         self._known: dict[str, Backlog] = {}
 
     async def left(self, subscription: Subscription) -> Left:
@@ -132,9 +131,12 @@ class StopWatcher:
             await asyncio.sleep(max(due - now, _MIN_WATCH))
             if rule.until_empty:
                 limit = rule.next_check(started=started, last_message=alive)
-                with suppress(TimeoutError):  # a server that hangs does not make the run longer
-                    async with asyncio.timeout_at(limit):
+                try:  # a server that hangs does not make the run longer
+                    async with asyncio.timeout_at(limit) as timeout:
                         await self._look()
+                except TimeoutError:
+                    if not timeout.expired():
+                        raise
 
     async def left(self) -> Left:
         """Return what the nsqds hold for all topics now."""

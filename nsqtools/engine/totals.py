@@ -25,7 +25,7 @@ class ConsumerStats:
     too_late: int = 0
     """Messages that timed out: nsqd refused their FIN or REQ, or they were dropped before that."""
     abandoned: int = 0
-    """Handlers that had not closed within drain_timeout."""
+    """Consumers whose handler had not drained or closed within drain_timeout."""
     unconfirmed: int = 0
     """Connections that ended without a sign that nsqd has read the last FINs: it may redeliver."""
     connections: int = 0

@@ -72,8 +72,8 @@ class UnsettledBatches:
 def forget_expired(batch: Batch, now: float) -> None:
     """Forget messages that have timed out for good.
 
-    Messages of a lost connection are handled all the same: nsqd may have crashed, and this may be
-    the only copy.
+    Until max_msg_timeout, messages of a lost connection are handled all the same: nsqd may have
+    crashed, and this may be the only copy.
     """
     if now > batch.deadline or (now > batch.expires and not batch.is_lost()):
         batch.forget()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
 """Bytes that a blocking pipe or socket accepts without blocking when it is ready."""
+_LOOK_INTERVAL = 1.0
+"""Seconds between checks whether the peer of a socket is gone, once it has sent bytes."""
 _MOST_PIECES = os.sysconf("SC_IOV_MAX")
 _DESCRIPTORS = "/proc/self/fd"
 
@@ -38,6 +40,7 @@ class Output:
         self._name = name
         self._fd = -1
         self._may_block = self._is_terminal = False
+        self._next_look: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Prepare for writing. Raises OutputClosedError or OutputError."""
@@ -84,6 +87,8 @@ class Output:
         if self._fd < 0:
             return
         asyncio.get_running_loop().remove_reader(self._fd)
+        if self._next_look:
+            self._next_look.cancel()
         os.close(self._fd)
         self._fd = -1
 
@@ -101,11 +106,14 @@ class Output:
 
     def _on_event(self) -> None:
         """Handle an event: the reader is gone, or a socket's peer sent bytes, which are ignored."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._fd)
         poll = select.poll()
         poll.register(self._fd, 0)
         if poll.poll(0):
             self._fail(OutputClosedError(f"{self._name}: the reader is gone"))
-        asyncio.get_running_loop().remove_reader(self._fd)
+        else:  # as nothing reads the bytes, the socket stays readable
+            self._next_look = loop.call_later(_LOOK_INTERVAL, self._on_event)
 
     def _fail(self, error: OutputError) -> None:
         if not self.failed.done():

@@ -84,6 +84,25 @@ async def test_stopping_drains_and_leaving_does_not() -> None:
 
 
 @virtual
+async def test_leaving_interrupts_a_close_that_hangs() -> None:
+    class Hanging(Gathering):
+        async def close(self, *, at_once: bool = False) -> None:
+            await super().close(at_once=at_once)
+            await asyncio.Event().wait()
+
+    nsqd, sink = Network().nsqd(), Hanging()
+    runner = Runner(["t"], "c", sink, nsqds=[nsqd.address])
+    run = asyncio.create_task(runner.run())
+    await elapse(1)
+    runner.stop()
+    await elapse(60)
+    assert not run.done()
+    runner.leave()
+    assert (await run).reason == "stopped"
+    assert sink.said == ["open", "drain t", "close"]
+
+
+@virtual
 async def test_a_run_that_is_stopped_before_it_began_opens_and_closes() -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     stopping: list[float] = []

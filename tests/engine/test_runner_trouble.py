@@ -139,5 +139,5 @@ async def test_a_topic_that_is_not_drained_in_time_was_abandoned(
     outcome = await start(sink, nsqd, max_duration=5.0)
     assert outcome.totals.abandoned == 1
     (told,) = errors(caplog)
-    assert told.startswith("topic t: ")
+    assert told.startswith("topic t: the handler did not drain")
     assert (nsqd.depth, nsqd.in_flight) == (1, 0)

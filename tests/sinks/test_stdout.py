@@ -210,6 +210,18 @@ class TestFailures:
             sides.close_reader()
             assert isinstance(await failure(sink), OutputClosedError)
 
+    @of_kinds("socket")
+    async def test_a_reader_that_has_sent_something_is_watched_on(
+        self, sides: Sides, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nsqtools.sinks.pipes._LOOK_INTERVAL", 0.01)
+        async with opened(sides.writer) as sink:
+            os.write(sides.reader, b"hello")
+            await turns()
+            assert not sink.failed.done()
+            sides.close_reader()
+            assert isinstance(await failure(sink), OutputClosedError)
+
     @of_kinds("pipe", "terminal", "socket")
     async def test_a_reader_that_leaves_in_a_batch_has_nothing_of_it_finished(
         self, sides: Sides, settled: Settled

@@ -79,4 +79,15 @@ async def test_what_nsqd_refuses_to_finish_does_not_count(nsqd: ScriptedNsqd, la
         outcome = await task
     finished = [text for text in nsqd.commands if text.startswith("FIN")]
     assert len(finished) == (3 if last else 4)
-    assert (outcome.totals.finished, outcome.left) == ((2, 1) if last else (3, 0))
+    assert (outcome.totals.finished, outcome.unfinished) == ((2, 1) if last else (3, 0))
+
+
+async def test_a_message_that_was_given_up_was_never_counted(nsqd: ScriptedNsqd) -> None:
+    nsqd.refuses = lambda text: f"E_FIN_FAILED FIN {9:016x} failed" if text == "FIN 9" else None
+    recorder = Recorder()
+    async with running(limited(2, recorder, nsqd, max_attempts=1)) as task:
+        nsqd.send(wire.message(9, attempts=2))
+        await elapse(1)
+        nsqd.publish(*[b"x"] * 5)
+        outcome = await task
+    assert (outcome.totals.finished, outcome.unfinished) == (2, 0)
