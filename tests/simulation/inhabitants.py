@@ -534,7 +534,7 @@ class PubLife(Life):
 
     def _health(self) -> list[bool]:
         """Which nsqds answer."""
-        if self.world.network.cuts or self.world.network.latency > 0.01:
+        if any(self.world.network.cuts.values()) or self.world.network.latency > 0.01:
             return []
         return [each.process.alive and not each.process.stopped for each in self.servers]
 

@@ -56,6 +56,7 @@ class Life:
         self.over = False
         self._heals: list[float] = [0.0]
         self._unhealthy: dict[Server, float] = {}
+        self._cut_since: dict[frozenset[str], float] = {}
 
     async def run(self) -> None:
         """From the first server to the last check."""
@@ -73,6 +74,9 @@ class Life:
         await self.connect()
         self.over = True
         watching.cancel()
+        await asyncio.wait([watching])
+        if not watching.cancelled():
+            watching.result()
         await self.finish()
 
     async def begin(self) -> None:
@@ -176,7 +180,8 @@ class Life:
             if isinstance(server, Server):
                 server.catch_up()
 
-        return go_on
+        # Outside of the task of the fault: a task cannot run within another.
+        return lambda: self.world.loop.outside(0.0, go_on)
 
     def fault_server_restarts(self, fault: Fault) -> Any:
         return self.restart(self.pick(fault, self.servers))
@@ -197,10 +202,13 @@ class Life:
     def fault_cut(self, fault: Fault) -> Any:
         server: Server = self.pick(fault, self.servers)
         link = frozenset((server.name, self.host(fault.which % self.plan.copies)))
-        self.world.network.cuts.add(link)
+        self.world.network.cuts[link] += 1
+        self._cut_since.setdefault(link, self.world.now)
 
         def mend() -> None:
-            self.world.network.cuts.discard(link)
+            self.world.network.cuts[link] -= 1
+            if not self.world.network.cuts[link]:
+                server.was_down = max(server.was_down, self.world.now - self._cut_since.pop(link))
             self.world.network.retry()
 
         return mend
@@ -267,19 +275,21 @@ class Life:
             self.world.violated(
                 f"{command.process}: still there 600 s after SIGTERM at {began:.1f}"
             )
-        elif command.code and self.can_end_well:
+        elif command.code and not self.is_excused(command):
             self.world.violated(f"{command.process}: exit {command.code} after SIGTERM")
 
-    @property
-    def can_end_well(self) -> bool:
-        """Whether no disk keeps a command from ending well."""
-        return not any(fault.kind.startswith("disk") for fault in self.plan.faults)
+    def is_excused(self, command: Command) -> bool:
+        """Whether a disk may have kept the command from ending well."""
+        return any(
+            fault.kind.startswith("disk") and fault.at + fault.lasts > command.began
+            for fault in self.plan.faults
+        )
 
     def fault_power(self, fault: Fault) -> Any:
         number = fault.which % self.plan.copies
         host = self.host(number)
         self.world.log(f"{host}: power failure")
-        self.world.network.down.add(host)
+        self.world.network.down[host] += 1
         for end in self.world.network.ends_between(host):
             end.lose_power()
         for command in self.commands.values():
@@ -289,7 +299,7 @@ class Life:
             self.world.disk.lose_power(host, self.random)
 
         def back() -> None:
-            self.world.network.down.discard(host)
+            self.world.network.down[host] -= 1
             self.world.network.retry()
             self.revive()
 
@@ -297,10 +307,10 @@ class Life:
 
     def fault_kill_at(self, fault: Fault) -> Any:
         """Kill it between two calls to the disk, some calls from now."""
-        self.at_call(fault, self.world.kill)
+        forget = self.at_call(fault, self.world.kill)
 
         def back() -> None:
-            self.world.disk.on_call = lambda *_: None
+            forget()
             self.again(fault.which % self.plan.copies)
 
         return back
@@ -314,18 +324,18 @@ class Life:
             process.stop()
             self.world.loop.baton.pause(0.0)
 
-        self.at_call(fault, stop)
+        forget = self.at_call(fault, stop)
 
         def back() -> None:
-            self.world.disk.on_call = lambda *_: None
+            forget()
             for process in stopped:
                 self.world.log(f"{process}: SIGCONT")
-                process.go_on()
+                self.world.loop.outside(0.0, process.go_on)
 
         return back
 
-    def at_call(self, fault: Fault, do: Callable[[Process], None]) -> None:
-        """Do it to a copy once, before a call to the disk."""
+    def at_call(self, fault: Fault, do: Callable[[Process], None]) -> Callable[[], None]:
+        """Do it to a copy once, before a call to the disk, unless the result is called before."""
         number, left = fault.which % self.plan.copies, int(fault.how**3 * 200)
         world = self.world
 
@@ -334,27 +344,31 @@ class Life:
             if process is self.commands[number].process:
                 left -= 1
                 if left < 0:
-                    world.disk.on_call = lambda *_: None
+                    forget()
                     world.log(f"{process}: {fault.kind} {name} of {os.path.basename(path)}")
                     do(process)
 
-        world.disk.on_call = call
+        def forget() -> None:
+            if call in world.disk.on_call:
+                world.disk.on_call.remove(call)
+
+        world.disk.on_call.append(call)
+        return forget
 
     def fault_disk_full(self, fault: Fault) -> Any:
         host = self.host(0)
-        self.world.disk.full.add(host)
-        return lambda: self.world.disk.full.discard(host)
+        self.world.disk.full[host] += 1
+        return lambda: self.world.disk.full.subtract((host,))
 
     def fault_disk_fails(self, fault: Fault) -> Any:
         host = self.host(0)
-        self.world.disk.failing[host] = fault.how / 2
-        return lambda: self.world.disk.failing.pop(host, None)
+        self.world.disk.failing[host].append(fault.how / 2)
+        return lambda: self.world.disk.failing[host].remove(fault.how / 2)
 
     def fault_disk_slow(self, fault: Fault) -> Any:
-        slow, host = self.world.disk.slow, self.host(0)
-        before = slow.get(host, 0.0)
-        slow[host] = before + fault.how**4 * 2
-        return lambda: slow.__setitem__(host, before)
+        slow = self.world.disk.slow[self.host(0)]
+        slow.append(fault.how**4 * 2)
+        return lambda: slow.remove(fault.how**4 * 2)
 
     async def watch(self) -> None:
         """A healthy nsqd is consumed, whatever the others do."""
@@ -389,7 +403,7 @@ class Life:
         """Whether it has messages to deliver, and a consumer could take them."""
         link = frozenset((server.name, self.host(0)))
         command = self.commands.get(0)
-        if self.world.network.latency > 0.01 or link in self.world.network.cuts:
+        if self.world.network.latency > 0.01 or self.world.network.cuts[link]:
             return False
         if not (server.process.alive and not server.process.stopped and command):
             return False
@@ -403,13 +417,14 @@ class Life:
 
     async def settle(self) -> None:
         """Wait until nothing is left in the nsqds."""
-        end = self.world.now + PATIENCE + (0 if self.plan.is_calm else MAX_MSG_TIMEOUT)
+        patience = PATIENCE + (0 if self.plan.is_calm else MAX_MSG_TIMEOUT)
+        end = self.world.now + patience
         while self.world.now < end:
             if not self.left():
                 return
             await asyncio.sleep(1)
         where = {server.name: server.left(TOPIC, self.channel) for server in self.servers}
-        self.world.violated(f"not settled after {PATIENCE:g} s: {where}")
+        self.world.violated(f"not settled after {patience:g} s: {where}")
 
     async def connect(self) -> None:
         """Wait until each copy has one connection to each nsqd."""

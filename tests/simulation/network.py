@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class Network:
         self.loop = loop
         self.slowness = [0.0005]
         """Mean seconds for one way; the largest counts."""
-        self.cuts: set[frozenset[str]] = set()
-        """Pairs of hosts that do not reach each other."""
-        self.down: set[str] = set()
+        self.cuts = Counter[frozenset[str]]()
+        """Pairs of hosts that do not reach each other, with the number of reasons."""
+        self.down = Counter[str]()
         """Hosts without power."""
         self._rng = rng
         self._listeners: dict[tuple[str, int], Listener] = {}
@@ -48,7 +48,7 @@ class Network:
 
     def reaches(self, one: str, other: str) -> bool:
         """Whether packets arrive."""
-        return frozenset((one, other)) not in self.cuts and not self.down & {one, other}
+        return not (self.cuts[frozenset((one, other))] or self.down[one] or self.down[other])
 
     def travel(self, one: str, other: str, arrive: Callable[[], None]) -> None:
         """Call ``arrive`` after the latency; while the link is cut, after that."""
@@ -366,7 +366,7 @@ class End(asyncio.Transport):
 
     def _reset_by_peer(self) -> None:
         """What was sent came to nobody: a reset, unless the host is gone."""
-        if self.remote[0] not in self._network.down:
+        if not self._network.down[self.remote[0]]:
             self._network.travel(self.remote[0], self.local[0], self._reset)
 
     def _writable(self) -> None:

@@ -74,7 +74,7 @@ class StagingLife(Life):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, replace(plan, copies=max(2, plan.copies)))
         self.place = os.path.join(world.disk.make("host-0"), "staging")
-        world.disk.slow["host-0"] = self.random.choice((0.0, 0.002, 0.02))
+        world.disk.slow["host-0"].append(self.random.choice((0.0, 0.002, 0.02)))
         given = {
             **dict(zip(plan.options[::2], plan.options[1::2], strict=True)),
             "subscribe": TOPIC,
@@ -171,7 +171,9 @@ class StagingLife(Life):
             for worker in [w for w in self.all if w.name != "driver" and w.runs and not w.is_busy]:
                 if waiting:
                     running.add(self._start_task(waiting.pop(0), worker))
-            self.world.loop.baton.wait(lambda: any(t.rows or t.error for t in running), 1.0)
+            self.world.loop.baton.wait(
+                lambda: any(t.rows is not None or t.error for t in running), 1.0
+            )
             for task in [t for t in running if t.error or t.rows is not None or not t.worker.runs]:
                 running.remove(task)
                 if task.error:

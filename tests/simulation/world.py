@@ -306,7 +306,7 @@ class Server:
         self.process.alive = False
         self.lookupds: list[Address] = []
         self.was_down = 0.0
-        """Seconds before its last start."""
+        """Seconds before its last start, or for which it was cut off since then."""
         self._ended = world.now
         self.lie: dict[str, int] = {}
         """Wrong numbers that its next answer about a channel has, unless the last one was wrong."""

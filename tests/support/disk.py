@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from tests.support.processes import CURRENT, Killed, Process
@@ -36,14 +37,14 @@ class Disk:
 
     def __init__(self, root: Path, rng: Random, pause: Callable[[float], None]) -> None:
         self.root = str(root)
-        self.full: set[str] = set()
-        """Hosts whose disk takes no more."""
-        self.failing: dict[str, float] = {}
-        """Hosts whose disk fails, with the probability that a call does."""
-        self.slow: dict[str, float] = {}
-        """Hosts whose disk is slow, with the maximum seconds of a call in a thread."""
-        self.on_call: Callable[[Process, str, str], None] = lambda process, call, path: None
-        """Called before each call of a process; it may kill the process."""
+        self.full = Counter[str]()
+        """Hosts whose disk takes no more, with the number of reasons."""
+        self.failing: defaultdict[str, list[float]] = defaultdict(list)
+        """Hosts whose disk fails, with probabilities that a call does; the highest counts."""
+        self.slow: defaultdict[str, list[float]] = defaultdict(list)
+        """Hosts whose disk is slow, with seconds whose sum is the most for a call in a thread."""
+        self.on_call: list[Callable[[Process, str, str], None]] = []
+        """Called before each call of a process; they may kill it."""
         self._rng = rng
         self._pause = pause
         self._owners: dict[int, tuple[Process, int]] = {}
@@ -120,13 +121,14 @@ class Disk:
             if not process.alive:
                 raise Killed
             if changes:
-                if slow := self.slow.get(process.host):
+                if slow := sum(self.slow[process.host]):
                     self._pause(slow * self._rng.random())
                     if not process.alive:
                         raise Killed
-                self.on_call(process, name, path)
-                if not process.alive:
-                    raise Killed
+                for called in list(self.on_call):
+                    called(process, name, path)
+                    if not process.alive:
+                        raise Killed
                 self._fault(process, name, path)
             result = real(*args, **options)
             if name == "fsync":
@@ -141,9 +143,9 @@ class Disk:
         return call
 
     def _fault(self, process: Process, name: str, path: str) -> None:
-        if process.host in self.full and (name in _GROWS or name == "open"):
+        if self.full[process.host] and (name in _GROWS or name == "open"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        if self._rng.random() < self.failing.get(process.host, 0.0):
+        if self._rng.random() < max(self.failing[process.host], default=0.0):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     def _close(self, fd: int) -> None:

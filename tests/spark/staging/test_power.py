@@ -70,7 +70,7 @@ def killed_at(disk: Disk, stop: int, work: Callable[[], object]) -> bool:
         if next(changes) == stop:
             process.end()
 
-    disk.on_call = on_call
+    disk.on_call = [on_call]
     with contextlib.suppress(Killed):
         process.context.run(work)
     return not process.alive
@@ -154,7 +154,7 @@ def test_what_a_sibling_is_known_to_have_staged_is_there_after_a_power_failure(
             if not killed_at(disk, stop, lambda: sibling.add(segment(1))):  # noqa: B023
                 assert stop > 3
                 return
-            disk.on_call = lambda *_: None
+            disk.on_call.clear()
             finished = process.context.run(claim.staged, keys_of(1))
             disk.lose_power(HOST, Worst())
             assert claimed(ledger, two, 1).rows >= len(finished)
