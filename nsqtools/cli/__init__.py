@@ -77,7 +77,7 @@ class LazyGroup(Group):
         return command
 
     def take_shared(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Also read ``help tail`` as ``tail --help``, and print guides and ``help --json``."""
+        """Also read ``help tail`` as ``tail --help``, and print guides."""
         args = super().take_shared(ctx, args)
         if args[:1] != ["help"]:
             return args
@@ -89,12 +89,6 @@ class LazyGroup(Group):
         """Print what no command's help is, and exit."""
         from nsqtools.cli.docs import guide, guides
 
-        if "--json" in topics:
-            from nsqtools.cli.docs.listing import listing
-            from nsqtools.cli.output import print_json
-
-            print_json(listing(ctx, [word for word in topics if word != "--json"]))
-            ctx.exit()
         if len(topics) != 1 or topics[0].startswith("-"):
             return
         if text := guide(topics[0]):
