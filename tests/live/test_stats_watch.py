@@ -147,8 +147,8 @@ def test_the_view_is_sorted_by_keys_and_drawn_over_with_its_past(
     window.until("(1 silent)", f"no answer: {nsqds[1].http}: ", "missing=1")
     nsqds[1].start()
     eventually(lambda: "silent" not in window.lines()[0])
-    window.press("s", "r")
-    eventually(lambda: "inflt▲" in window.lines()[1])
+    window.press("s")
+    eventually(lambda: "inflt▼" in window.lines()[1])
     window.press("Up", "F5", "x")  # keys without a meaning
     window.press("q")
     window.back()
@@ -224,7 +224,7 @@ def test_however_it_ends_the_terminal_is_as_it_was(
     if end == "SIGTERM":
         os.kill(window.child(), signal.SIGTERM)
     elif end == "press fails":
-        window.press("r")
+        window.press("s")
     elif end != "update fails":
         window.press(end)
     if end == "C-z":

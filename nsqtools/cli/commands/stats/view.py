@@ -33,7 +33,7 @@ SPAN = 300
 
 _SAMPLES = (30, 600)  # least and most of them
 
-HELP = "q quit  s sort  r reverse"
+HELP = "q quit  s sort"
 
 _NUMBER = 7  # width of a column of numbers
 _SPARK = 10  # least width of a sparkline
@@ -88,7 +88,6 @@ class ViewState:
 
     interval: float
     sort: str = "depth"
-    descending: bool = True
     _report: Report | None = None
     _history: History = field(default_factory=dict)
     _times: array[float] = field(default_factory=lambda: array("d"))
@@ -116,10 +115,12 @@ class ViewState:
         if key == "s":
             orders = list(_ORDERS)
             self.sort = orders[(orders.index(self.sort) + 1) % len(orders)]
-            self.descending = self.sort not in ("topic", "channel")
-        elif key == "r":
-            self.descending = not self.descending
         return key not in ("q", "Q")
+
+    @property
+    def _is_descending(self) -> bool:
+        """Names ascend, so that they are found; of numbers the highest come first."""
+        return self.sort not in ("topic", "channel")
 
     def draw(self, width: int, height: int) -> Group:
         """The contents of a window of this width and height; the terminal cuts off the excess."""
@@ -138,7 +139,7 @@ class ViewState:
     def _rows(self, report: Report) -> list[Row]:
         value = _ORDERS[self.sort]
         known = [row for row in report.rows if value(row) is not None]
-        known.sort(key=value, reverse=self.descending)  # type: ignore[arg-type] # one type each
+        known.sort(key=value, reverse=self._is_descending)  # type: ignore[arg-type] # one type each
         return [*known, *(row for row in report.rows if value(row) is None)]
 
     def _title(self, report: Report, room: int) -> Text:
@@ -178,7 +179,7 @@ class ViewState:
     def _head(self, title: str) -> Text:
         if title != self.sort:
             return _line(title, "bold")
-        return _line(f"{title}{'▼' if self.descending else '▲'}", "bold reverse")
+        return _line(f"{title}{'▼' if self._is_descending else '▲'}", "bold reverse")
 
 
 def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
