@@ -80,7 +80,10 @@ def http_sink(
     """The sink that delivers to these endpoints, not connected yet. Raises ConfigError."""
     from functools import partial
 
-    from nsqtools.cli.clusterproducer import ClusterProducer, check_dead_letter_topic
+    from nsqtools.cli.commands.consume.clusterproducer import (
+        ClusterProducer,
+        check_dead_letter_topic,
+    )
     from nsqtools.cli.remotes import warn_if_public
     from nsqtools.net.tls import client_context, explain
     from nsqtools.sinks.deadletters import make_dead_letters

@@ -73,7 +73,10 @@ def _sink(
     target: ProducerConfig,
 ) -> RelaySink:
     """The sink that relays these topics, not connected yet. Raises ConfigError."""
-    from nsqtools.cli.clusterproducer import ClusterProducer, check_dead_letter_topic
+    from nsqtools.cli.commands.consume.clusterproducer import (
+        ClusterProducer,
+        check_dead_letter_topic,
+    )
     from nsqtools.cli.remotes import addresses, fixed_nsqds
     from nsqtools.engine.loops import LoopGuard, RelayEnd
     from nsqtools.engine.producer import Producer
