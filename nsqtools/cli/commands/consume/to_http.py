@@ -67,16 +67,11 @@ def http_sink(
     """The sink that delivers to these endpoints, not connected yet. Raises ConfigError."""
     from functools import partial
 
-    from nsqtools.cli.commands.consume.clusterproducer import (
-        ClusterProducer,
-        check_dead_letter_topic,
-    )
+    from nsqtools.cli.commands.consume.clusterproducer import dead_letters
     from nsqtools.cli.remotes import warn_if_public
     from nsqtools.net.tls import client_context, explain
-    from nsqtools.sinks.deadletters import make_dead_letters
     from nsqtools.sinks.http.assembly import make_sink
 
-    check_dead_letter_topic(source, dead)
     tls = ClientConfig(
         tls_root_ca_file=options.http_tls_root_ca_file,
         tls_cert=options.http_tls_cert,
@@ -85,7 +80,7 @@ def http_sink(
     )
     sink = make_sink(
         options,
-        make_dead_letters(dead, ClusterProducer(source, config)),
+        dead_letters(source, dead, config),
         client_context(tls, flags=_TLS_FLAGS),
         explain=partial(explain, flags=_TLS_FLAGS),
     )
