@@ -90,8 +90,8 @@ class Run:
         """Raises Ended after a second signal, even if the work is done."""
         loop = asyncio.get_running_loop()
 
-        def told(*fact: Any) -> None:
-            loop.call_soon_threadsafe(self._told, *fact)
+        def report(*fact: Any) -> None:
+            loop.call_soon_threadsafe(self._report, *fact)
 
         try:
             async with supervised(
@@ -102,14 +102,14 @@ class Run:
             ):
                 with on_terminal(wanted=self._watched) as self._show:
                     self._show(self._status())
-                    done = await asyncio.to_thread(work, told)
+                    done = await asyncio.to_thread(work, report)
         finally:
             self._show = lambda _: None
         if self.signals.urgent:
             raise Ended(self.signals.exit_code(Exit.DONE))
         return done
 
-    def _in_spark(self, work: PipelineJob, told: Callable[..., None]) -> Any:
+    def _in_spark(self, work: PipelineJob, report: Callable[..., None]) -> Any:
         """Called in a thread."""
         pairs = (text.partition("=") for text in self._spark.conf)
         conf = {name.strip(): value for name, _, value in pairs}  # the last value of a key counts
@@ -120,14 +120,14 @@ class Run:
             ship(session)
             check_executors(session, self._packages)
             self._loop.call_soon_threadsafe(self._began)
-            return work(session, stop=self.stop, report=told)
+            return work(session, stop=self.stop, report=report)
 
     def _began(self) -> None:
         self._state = ""
         self._notifier.ready()
         self._show(self._view.line)
 
-    def _told(self, *fact: Any) -> None:
+    def _report(self, *fact: Any) -> None:
         if line := self._view.add(*fact):
             log.info("%s", line)
         self._show(self._view.line)

@@ -47,15 +47,15 @@ class StreamView:
 
         self._verb = verb
         self.totals: Totals = Totals()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def add(self, fact: Progress) -> str:
         """Take a batch. Returns a line for the log, or an empty text. Each note is logged once."""
         self.totals.add(fact)
         for note in fact.notes:
-            if note not in self._told:
+            if note not in self._logged:
                 log.warning("%s", note)
-        self._told.update(fact.notes)
+        self._logged.update(fact.notes)
         if not fact.is_batch:
             return ""
         return f"batch {fact.batch}: {self._done(fact.rows, fact.written)}, {_details(fact)}"

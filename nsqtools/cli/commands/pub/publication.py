@@ -55,8 +55,6 @@ class PubRun:
         self._config = with_secret(config)
         self._pace = Pace(form.rate)
         speed = parse_speed(form.pace)
-        if speed and not form.json:
-            raise ConfigError(f"--pace {form.pace}: needs --json, whose records have timestamps")
         self._replay = Replay(speed) if speed else None
         self._timestamps: list[int] = []  # of the records that the reader returns, with --pace
         self._defer = form.defer or None
