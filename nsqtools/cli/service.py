@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.logs import show_status
+from nsqtools.cli.logs import is_watched, show_status
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import fixed_nsqds, with_secret
 from nsqtools.config.units import counted
@@ -152,28 +152,34 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def progress(line: Callable[[], str]) -> AsyncIterator[None]:
-    """Keep showing a line on standard error, if that is a terminal, and clear it at the end.
+async def progress(line: Callable[[], str], *, wanted: bool = True) -> AsyncIterator[None]:
+    """Keep showing a line on the terminal, below the log lines, and clear it at the end.
 
-    With --quiet nothing is shown.
+    It is not shown without a terminal, with -q, or with log lines in JSON. It has a descriptor of
+    its own, because standard error is redirected while Spark starts.
     """
+    if not (wanted and is_watched()):
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
 
     async def draw() -> None:
         while True:
+            spinner.update(text=Text(line(), overflow="ellipsis", no_wrap=True))
             await asyncio.sleep(_PROGRESS_INTERVAL)
-            sys.stderr.write(f"\r\x1b[K{line()}")
-            sys.stderr.flush()
 
-    if not (sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)):
-        yield
-        return
-    drawing = asyncio.get_running_loop().create_task(draw())
-    try:
-        yield
-    finally:
-        await end((drawing,))
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+        spinner = Spinner("dots")
+        console = Console(file=terminal)
+        with Live(spinner, console=console, redirect_stdout=False, transient=True):
+            drawing = asyncio.get_running_loop().create_task(draw())
+            try:
+                yield
+            finally:
+                await end((drawing,))
 
 
 @asynccontextmanager
