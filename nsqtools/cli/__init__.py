@@ -26,12 +26,13 @@ class LazyCommand(NamedTuple):
 
 
 _ADMIN = "nsqtools.cli.commands.admin"
+_CONSUME = "nsqtools.cli.commands.consume"
 
 COMMANDS = {
-    "tail": LazyCommand("Consume", "Print the messages of a topic."),
-    "to-file": LazyCommand("Consume", "Archive topics in files."),
-    "to-http": LazyCommand("Consume", "Deliver messages to HTTP endpoints."),
-    "relay": LazyCommand("Consume", "Relay topics to topics of another nsqd."),
+    "tail": LazyCommand("Consume", "Print the messages of a topic.", f"{_CONSUME}.tail"),
+    "to-file": LazyCommand("Consume", "Archive topics in files.", f"{_CONSUME}.to_file"),
+    "to-http": LazyCommand("Consume", "Deliver messages to HTTP endpoints.", f"{_CONSUME}.to_http"),
+    "relay": LazyCommand("Consume", "Relay topics to topics of another nsqd.", f"{_CONSUME}.relay"),
     "pipeline": LazyCommand("Consume", "Archive, merge, replay and query topics, with Spark."),
     "pub": LazyCommand("Publish", "Publish messages to a topic."),
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
@@ -77,7 +78,7 @@ class LazyGroup(Group):
         return command
 
     def take_shared(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Also read ``help tail`` as ``tail --help``, and print guides and ``help --json``."""
+        """Also read ``help tail`` as ``tail --help``, and print guides."""
         args = super().take_shared(ctx, args)
         if args[:1] != ["help"]:
             return args
@@ -89,12 +90,6 @@ class LazyGroup(Group):
         """Print what no command's help is, and exit."""
         from nsqtools.cli.docs import guide, guides
 
-        if "--json" in topics:
-            from nsqtools.cli.docs.listing import listing
-            from nsqtools.cli.output import print_json
-
-            print_json(listing(ctx, [word for word in topics if word != "--json"]))
-            ctx.exit()
         if len(topics) != 1 or topics[0].startswith("-"):
             return
         if text := guide(topics[0]):

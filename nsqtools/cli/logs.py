@@ -69,6 +69,14 @@ def show_status(kind: str = "status") -> None:
         logger.setLevel(logging.INFO)
 
 
+def is_watched() -> bool:
+    """Whether standard error is a terminal that shall show progress."""
+    handlers = logging.getLogger().handlers
+    as_json = any(isinstance(each.formatter, JsonFormatter) for each in handlers)
+    wanted = logging.getLogger("nsqtools").isEnabledFor(logging.WARNING)
+    return sys.stderr.isatty() and wanted and not as_json
+
+
 class _Stderr(logging.Handler):
     """Writes to whatever ``sys.stderr`` is at the time."""
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.logs import show_status
+from nsqtools.cli.logs import is_watched, show_status
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import fixed_nsqds, with_secret
 from nsqtools.config.units import counted
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from nsqtools.cli.prometheus import Collect
-    from nsqtools.cli.workers import Worker
     from nsqtools.config.connection import ConsumerConfig
     from nsqtools.config.consuming import MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Handler
@@ -153,28 +152,34 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def progress(line: Callable[[], str]) -> AsyncIterator[None]:
-    """Keep showing a line on standard error, if that is a terminal, and clear it at the end.
+async def progress(line: Callable[[], str], *, wanted: bool = True) -> AsyncIterator[None]:
+    """Keep showing a line on the terminal, below the log lines, and clear it at the end.
 
-    With --quiet nothing is shown.
+    It is not shown without a terminal, with -q, or with log lines in JSON. It has a descriptor of
+    its own, because standard error is redirected while Spark starts.
     """
+    if not (wanted and is_watched()):
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
 
     async def draw() -> None:
         while True:
+            spinner.update(text=Text(line(), overflow="ellipsis", no_wrap=True))
             await asyncio.sleep(_PROGRESS_INTERVAL)
-            sys.stderr.write(f"\r\x1b[K{line()}")
-            sys.stderr.flush()
 
-    if not (sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)):
-        yield
-        return
-    drawing = asyncio.get_running_loop().create_task(draw())
-    try:
-        yield
-    finally:
-        await end((drawing,))
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+        spinner = Spinner("dots")
+        console = Console(file=terminal)
+        with Live(spinner, console=console, redirect_stdout=False, transient=True):
+            drawing = asyncio.get_running_loop().create_task(draw())
+            try:
+                yield
+            finally:
+                await end((drawing,))
 
 
 @asynccontextmanager
@@ -212,7 +217,6 @@ async def consume(
     *,
     topics: Sequence[str] | re.Pattern[str] | None = None,
     metrics: MetricsOptions | None = None,
-    worker: Worker | None = None,
     hangup: Callable[[], object] | None = None,
     **finding: Any,
 ) -> None:
@@ -220,9 +224,8 @@ async def consume(
 
     The topics are those of the source, unless ``topics`` names others or a pattern; ``finding`` are
     Runner's ``refresh``, ``timeouts`` and ``patient``; by default a run that only a signal ends
-    is patient. Metrics are served as ``metrics`` says, from before the
-    handler is opened until it is closed; a ``worker`` gives them to
-    its parent. ``hangup`` is called for SIGHUP, which otherwise stops.
+    is patient. Metrics are served as ``metrics`` says, from before the handler is opened until it
+    is closed. ``hangup`` is called for SIGHUP, which otherwise stops.
     Raises Runner's errors, and Ended for every exit code but 0.
     """
 
@@ -242,7 +245,7 @@ async def consume(
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
     _allow_many_files()
-    notifier = worker or Notifier()
+    notifier = Notifier()
     runner = Runner(
         source.topic if topics is None else topics,
         channel,
@@ -258,8 +261,7 @@ async def consume(
     collect = partial(_metrics, runner, channel, handler)
     address = listening_address(metrics.metrics_address) if metrics else None
     status = partial(_status, runner)
-    beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
-    async with beside:
+    async with supervised(notifier, status, address, collect):
         outcome = await runner.run()
     if code := signals.exit_code(_exit_code(outcome)):
         raise Ended(code)

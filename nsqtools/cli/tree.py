@@ -83,8 +83,8 @@ class CommandOption(NamedTuple):
     @property
     def range_text(self) -> str:
         """The range, unless it is "at least 0"."""
-        is_told = self.declared.maximum is not None or self.declared.minimum
-        return self.declared.range if is_told else ""
+        is_shown = self.declared.maximum is not None or self.declared.minimum
+        return self.declared.range if is_shown else ""
 
 
 def command_options(groups: Groups) -> Iterator[CommandOption]:

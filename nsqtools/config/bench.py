@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsqtools.config.consuming import ServerOptions
-from nsqtools.config.option import Options, duration, flag, integer, like, size, topic_name, urls
+from nsqtools.config.option import Options, duration, integer, like, size, topic_name, urls
 from nsqtools.config.program import JSON
 from nsqtools.config.publishing import RATE
 
@@ -38,9 +38,6 @@ class BenchOptions(Options):
         "Topic to create for the run, and to delete at its end.",
         default_note="nsqtools-bench- and a random number",
     )
-    existing: bool = flag(
-        "Use a --topic that exists, and keep it; its consumers get the load too.", needs="topic"
-    )
     count: int = integer("Number of messages.", 0, short="n", default_note="no limit")
     duration: float = duration(
         "Stop after this time.", 0.0, default_note="10s, or no limit with --count"
@@ -49,8 +46,7 @@ class BenchOptions(Options):
     batch: int = integer(
         "Maximum messages published in one command.", 200, minimum=1, maximum=_LARGEST_BATCH
     )
-    json: bool = like(JSON, excludes=("csv",))
-    csv: bool = flag("Print comma-separated values, with a header.")
+    json: bool = JSON
 
 
 class PubBenchOptions(BenchOptions):
@@ -65,9 +61,7 @@ class PubBenchOptions(BenchOptions):
 class SubBenchOptions(BenchOptions):
     """Options of ``bench sub``."""
 
-    count: int = like(
-        BenchOptions.count, minimum=1, default_note="300000, or no limit with --existing"
-    )
+    count: int = like(BenchOptions.count, default=300_000, minimum=1, default_note="")
     duration: float = like(BenchOptions.duration, default_note="no limit")
     consumers: int = integer(
         "Connections to each nsqd that consume.", 1, minimum=1, maximum=_MOST_CONNECTIONS

@@ -290,6 +290,7 @@ class QueryOptions(Options):
         "timestamp",
         metavar="COLUMN",
         default_note="timestamp, when it was published",
+        needs="watermark",
     )
     format: str = choice(
         "Where the result goes: files, a Delta table, a table on standard output, or a topic.",
@@ -313,9 +314,7 @@ class QueryOptions(Options):
     explain: bool = flag("Print Spark's plan and consume nothing.")
 
     def validate(self) -> None:
-        """Raise ConfigError for a destination or a timestamp without what it needs."""
-        if self.timestamp != "timestamp" and not self.watermark:
-            raise ConfigError("--timestamp needs --watermark", options=("timestamp",))
+        """Raise ConfigError for a destination without what it needs."""
         kind = result_format(self)
         wanted = {
             "parquet": "output",

@@ -47,4 +47,5 @@ class PubOptions(RecordOptions):
         "Speed relative to the original publishing, for --from-archive --json: 1x, 10x or max.",
         "max",
         metavar="SPEED",
+        needs="json",
     )

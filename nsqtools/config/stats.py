@@ -100,7 +100,7 @@ class StatsOptions(CheckOptions):
     once: bool = flag("Report once, without rates.", excludes=("count", "watch", *_MONITORING))
     clients: bool = flag("Report each consumer in a row.", excludes=_MONITORING)
     watch: bool = flag(
-        "Show a live view: sort with s, filter with /, end with q.",
+        "Show a live view: sort with s, end with q.",
         excludes=("json", "csv", "clients", *_MONITORING),
     )
     json: bool = like(

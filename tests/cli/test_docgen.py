@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -84,30 +83,6 @@ def test_the_short_help_is_one_screen_of_essential_options_and_examples(node: Co
     shown = re.findall(r"^  (?:-\w, )?--([\w-]+)", options, re.MULTILINE)
     assert shown == [flag_name(name) for name in essential]
     assert "--help" in lines[-1]
-
-
-def test_everything_that_is_declared_is_listed_as_data() -> None:
-    done = CliRunner().invoke(cli, ["help", "--json"])
-    commands = {each["command"]: each for each in json.loads(done.stdout)["commands"]}
-    assert set(commands) == {node.table.replace(".", " ") for node in NODES}
-    for node in NODES:
-        listed = {each["name"]: each for each in commands[node.table.replace(".", " ")]["options"]}
-        for option in node.options:
-            if isinstance(option, ConfigOption):
-                each = listed[option.known.key]
-                assert each["flags"] == [*option.opts, *option.secondary_opts]
-                assert each["help"] == option.help
-                assert each["section"] == section_of(option)
-        essential = {flag_name(name) for name in getattr(node.command, "essential", ())}
-        assert {name for name, each in listed.items() if each["essential"]} == essential
-    options = {each["name"]: each for each in commands["tail"]["options"]}
-    expected = {"kind": "integer", "default": 0, "minimum": 0, "maximum": None, "key": "count"}
-    expected |= {"table": "tail", "section": "When to stop"}
-    assert options["count"].items() >= expected.items()
-    timeout, config, log_format = (options[x] for x in ("dial-timeout", "config", "log-format"))
-    assert (timeout["flags"], timeout["default"]) == ([], "1s")
-    assert timeout["variables"] == ["NSQTOOLS_TAIL_DIAL_TIMEOUT", "NSQTOOLS_DIAL_TIMEOUT"]
-    assert (config["key"], "json" in log_format["choices"]) == (None, True)
 
 
 @EACH_NODE

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-from math import nan
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 from rich.screen import Screen
 
-from nsqtools.cli.commands.stats.view import ViewState, short, sparkline
+from nsqtools.cli.commands.stats.view import ViewState, short
 from tests.support.reports import report, row
 
 if TYPE_CHECKING:
@@ -38,13 +37,11 @@ def press(view: ViewState, *keys: str) -> bool:
     return all(view.press(key) for key in keys)
 
 
-def test_what_is_not_known_comes_last_in_both_orders() -> None:
+def test_what_is_not_known_comes_last() -> None:
     view = ViewState(2.0)
     view.update(report(row("a", ingress=1.0), row("b", ingress=None), row("c", ingress=4.0)))
     press(view, "s", "s", "s")
     assert names(view) == ["c/c", "a/c", "b/c"]
-    press(view, "r")
-    assert names(view) == ["a/c", "c/c", "b/c"]
 
 
 def test_of_more_rows_than_the_window_has_the_first_are_shown_and_counted() -> None:
@@ -52,28 +49,18 @@ def test_of_more_rows_than_the_window_has_the_first_are_shown_and_counted() -> N
     view.update(report(*(row("t", f"c{n:02}") for n in range(30))))
     assert names(view, height=13) == [f"t/c{n:02}" for n in range(10)]
     assert "10 of 30 rows" in shown(view, height=13)[0]
-    press(view, *"ss", "r")
+    press(view, *"ss")
     assert len(names(view, height=13)) == 10
 
 
-def test_sparklines_hold_what_was_and_forget_what_is_gone() -> None:
-    view = ViewState(2.0)
-    for depth in (0, 10, 20):
-        view.update(report(row(depth=depth)))
-    assert "▁▅█ " in shown(view)[2]
-    view.update(report())
-    view.update(report(row(depth=20)))
-    assert "▁▅█" not in shown(view)[2]
-
-
-def test_narrow_windows_lose_sparklines_first_and_names_are_cut_last() -> None:
+def test_narrow_windows_lose_columns_first_and_names_are_cut_last() -> None:
     view = ViewState(2.0)
     view.update(report(row("a" * 30, "b" * 30, depth=123)))
     wide, narrow, least = (shown(view, width=width) for width in (200, 90, 50))
-    assert "depth, 0s" in wide[1]
+    assert "clients" in wide[1]
     assert "a" * 30 in wide[2]
     assert "b" * 30 in wide[2]
-    assert "0s" not in narrow[1]
+    assert "clients" not in narrow[1]
     assert "…" in least[2]
     assert all(title in least[1] for title in ("depth", "in/s", "out/s"))
     assert "123" in least[2]
@@ -86,21 +73,6 @@ def test_what_a_server_sends_cannot_drive_the_terminal() -> None:
     lines = shown(view)
     assert all(line.isprintable() for line in lines)
     assert any("no answer: " in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "text"),
-    [
-        ([], 4, "    "),
-        ([0, 1, 2, 7], 4, "▁▂▃█"),
-        ([1e-9, 100], 2, "▂█"),
-        ([5, nan, 5], 3, "█ █"),
-        ([1, 2, 3, 4, 5, 6, 7, 7], 4, "▃▅▇█"),
-        ([9, 0, 0, 0], 2, "█▁"),
-    ],
-)
-def test_sparklines(values: list[float], width: int, text: str) -> None:
-    assert sparkline(values, width) == text
 
 
 @pytest.mark.parametrize(

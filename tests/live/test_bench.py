@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import subprocess
@@ -42,20 +41,6 @@ def test_all_messages_are_counted_and_the_topic_is_deleted(
         assert (facts["p50"] is not None) == has_latency
         assert not has_latency or 0 < facts["p50"] <= facts["p99"] <= facts["max"]
     assert nsqd.stats()["topics"] == []
-
-
-def test_a_topic_that_exists_is_kept_with_its_channels(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "others")
-    options = ("--existing", "-n", "20", "--csv", "--consumer-opt", "output_buffer_size,-1")
-    ended = nsqtools_cli("bench", "e2e", "--topic", topic, *options, *at_both(nsqd))
-    assert ended.code == 0, ended.stderr
-    rows = list(csv.DictReader(ended.stdout.decode().splitlines()))
-    both = [(row["direction"], row["messages"]) for row in rows]
-    assert both == [("published", "20"), ("received", "20")]
-    assert nsqd.channel(topic, "others")["depth"] == 20
-    eventually(lambda: len(nsqd.topic(topic)["channels"]) == 1)
 
 
 def test_a_signal_prints_the_results_and_deletes_the_topic(nsqtools_cli: Cli, nsqd: Nsqd) -> None:

@@ -147,7 +147,7 @@ def test_progress_is_shown_on_a_terminal_unless_messages_are_typed_there(
         if typed:
             terminal.type("hello\n\x04")
         assert terminal.end() == 0
-    assert ("\x1b[K" in terminal.output) == (not typed)
+    assert (" published, " in terminal.output) == (not typed)
     assert count(nsqd, topic) == 1
 
 

@@ -1,1 +1,1 @@
-"""The commands: one module, or one package, for each."""
+"""The commands: a module or a package for each, or for several of one kind."""

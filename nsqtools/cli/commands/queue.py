@@ -186,9 +186,9 @@ def _tally(found: DiskQueue, max_msg_size: int) -> dict[str, Any]:
         times = [each.timestamp for each in batch]
         oldest = min(times) if oldest is None else min(oldest, *times)
         newest = max(times) if newest is None else max(newest, *times)
-    told = None
+    position = None
     if meta:
-        told = {"depth": meta.depth, "read": meta.read._asdict(), "write": meta.write._asdict()}
+        position = {"depth": meta.depth, "read": meta.read._asdict(), "write": meta.write._asdict()}
     return {
         "topic": found.topic,
         "channel": found.channel,
@@ -196,7 +196,7 @@ def _tally(found: DiskQueue, max_msg_size: int) -> dict[str, Any]:
         "bytes": size,
         "oldest": oldest,
         "newest": newest,
-        "meta": told,
+        "meta": position,
         "damaged": sum(reader.skipped.values()),
         "bad": [f"{found.path(n)}.bad" for n in found.bad],
     }

@@ -236,12 +236,12 @@ def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
     header = ["server", "address", *(["request", "note"] if planned else [request.words])]
     rows = []
     for step in steps:
-        more = [step.request, _said(step)] if planned else [_said(step) or "done"]
+        more = [step.request, _result(step)] if planned else [_result(step) or "done"]
         rows.append([step.server, step.name, *more])
     print_rows(header, rows)
 
 
-def _said(step: Step) -> str:
+def _result(step: Step) -> str:
     if error := step.error:
         return f"failed: {getattr(error, 'text', '') or describe(error)}"
     return step.note

@@ -18,7 +18,7 @@ from nsqtools.config.connection import BatchConsumerConfig, ConsumerConfig, Prod
 if TYPE_CHECKING:
     from nsqtools.config.bench import BenchOptions
 
-_ESSENTIAL = "nsqd_tcp_address lookupd_http_address topic existing count duration size"
+_ESSENTIAL = "nsqd_tcp_address lookupd_http_address topic count duration size"
 
 
 @click.group("bench", cls=CommandGroup)
@@ -67,8 +67,7 @@ def sub(
 ) -> None:
     """Measure consuming: messages per second from a channel that holds them all.
 
-    The topic is filled first, which is not measured. With --existing it is not filled: what others
-    publish to it meanwhile is consumed, through a channel of this run's own.
+    The topic is filled first, which is not measured.
     """
     _run(where, load, target, config)
 

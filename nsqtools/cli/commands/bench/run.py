@@ -12,7 +12,7 @@ import click
 
 from nsqtools.cli.commands.bench.load import Receiver, Sender
 from nsqtools.cli.commands.bench.topic import BenchTopic
-from nsqtools.cli.commands.bench.traffic import csv_text, text
+from nsqtools.cli.commands.bench.traffic import text
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import print_json
 from nsqtools.cli.service import Signals, progress, tune_memory
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DURATION = 10.0
-_FILL = 300_000
 
 # Messages count as missing when none has arrived for this long.
 _SILENCE = 5.0
@@ -41,7 +40,7 @@ _SILENCE = 5.0
 class LoadShape(NamedTuple):
     """How many producers and consumers a bench has, and its rate per second, 0 for no limit.
 
-    Without producers, the topic is filled before it is consumed, unless it exists.
+    Without producers, the topic is filled before it is consumed.
     """
 
     rate: float
@@ -98,7 +97,7 @@ class BenchRun:
         if load.json:
             print_json({**about, **{done: each.facts() for done, each in measured.items()}})
         else:
-            click.echo(csv_text(measured, about) if load.csv else text(measured), nl=False)
+            click.echo(text(measured), nl=False)
 
     async def _work(self) -> None:
         """Measure; returns when the topic is deleted."""
@@ -144,45 +143,41 @@ class BenchRun:
     async def _consume(
         self, place: BenchTopic, sender: Sender, receiver: Receiver, consumers: Sequence[Consumer]
     ) -> None:
-        """Fill the topic, unless it exists, and measure consuming."""
+        """Fill the topic, and measure consuming."""
         load, config = self._load, self._config
         assert config
-        goal = load.count or inf
-        if not load.existing:
-            async with self._producers(place) as producers:
-                await sender.run(producers, self._stop, count=load.count or _FILL)
-            if sender.error:
-                raise sender.error
-            goal = self._copies(place, sender)
+        async with self._producers(place) as producers:
+            await sender.run(producers, self._stop, count=load.count)
+        if sender.error:
+            raise sender.error
         self._measure(received=receiver.traffic)
         for each in consumers:
             each.set_max_in_flight(config.max_in_flight)
-        await self._arrival(receiver, goal, load.duration or inf)
+        await self._arrival(receiver, self._copies(place, sender), load.duration or inf)
 
     def _copies(self, place: BenchTopic, sender: Sender) -> int:
         """How many messages nsqds have accepted."""
         times = len(place.nsqds) if self._target.mode == "all" else 1
         return sender.traffic.messages * times
 
-    async def _arrival(self, receiver: Receiver, goal: float, within: float = inf) -> None:
+    async def _arrival(self, receiver: Receiver, goal: int, within: float = inf) -> None:
         """Wait until this many messages have arrived, at most for a time.
 
-        That none arrives any more is an error, if they were published by this run.
+        That none arrives any more is an error.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        patience = inf if self._load.existing and not self._shape.producers else _SILENCE
         receiver.goal = goal
         receiver.check()
         while not self._stop.is_set() and loop.time() < until:
             before = receiver.traffic.messages
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(until, loop.time() + patience)):
+                async with asyncio.timeout_at(min(until, loop.time() + _SILENCE)):
                     await self._stop.wait()
                     return
             if receiver.traffic.messages == before and loop.time() < until:
-                lost = counted(int(goal) - before, "message")
-                log.error("%s did not arrive: none came for %g s", lost, patience)
+                lost = counted(goal - before, "message")
+                log.error("%s did not arrive: none came for %g s", lost, _SILENCE)
                 self._code = Exit.PARTIAL
                 return
 

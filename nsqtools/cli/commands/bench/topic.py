@@ -1,4 +1,4 @@
-"""The topic of a bench: created for the run and deleted after it, or an existing one."""
+"""The topic of a bench: created for the run and deleted after it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _WHY = "bench creates and deletes its topic over HTTP: check --nsqd-http-address
 class BenchTopic:
     """A topic and a channel on ``nsqds``, for one run; an async context manager.
 
-    Entering it finds the nsqds. Raises ConfigError if the topic exists and may not, NSQError if it
-    should exist and does not, and UnreachableError if an nsqd does not answer over HTTP. Leaving it
-    deletes the topic, unless it existed; ``is_left`` says that some servers may still have it.
+    Entering it finds the nsqds. Raises ConfigError if the topic exists, and UnreachableError if an
+    nsqd does not answer over HTTP. Leaving it deletes the topic; ``is_left`` says that some servers
+    may still have it.
     """
 
     def __init__(self, where: BenchServerOptions, load: BenchOptions, config: ClientConfig) -> None:
@@ -38,10 +38,8 @@ class BenchTopic:
         self.run = secrets.token_bytes(8)
         """Distinguishes the messages of this run from others."""
         self.topic = load.topic or f"nsqtools-bench-{self.run.hex()[:8]}"
-        # An existing topic keeps its channels: this one disappears with its consumers.
-        self.channel = f"bench-{self.run.hex()[:8]}#ephemeral" if load.existing else "bench"
+        self.channel = "bench"
         self._where = where
-        self._keeps = load.existing
         limits: dict[str, Any] = {
             "connect_timeout": CONNECT_TIMEOUT.default,
             "request_timeout": REQUEST_TIMEOUT.default,
@@ -56,19 +54,14 @@ class BenchTopic:
             raise UnreachableError(f"{error}: {_WHY}") from error
         exists = any(each.topic for each in found.holdings)
         exists = exists or any(each.knows(Target(self.topic)) for each in found.registries)
-        if exists and not self._keeps:
+        if exists:
             raise ConfigError(
-                f"topic {self.topic} exists: choose another --topic, or give --existing to publish "
-                "to it and keep it"
+                f"topic {self.topic} exists: choose another --topic, as the run deletes its topic"
             )
         self.nsqds = self._reachable(found)
-        if self._keeps and not exists:
-            raise NSQError(f"no server has topic {self.topic}: create it, or leave out --existing")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._keeps:
-            return
         try:
             found = await survey(self._servers, self.topic)
             taken = await carry_out(self._servers, plan("delete", Target(self.topic), found))

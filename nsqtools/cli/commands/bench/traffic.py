@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.policy.latency import Latency
@@ -74,13 +72,3 @@ def text(measured: Mapping[str, Traffic]) -> str:
             took = ", ".join(f"{name} {facts[name] * 1e3:,.2f}" for name in (*_PERCENTILES, "max"))
             lines.append(f"{traffic.latency} latency in ms: {took}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def csv_text(measured: Mapping[str, Traffic], load: Mapping[str, object]) -> str:
-    """A header, and a row for each direction."""
-    rows = [{"direction": done, **load, **each.facts()} for done, each in measured.items()]
-    written = io.StringIO()
-    writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return written.getvalue()

@@ -65,16 +65,16 @@ def compact(
         check_free(str(root / OURS / "lock"))
     done = asyncio.run(_compact(settings, spark, metrics))
     omitted = f"{counted(done.duplicates, 'duplicate')} omitted" * (not settings.dry_run)
-    told = (
+    summary = (
         f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
         f"{omitted or 'duplicates not counted'}; {counted(done.rows, 'record')} in "
         f"{counted(done.files, 'new file')}, in place of {counted(done.replaced, 'old file')}"
         + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
     )
     if settings.dry_run:
-        click.echo(f"a run would do at most: {told}")
+        click.echo(f"a run would do at most: {summary}")
         return
-    conclude(told)
+    conclude(summary)
     if done.kept:
         log.error("%s of --input could not be deleted", counted(done.kept, "file"))
         raise Ended(Exit.PARTIAL)
@@ -153,14 +153,14 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
         there = partial(republishing.publish_there, settings=settings)
         done = await run.until_done(there, if_stopped=if_stopped)
     now = done.published - done.before
-    told = f"{counted(now, 'message')} published"
+    summary = f"{counted(now, 'message')} published"
     if done.before:
-        told += f", and {done.before:,} by earlier runs"
+        summary += f", and {done.before:,} by earlier runs"
     if done.stopped:
-        told += f"; {done.left:,} left for the next run"
+        summary += f"; {done.left:,} left for the next run"
     if done.empty:
-        told += f"; {counted(done.empty, 'empty message')} skipped"
-    conclude(told)
+        summary += f"; {counted(done.empty, 'empty message')} skipped"
+    conclude(summary)
     if done.again:
         log.warning("at most %s published twice", counted(done.again, "message"))
     if not done.rows:

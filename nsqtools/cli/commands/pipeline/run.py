@@ -9,9 +9,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsqtools.cli.commands.pipeline.views import on_terminal
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.service import Signals, supervised
+from nsqtools.cli.service import Signals, progress, supervised
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 from nsqtools.spark.executors import check_executors, ship
@@ -64,7 +63,6 @@ class Run:
         self._view = view
         self._packages = tuple(packages)
         self._notifier = Notifier()
-        self._show: Callable[[str], None] = lambda _: None
         self._state = "starting Spark"
 
     async def until_done(self, work: PipelineJob, *, if_stopped: str = "") -> Any:
@@ -90,26 +88,20 @@ class Run:
         """Raises Ended after a second signal, even if the work is done."""
         loop = asyncio.get_running_loop()
 
-        def told(*fact: Any) -> None:
-            loop.call_soon_threadsafe(self._told, *fact)
+        def report(*fact: Any) -> None:
+            loop.call_soon_threadsafe(self._report, *fact)
 
-        try:
-            async with supervised(
-                self._notifier,
-                self._status,
-                listening_address(self._metrics.metrics_address),
-                self._view.metrics,
-            ):
-                with on_terminal(wanted=self._watched) as self._show:
-                    self._show(self._status())
-                    done = await asyncio.to_thread(work, told)
-        finally:
-            self._show = lambda _: None
+        address = listening_address(self._metrics.metrics_address)
+        async with (
+            supervised(self._notifier, self._status, address, self._view.metrics),
+            progress(self._line, wanted=self._watched),
+        ):
+            done = await asyncio.to_thread(work, report)
         if self.signals.urgent:
             raise Ended(self.signals.exit_code(Exit.DONE))
         return done
 
-    def _in_spark(self, work: PipelineJob, told: Callable[..., None]) -> Any:
+    def _in_spark(self, work: PipelineJob, report: Callable[..., None]) -> Any:
         """Called in a thread."""
         pairs = (text.partition("=") for text in self._spark.conf)
         conf = {name.strip(): value for name, _, value in pairs}  # the last value of a key counts
@@ -120,23 +112,24 @@ class Run:
             ship(session)
             check_executors(session, self._packages)
             self._loop.call_soon_threadsafe(self._began)
-            return work(session, stop=self.stop, report=told)
+            return work(session, stop=self.stop, report=report)
 
     def _began(self) -> None:
         self._state = ""
         self._notifier.ready()
-        self._show(self._view.line)
 
-    def _told(self, *fact: Any) -> None:
+    def _report(self, *fact: Any) -> None:
         if line := self._view.add(*fact):
             log.info("%s", line)
-        self._show(self._view.line)
 
     def _status(self) -> str:
         return self._state or self._view.line
 
+    def _line(self) -> str:
+        """The status on a terminal."""
+        return self._status() + ", Ctrl-C again to end now" * self.stop.is_set()
+
     def _interrupted(self) -> None:
         self._notifier.stopping()
         self._state = "finishing the current step"
-        self._show(f"{self._state}, Ctrl-C again to end now")
         self.stop.set()

@@ -1,18 +1,16 @@
-"""The progress of a Spark job: a line on a terminal, lines in a log, and metrics."""
+"""The progress of a Spark job as text and as metrics."""
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.logs import is_watched, show_status
 from nsqtools.config.units import counted
 from nsqtools.metrics import Metric, Sample, of_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from nsqtools.spark.jobs.progress import Progress, Totals
 
@@ -47,15 +45,15 @@ class StreamView:
 
         self._verb = verb
         self.totals: Totals = Totals()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def add(self, fact: Progress) -> str:
         """Take a batch. Returns a line for the log, or an empty text. Each note is logged once."""
         self.totals.add(fact)
         for note in fact.notes:
-            if note not in self._told:
+            if note not in self._logged:
                 log.warning("%s", note)
-        self._told.update(fact.notes)
+        self._logged.update(fact.notes)
         if not fact.is_batch:
             return ""
         return f"batch {fact.batch}: {self._done(fact.rows, fact.written)}, {_details(fact)}"
@@ -143,41 +141,8 @@ def _details(last: Progress) -> str:
     return ", ".join(parts) or "idle"
 
 
-@contextmanager
-def on_terminal(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
-    """Yields a function that replaces the progress line on the terminal.
-
-    Log lines appear above the line. It is not shown without a terminal, with -q, or with log lines
-    in JSON. It has its own descriptor, because standard error is redirected while Spark starts.
-    """
-    if not (wanted and is_watched()):
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.spinner import Spinner
-    from rich.text import Text
-
-    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
-        spinner = Spinner("dots")
-        console = Console(file=terminal)
-        with Live(spinner, console=console, redirect_stdout=False, transient=True):
-            yield lambda line: spinner.update(text=Text(line, overflow="ellipsis", no_wrap=True))
-
-
-def is_watched() -> bool:
-    """Whether standard error is a terminal that shall show progress."""
-    from nsqtools.cli.logs import JsonFormatter
-
-    handlers = logging.getLogger().handlers
-    as_json = any(isinstance(each.formatter, JsonFormatter) for each in handlers)
-    return sys.stderr.isatty() and not as_json and _STATUS.isEnabledFor(logging.WARNING)
-
-
 def conclude(summary: str) -> None:
     """Print the summary of a run on a terminal, or with -v."""
     if is_watched():
-        from nsqtools.cli.logs import show_status
-
         show_status()
     _STATUS.info("%s", summary)

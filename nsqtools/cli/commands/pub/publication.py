@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import sys
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.exits import Ended, Exit
@@ -55,8 +55,6 @@ class PubRun:
         self._config = with_secret(config)
         self._pace = Pace(form.rate)
         speed = parse_speed(form.pace)
-        if speed and not form.json:
-            raise ConfigError(f"--pace {form.pace}: needs --json, whose records have timestamps")
         self._replay = Replay(speed) if speed else None
         self._timestamps: list[int] = []  # of the records that the reader returns, with --pace
         self._defer = form.defer or None
@@ -271,10 +269,11 @@ class PubRun:
 
     def _progress(self, started: float) -> AbstractAsyncContextManager[None]:
         def line() -> str:
-            rate = self._published / (asyncio.get_running_loop().time() - started)
+            elapsed = asyncio.get_running_loop().time() - started
+            rate = self._published / elapsed if elapsed else 0.0
             return f"{self._published:,} published, {rate:,.0f}/s"
 
-        return progress(line) if self._show_progress else nullcontext()
+        return progress(line, wanted=self._show_progress)
 
 
 def _check(files: Sequence[str], *, archived: bool) -> None:

@@ -63,12 +63,12 @@ def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
 
 
 def _of_servers(snapshot: Snapshot) -> Iterator[Metric]:
-    said, lookupds = snapshot.stats.items(), snapshot.lookupds.items()
+    answers, lookupds = snapshot.stats.items(), snapshot.lookupds.items()
     up = [({"nsqd": name}, name in snapshot.stats) for name in snapshot.nodes]
     lookupds_up = [({"nsqlookupd": name}, error is None) for name, error in lookupds]
-    info = [({"nsqd": name, "version": each.version}, 1) for name, each in said]
-    healthy = [({"nsqd": name}, each.health in ("", "OK")) for name, each in said]
-    started = [({"nsqd": name}, each.start_time) for name, each in said]
+    info = [({"nsqd": name, "version": each.version}, 1) for name, each in answers]
+    healthy = [({"nsqd": name}, each.health in ("", "OK")) for name, each in answers]
+    started = [({"nsqd": name}, each.start_time) for name, each in answers]
     for name, text, found in (
         ("nsq_up", "Whether an nsqd answers: 1 or 0.", up),
         ("nsq_nsqlookupd_up", "Whether an nsqlookupd answers: 1 or 0.", lookupds_up),

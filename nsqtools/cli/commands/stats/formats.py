@@ -330,14 +330,14 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 
 def _nsqd(name: str, snapshot: Snapshot) -> dict[str, Any]:
-    node, said = snapshot.nodes[name], snapshot.stats.get(name)
+    node, stats = snapshot.nodes[name], snapshot.stats.get(name)
     return {
         "nsqd": name,
         "broadcast": str(node.tcp) if node.tcp else None,
         "hostname": node.hostname,
-        "version": said.version if said else node.version,
-        "health": said.health if said else None,
-        "start_time": said.start_time if said else None,
+        "version": stats.version if stats else node.version,
+        "health": stats.health if stats else None,
+        "start_time": stats.start_time if stats else None,
         "error": _text(snapshot.failures.get(name)),
     }
 

@@ -31,13 +31,13 @@ async def show(reporter: Reporter, asked: StatsOptions) -> None:
     count = 1 if asked.once else asked.count
     ticker = Ticker(asked.interval)
     report = await reporter.report()
-    absence.heard(report)
+    absence.add(report)
     reported = 0
     while not count or reported < count:
         if not asked.once:
             await ticker.turn()
             report = await reporter.report()
-            absence.heard(report)
+            absence.add(report)
         click.echo(form.add(report), nl=False)
         sys.stdout.flush()
         reported += 1
@@ -64,15 +64,15 @@ class Absence:
         names = {"topic": asked.topic, "channel": asked.channel}
         self._name = ", ".join(f"{kind} {name}" for kind, name in names.items() if name)
         self._seen = not self._name
-        self._told = False
+        self._is_absent = False
 
-    def heard(self, report: Report) -> None:
+    def add(self, report: Report) -> None:
         """Take a report. Logs if no nsqd has the topic or channel now."""
         if not self._name:
             return
-        if not report.rows and not self._told:
+        if not report.rows and not self._is_absent:
             log.error("%s: no reachable nsqd has it", self._name)
-        self._told = not report.rows
+        self._is_absent = not report.rows
         self._seen = self._seen or bool(report.rows)
 
     def end(self) -> None:

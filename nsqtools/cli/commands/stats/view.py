@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from array import array
-from dataclasses import dataclass, field
-from math import ceil, isnan, nan
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -18,25 +15,14 @@ from nsqtools.cli.exits import one_line
 from nsqtools.config.units import counted, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from rich.console import Console, ConsoleOptions
+    from collections.abc import Callable, Mapping, Sequence
 
     from nsqtools.cli.commands.stats.report import Report
     from nsqtools.policy.rates import Row
 
-    History = Mapping[tuple[str, str, str], array[float]]
-    """What a sparkline shows, by topic, channel and title."""
-
-SPAN = 300
-"""Seconds that sparklines cover, unless reports are very frequent or very rare."""
-
-_SAMPLES = (30, 600)  # least and most of them
-
-HELP = "q quit  s sort  r reverse"
+HELP = "q quit  s sort"
 
 _NUMBER = 7  # width of a column of numbers
-_SPARK = 10  # least width of a sparkline
 _NAME = 8  # least width of a topic or a channel
 _NAMES = 30  # room for both of them, if they fill it, before there is any for other columns
 _NOTES = 20  # greatest width of notes
@@ -45,35 +31,30 @@ _NOTES = 20  # greatest width of notes
 class Column(NamedTuple):
     """A column.
 
-    Rows are sorted by ``value``, and a cell or its sparkline shows it. A window shows the columns
-    up to the highest ``level`` that fits.
+    Rows are sorted by ``value``, and a cell shows it. Columns that are not ``vital`` are shown
+    if all of them fit.
     """
 
     title: str
     value: Callable[[Row], float | None]
-    level: int
-    spark: bool = False
+    vital: bool = False
 
     @property
     def width(self) -> int:
         """The least width of a cell, with room to mark the title."""
-        return _SPARK if self.spark else max(_NUMBER, len(self.title) + 1)
+        return max(_NUMBER, len(self.title) + 1)
 
 
 _COLUMNS = (
-    Column("depth", lambda row: row.totals.depth, 0),
-    Column("depth", lambda row: row.totals.depth, 2, spark=True),
-    Column("inflt", lambda row: row.totals.in_flight, 1),
-    Column("def", lambda row: row.totals.deferred, 1),
-    Column("in/s", lambda row: row.ingress, 0),
-    Column("in/s", lambda row: row.ingress, 3, spark=True),
-    Column("out/s", lambda row: row.egress, 0),
-    Column("out/s", lambda row: row.egress, 3, spark=True),
-    Column("req/s", lambda row: row.requeue_rate, 1),
-    Column("t-o/s", lambda row: row.timeout_rate, 1),
-    Column("clients", lambda row: row.totals.clients, 1),
+    Column("depth", lambda row: row.totals.depth, vital=True),
+    Column("inflt", lambda row: row.totals.in_flight),
+    Column("def", lambda row: row.totals.deferred),
+    Column("in/s", lambda row: row.ingress, vital=True),
+    Column("out/s", lambda row: row.egress, vital=True),
+    Column("req/s", lambda row: row.requeue_rate),
+    Column("t-o/s", lambda row: row.timeout_rate),
+    Column("clients", lambda row: row.totals.clients),
 )
-_SPARKS = [column for column in _COLUMNS if column.spark]
 _ORDERS: Mapping[str, Callable[[Row], str | float | None]] = {
     "topic": lambda row: row.topic,
     "channel": lambda row: row.channel,
@@ -88,38 +69,23 @@ class ViewState:
 
     interval: float
     sort: str = "depth"
-    descending: bool = True
     _report: Report | None = None
-    _history: History = field(default_factory=dict)
-    _times: array[float] = field(default_factory=lambda: array("d"))
 
     def update(self, report: Report) -> None:
-        """Take a report. Rows that it lacks are forgotten."""
+        """Take a report."""
         self._report = report
-        unknown = array("f", [nan]) * len(self._times)
-        self._times.append(report.snapshot.at)
-        least, most = _SAMPLES
-        over = max(0, len(self._times) - max(least, min(most, ceil(SPAN / self.interval) + 1)))
-        del self._times[:over]
-        history = {}
-        for row in report.rows:
-            for column in _SPARKS:
-                key = (row.topic, row.channel, column.title)
-                past = history[key] = self._history.get(key) or unknown[:]
-                value = column.value(row)
-                past.append(nan if value is None or not row.nodes else value)
-                del past[:over]
-        self._history = history
 
     def press(self, key: str) -> bool:
         """Take a key. Returns False to end the view."""
         if key == "s":
             orders = list(_ORDERS)
             self.sort = orders[(orders.index(self.sort) + 1) % len(orders)]
-            self.descending = self.sort not in ("topic", "channel")
-        elif key == "r":
-            self.descending = not self.descending
         return key not in ("q", "Q")
+
+    @property
+    def _is_descending(self) -> bool:
+        """Names ascend, so that they are found; of numbers the highest come first."""
+        return self.sort not in ("topic", "channel")
 
     def draw(self, width: int, height: int) -> Group:
         """The contents of a window of this width and height; the terminal cuts off the excess."""
@@ -138,7 +104,7 @@ class ViewState:
     def _rows(self, report: Report) -> list[Row]:
         value = _ORDERS[self.sort]
         known = [row for row in report.rows if value(row) is not None]
-        known.sort(key=value, reverse=self.descending)  # type: ignore[arg-type] # one type each
+        known.sort(key=value, reverse=self._is_descending)  # type: ignore[arg-type] # one type each
         return [*known, *(row for row in report.rows if value(row) is None)]
 
     def _title(self, report: Report, room: int) -> Text:
@@ -157,28 +123,22 @@ class ViewState:
     ) -> Table:
         """The rows shown below a header."""
         table, columns = _grid(report, rows, width)
-        table.add_row(self._head("topic"), self._head("channel"), *map(self._header, columns))
+        table.add_row(
+            self._head("topic"),
+            self._head("channel"),
+            *(self._head(column.title) for column in columns),
+        )
         for row in shown:
-            cells = [
-                _Sparkline(self._history[row.topic, row.channel, column.title])
-                if column.spark
-                else Text(short(column.value(row)))
-                for column in columns
-            ]
+            cells = [Text(short(column.value(row))) for column in columns]
             topic, channel = Text(one_line(row.topic)), Text(one_line(row.channel) or "-")
             note = Text(" ".join(noted(row, report)))
             table.add_row(topic, channel, *cells, note, style=style_of(row))
         return table
 
-    def _header(self, column: Column) -> Text:
-        if not column.spark:
-            return self._head(column.title)
-        return _line(f"{column.title}, {_rough(self._times[-1] - self._times[0])}", "bold")
-
     def _head(self, title: str) -> Text:
         if title != self.sort:
             return _line(title, "bold")
-        return _line(f"{title}{'▼' if self.descending else '▲'}", "bold reverse")
+        return _line(f"{title}{'▼' if self._is_descending else '▲'}", "bold reverse")
 
 
 def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
@@ -189,38 +149,26 @@ def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[
     notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
     topics = max([_NAME, *(len(row.topic) for row in rows)])
     channels = max([_NAME, *(len(row.channel) for row in rows)])
-    for level in (3, 2, 1, 0):
-        columns = [column for column in _COLUMNS if column.level <= level]
+    for columns in (list(_COLUMNS), [column for column in _COLUMNS if column.vital]):
         least = notes + sum(column.width + 1 for column in columns) + 2
         left = width - least
         if left >= min(topics + channels, _NAMES):
             break
     topics = max(_NAME, min(topics, max(left // 2, left - channels)))
     channels = max(_NAME, min(channels, left - topics))
-    table = Table.grid(padding=(0, 1), expand=any(column.spark for column in columns))
+    table = Table.grid(padding=(0, 1))
     if left < 2 * _NAME:  # rich would narrow all columns: the terminal cuts the last ones
         table.width = least + 2 * _NAME
     for names in (topics, channels):
         table.add_column(width=names, no_wrap=True)
     for column in columns:
-        if column.spark:
-            table.add_column(width=_SPARK, ratio=1, no_wrap=True)
-        else:
-            table.add_column(width=column.width, justify="right", no_wrap=True)
+        table.add_column(width=column.width, justify="right", no_wrap=True)
     table.add_column(width=notes or 1, no_wrap=True)
     return table, columns
 
 
 def _line(text: str, style: str) -> Text:
     return Text(text, style, no_wrap=True, overflow="ellipsis")
-
-
-def _rough(span: float) -> str:
-    """A rounded duration in few characters: ``42s``, ``5m`` or ``2h``."""
-    for unit, seconds in (("s", 1), ("m", 60)):
-        if round(span / seconds) < 100:
-            return f"{round(span / seconds)}{unit}"
-    return f"{round(span / 3600)}h"
 
 
 def _silent(report: Report) -> list[Text]:
@@ -231,44 +179,6 @@ def _silent(report: Report) -> list[Text]:
         return []
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return [_line(f"no answer: {one_line(errors[0])}{more}", "red")]
-
-
-class _Sparkline(NamedTuple):
-    """A cell that fills its column."""
-
-    values: Sequence[float]
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield Text(sparkline(self.values, options.max_width))
-
-    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(_SPARK, options.max_width)
-
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The newest value on the right, scaled to the highest; nan is a gap.
-
-    If there are more values than characters, each character shows the highest of several.
-    """
-    if len(values) > width:
-        values = [_highest(values, n, width) for n in range(width)]
-    top = max((each for each in values if not isnan(each)), default=0.0)
-    return "".join(_block(each, top) for each in values).rjust(width)
-
-
-def _highest(values: Sequence[float], number: int, groups: int) -> float:
-    first, after = (len(values) * n // groups for n in (number, number + 1))
-    return max((each for each in values[first:after] if not isnan(each)), default=nan)
-
-
-def _block(value: float, top: float) -> str:
-    if isnan(value):
-        return " "
-    # Only zero has the lowest bar.
-    return _BLOCKS[ceil(value * (len(_BLOCKS) - 1) / top) if top else 0]
 
 
 def short(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""How dead letters of to-http and relay go back to the cluster."""
+"""Where dead letters of to-http and relay go, such as back to the cluster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from nsqtools.config.connection import ClientConfig, ProducerConfig
 from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, UnreachableError
+from nsqtools.sinks.deadletters import make_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,15 +18,22 @@ if TYPE_CHECKING:
     from nsqtools.config.connection import ConsumerConfig
     from nsqtools.config.consuming import DeadLetterOptions, SourceOptions
     from nsqtools.names import Address
+    from nsqtools.sinks.deadletters import DeadLetters
 
 
-def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> None:
-    """Raise ConfigError if the dead-letter topic is consumed by the same command."""
+def dead_letters(
+    source: SourceOptions, dead: DeadLetterOptions, config: ConsumerConfig
+) -> DeadLetters:
+    """Where messages that are given up go.
+
+    Raises ConfigError if the dead-letter topic is consumed by the same command.
+    """
     if dead.dead_letter_topic in source.topic:
         raise ConfigError(
             f"--dead-letter-topic {dead.dead_letter_topic}: is also consumed, so its messages "
             "would come back: choose another topic"
         )
+    return make_dead_letters(dead, ClusterProducer(source, config))
 
 
 class ClusterProducer:

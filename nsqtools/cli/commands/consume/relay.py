@@ -73,17 +73,15 @@ def _sink(
     target: ProducerConfig,
 ) -> RelaySink:
     """The sink that relays these topics, not connected yet. Raises ConfigError."""
-    from nsqtools.cli.clusterproducer import ClusterProducer, check_dead_letter_topic
+    from nsqtools.cli.commands.consume.clusterproducer import dead_letters
     from nsqtools.cli.remotes import addresses, fixed_nsqds
     from nsqtools.engine.loops import LoopGuard, RelayEnd
     from nsqtools.engine.producer import Producer
     from nsqtools.policy.pace import Pace
-    from nsqtools.sinks.deadletters import make_dead_letters
     from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter
     from nsqtools.sinks.relay.relaysink import RelaySink
 
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
-    check_dead_letter_topic(source, dead)
     nsqds = addresses(options.destination_nsqd_tcp_address)
     guard = None
     if loops := find_loops(goals):  # topics that would come back if both sides had a common nsqd
@@ -96,7 +94,7 @@ def _sink(
         Producer(nsqds, target),
         goals,
         make_filter(options),
-        make_dead_letters(dead, ClusterProducer(source, config)),
+        dead_letters(source, dead, config),
         guard=guard,
         defer=options.defer or None,
         pace=Pace(options.rate),

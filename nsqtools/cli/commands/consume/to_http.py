@@ -48,19 +48,6 @@ def to_http(
     from nsqtools.cli.remotes import with_secret
     from nsqtools.cli.service import consume
 
-    worker = None
-    if http.workers > 1:
-        from nsqtools.cli.workers import Worker, check_shares, run_workers
-
-        check_shares(http, config, stop)
-        worker = Worker.find()
-        if not worker:
-            asyncio.run(run_workers(http.workers, metrics))
-            return
-        http = http.with_values(
-            concurrency=worker.share(http.concurrency), rate=http.rate / worker.count
-        )
-        config = config.with_values(max_in_flight=worker.share(config.max_in_flight))
     config = with_secret(config)
     if http.batch > 1:
         config = config.with_values(max_in_flight=max(config.max_in_flight, 2 * http.batch))
@@ -69,7 +56,7 @@ def to_http(
 
     async def deliver() -> None:
         sink = http_sink(source, http, dead, config)
-        await consume(source, source.channel, config, stop, sink, metrics=metrics, worker=worker)
+        await consume(source, source.channel, config, stop, sink, metrics=metrics)
 
     asyncio.run(deliver())
 
@@ -80,13 +67,11 @@ def http_sink(
     """The sink that delivers to these endpoints, not connected yet. Raises ConfigError."""
     from functools import partial
 
-    from nsqtools.cli.clusterproducer import ClusterProducer, check_dead_letter_topic
+    from nsqtools.cli.commands.consume.clusterproducer import dead_letters
     from nsqtools.cli.remotes import warn_if_public
     from nsqtools.net.tls import client_context, explain
-    from nsqtools.sinks.deadletters import make_dead_letters
     from nsqtools.sinks.http.assembly import make_sink
 
-    check_dead_letter_topic(source, dead)
     tls = ClientConfig(
         tls_root_ca_file=options.http_tls_root_ca_file,
         tls_cert=options.http_tls_cert,
@@ -95,7 +80,7 @@ def http_sink(
     )
     sink = make_sink(
         options,
-        make_dead_letters(dead, ClusterProducer(source, config)),
+        dead_letters(source, dead, config),
         client_context(tls, flags=_TLS_FLAGS),
         explain=partial(explain, flags=_TLS_FLAGS),
     )

@@ -1,0 +1,1 @@
+"""The commands that consume topics into a sink: one module each."""
