@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from nsqtools.cli.prometheus import Collect
+    from nsqtools.cli.workers import Worker
     from nsqtools.config.connection import ConsumerConfig
     from nsqtools.config.consuming import MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Handler
@@ -217,6 +218,7 @@ async def consume(
     *,
     topics: Sequence[str] | re.Pattern[str] | None = None,
     metrics: MetricsOptions | None = None,
+    worker: Worker | None = None,
     hangup: Callable[[], object] | None = None,
     **finding: Any,
 ) -> None:
@@ -224,8 +226,9 @@ async def consume(
 
     The topics are those of the source, unless ``topics`` names others or a pattern; ``finding`` are
     Runner's ``refresh``, ``timeouts`` and ``patient``; by default a run that only a signal ends
-    is patient. Metrics are served as ``metrics`` says, from before the handler is opened until it
-    is closed. ``hangup`` is called for SIGHUP, which otherwise stops.
+    is patient. Metrics are served as ``metrics`` says, from before the
+    handler is opened until it is closed; a ``worker`` gives them to
+    its parent. ``hangup`` is called for SIGHUP, which otherwise stops.
     Raises Runner's errors, and Ended for every exit code but 0.
     """
 
@@ -245,7 +248,7 @@ async def consume(
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
     _allow_many_files()
-    notifier = Notifier()
+    notifier = worker or Notifier()
     runner = Runner(
         source.topic if topics is None else topics,
         channel,
@@ -261,7 +264,8 @@ async def consume(
     collect = partial(_metrics, runner, channel, handler)
     address = listening_address(metrics.metrics_address) if metrics else None
     status = partial(_status, runner)
-    async with supervised(notifier, status, address, collect):
+    beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
+    async with beside:
         outcome = await runner.run()
     if code := signals.exit_code(_exit_code(outcome)):
         raise Ended(code)

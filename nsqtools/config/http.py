@@ -72,6 +72,9 @@ class HttpOptions(Options):
     concurrency: int = integer(
         "Maximum concurrent requests.", 100, minimum=1, maximum=10000, short="n"
     )
+    workers: int = integer(
+        "Processes that share --concurrency, --max-in-flight and --rate.", 1, minimum=1, maximum=256
+    )
     rate: float = number("Maximum requests per second; 0 for no limit.", 0.0)
     sample: float = number(
         "Fraction of messages to deliver; the others are finished at once.", 1.0, maximum=1.0

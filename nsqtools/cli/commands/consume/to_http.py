@@ -48,6 +48,19 @@ def to_http(
     from nsqtools.cli.remotes import with_secret
     from nsqtools.cli.service import consume
 
+    worker = None
+    if http.workers > 1:
+        from nsqtools.cli.workers import Worker, check_shares, run_workers
+
+        check_shares(http, config, stop)
+        worker = Worker.find()
+        if not worker:
+            asyncio.run(run_workers(http.workers, metrics))
+            return
+        http = http.with_values(
+            concurrency=worker.share(http.concurrency), rate=http.rate / worker.count
+        )
+        config = config.with_values(max_in_flight=worker.share(config.max_in_flight))
     config = with_secret(config)
     if http.batch > 1:
         config = config.with_values(max_in_flight=max(config.max_in_flight, 2 * http.batch))
@@ -56,7 +69,7 @@ def to_http(
 
     async def deliver() -> None:
         sink = http_sink(source, http, dead, config)
-        await consume(source, source.channel, config, stop, sink, metrics=metrics)
+        await consume(source, source.channel, config, stop, sink, metrics=metrics, worker=worker)
 
     asyncio.run(deliver())
 
