@@ -16,12 +16,11 @@ from click.testing import CliRunner
 from nsqtools.cli import cli
 from nsqtools.cli.docs import guide, guides, sections
 from tests.support.examples import Stage, shown
-from tests.support.webserver import Answer, WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.webserver import Request
+    from tests.support.webserver import WebServer
 
 _RECIPES = sections("nsqtools-cookbook.7", "guides")
 
@@ -41,15 +40,6 @@ def test_a_guide_is_wrapped_at_the_width_of_the_terminal_and_what_is_indented_is
     texts = [x for text in sections(guides()[topic], "guides").values() for x in text.splitlines()]
     as_they_are = [x for x in texts if x[:4] == "    "]
     assert [x for x in narrow.splitlines() if x[:4] == "    "] == as_they_are
-
-
-@pytest.fixture
-def endpoint() -> Iterator[WebServer]:
-    def answer(request: Request) -> Answer:
-        return Answer(status=200 if request.target == "/hook" else 400)
-
-    with WebServer(answer) as server:
-        yield server
 
 
 def steps(recipe: str) -> Iterator[tuple[str, str]]:

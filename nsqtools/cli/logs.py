@@ -69,6 +69,13 @@ def show_status(kind: str = "status") -> None:
         logger.setLevel(logging.INFO)
 
 
+def report_end(text: str) -> None:
+    """Say what a run did: on a terminal, unless with -q, and elsewhere with -v."""
+    if sys.stderr.isatty():
+        show_status("end")
+    logging.getLogger("nsqtools.end").info(text)
+
+
 class _Stderr(logging.Handler):
     """Writes to whatever ``sys.stderr`` is at the time."""
 

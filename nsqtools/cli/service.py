@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.logs import show_status
+from nsqtools.cli.logs import report_end, show_status
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import fixed_nsqds, with_secret
-from nsqtools.config.units import counted
+from nsqtools.config.units import counted, format_duration
 from nsqtools.errors import NSQError
 from nsqtools.metrics import Measured
 from nsqtools.names import listening_address
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nsqtools.config.consuming import MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.runner import Runner, RunOutcome
+    from nsqtools.engine.totals import ConsumerStats
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
 
@@ -259,8 +260,10 @@ async def consume(
     address = listening_address(metrics.metrics_address) if metrics else None
     status = partial(_status, runner)
     beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
+    started = asyncio.get_running_loop().time()
     async with beside:
         outcome = await runner.run()
+    report_end(_summary(outcome.totals, asyncio.get_running_loop().time() - started))
     if code := signals.exit_code(_exit_code(outcome)):
         raise Ended(code)
 
@@ -289,10 +292,18 @@ def _status(runner: Runner) -> str:
     )
 
 
+def _summary(totals: ConsumerStats, seconds: float) -> str:
+    requeued = f", {totals.requeued:,} requeued" if totals.requeued else ""
+    received = counted(totals.received_bytes, "byte")
+    took = format_duration(round(seconds, 2))
+    return (
+        f"{counted(totals.finished, 'message')} finished{requeued}, {received} received, in {took}"
+    )
+
+
 def _exit_code(outcome: RunOutcome) -> Exit:
-    """Log the results of a run that no signal ended; returns its exit code."""
+    """Log what a run did not do; returns its exit code if no signal ended it."""
     totals = outcome.totals
-    log.info("%s finished, %d requeued", counted(totals.finished, "message"), totals.requeued)
     if totals.too_late:
         log.warning(
             "nsqd delivers again what timed out before it was finished: %s",
