@@ -86,7 +86,7 @@ def command_lines(text: str) -> Iterator[str]:
 def documents() -> Iterator[str]:
     """Shell in the README, the guides, the help and the picture."""
     yield from blocks("sh", "bash", "console", "crontab")
-    for name in guides().values():
+    for name in guides():
         for text in sections(name, "guides").values():
             yield from shown(text)
     yield from LINES
@@ -213,7 +213,7 @@ def test_configuration_files_here_and_in_the_guide_pass_their_check(
     nsqtools_cli: Cli, tmp_path: Path
 ) -> None:
     file = tmp_path / "file.toml"
-    guide = "\n\n".join(shown(sections("nsqtools.toml.5", "guides")["EXAMPLES"]))
+    guide = "\n\n".join(shown(sections("toml", "guides")["Examples"]))
     for text in (guide, *blocks("toml")):
         file.write_text(text)
         checked = nsqtools_cli("config", "check", str(file))
