@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.logs import show_status
+from nsqtools.cli.logs import report_end, show_status
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import fixed_nsqds, with_secret
 from nsqtools.config.units import counted, format_duration
