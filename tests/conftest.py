@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tests.support.examples import Stage
     from tests.support.minio import Minio
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
+    from tests.support.webserver import Request, WebServer
 
 
 IN_SPARK = "tests/spark/in_session/"
@@ -277,6 +278,18 @@ def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Stage:
     folder = tmp_path / "stage"
     folder.mkdir()
     return Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[WebServer]:
+    """An HTTP server that accepts /hook, and answers 400 to all else."""
+    from tests.support.webserver import Answer, WebServer  # loads httpx
+
+    def answer(request: Request) -> Answer:
+        return Answer(status=200 if request.target == "/hook" else 400)
+
+    with WebServer(answer) as server:
+        yield server
 
 
 @pytest.fixture

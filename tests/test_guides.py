@@ -14,42 +14,31 @@ import yaml
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import guide, guides, sections
+from nsqtools.cli.docs import guides, sections
+from nsqtools.cli.docs.pages import guide_page
+from nsqtools.cli.docs.terminal import rendered
 from tests.support.examples import Stage, shown
-from tests.support.webserver import Answer, WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.webserver import Request
+    from tests.support.webserver import WebServer
 
-_RECIPES = sections("nsqtools-cookbook.7", "guides")
+_RECIPES = sections("cookbook", "guides")
 
 
-@pytest.mark.parametrize("topic", guides())
-def test_a_guide_is_wrapped_at_the_width_of_the_terminal_and_what_is_indented_is_left(
-    topic: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", guides())
+def test_a_guide_is_wrapped_at_the_width_of_the_terminal_and_what_is_typed_is_left(
+    name: str,
 ) -> None:
-    found = []
-    for columns, width in ((60, 60), (300, 100)):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        found.append(guide(topic))
-        assert max(len(x) for x in found[-1].splitlines() if x[:4] != "    ") <= width
-    narrow, wide = found
+    page = guide_page(name)
+    narrow, wide = (rendered(page, width) for width in (60, 100))
+    typed = [line for line in narrow.splitlines() if line[:4] == "    "]
+    assert typed == [line for line in wide.splitlines() if line[:4] == "    "]
+    for text, width in ((narrow, 60), (wide, 100)):
+        assert max(len(line) for line in text.splitlines() if line[:4] != "    ") <= width
     assert narrow.count("\n") > wide.count("\n")
     assert narrow.split() == wide.split()
-    texts = [x for text in sections(guides()[topic], "guides").values() for x in text.splitlines()]
-    as_they_are = [x for x in texts if x[:4] == "    "]
-    assert [x for x in narrow.splitlines() if x[:4] == "    "] == as_they_are
-
-
-@pytest.fixture
-def endpoint() -> Iterator[WebServer]:
-    def answer(request: Request) -> Answer:
-        return Answer(status=200 if request.target == "/hook" else 400)
-
-    with WebServer(answer) as server:
-        yield server
 
 
 def steps(recipe: str) -> Iterator[tuple[str, str]]:
@@ -79,7 +68,7 @@ def test_a_recipe_prints_what_it_says(stage: Stage, endpoint: WebServer, title: 
 
 _MANIFESTS = [
     manifest
-    for block in shown(sections("nsqtools-deployment.7", "guides")["KUBERNETES"])
+    for block in shown(sections("deployment", "guides")["Kubernetes"])
     if (manifest := yaml.safe_load(block))
 ]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 README = Path(__file__).parents[1] / "README.md"
-GUIDE = sections("nsqtools-library.7", "guides")
+GUIDE = sections("library", "guides")
 _PUBLIC = [name for name in dir(nsqtools) if name[0].isupper()]
 _SELF_EXPLAINING = {
     *("AuthError", "ConnectionLostError", "LockedError", "OutputError", "RefusedError"),
@@ -57,7 +57,7 @@ def test_every_public_class_has_an_example_that_is_short() -> None:
 
 
 def test_the_guide_lists_the_public_classes() -> None:
-    listed = re.search(r"import \((.*?)\)", GUIDE["INSTALL"], re.DOTALL)
+    listed = re.search(r"import \((.*?)\)", GUIDE["Install"], re.DOTALL)
     assert listed
     assert sorted(re.findall(r"\w+", listed[1])) == sorted(_PUBLIC)
 
@@ -70,7 +70,7 @@ def here(program: str, nsqd: Nsqd) -> str:
 
 PROGRAMS = {
     title: next(block for block in shown(GUIDE[title]) if "asyncio.run" in block)
-    for title in ("CONSUMER", "CONSUMER BESIDE OTHER WORK", "A SINK OF YOUR OWN", "PRODUCER")
+    for title in ("Consumer", "Consumer beside other work", "A sink of your own", "Producer")
 }
 PROGRAMS["README"] = README.read_text().partition("```python\n")[2].partition("```")[0]
 

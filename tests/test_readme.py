@@ -20,12 +20,14 @@ from nsqtools.cli.docs import guide_summaries, guides, sections
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.resolver import Resolver, variables
 from nsqtools.cli.tree import groups_of, walk
-from tests.support.examples import LINES, shown
+from tests.support.examples import LINES, Stage, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd
+    from tests.support.webserver import WebServer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,12 +86,44 @@ def command_lines(text: str) -> Iterator[str]:
 def documents() -> Iterator[str]:
     """Shell in the README, the guides, the help and the picture."""
     yield from blocks("sh", "bash", "console", "crontab")
-    for name in guides().values():
+    for name in guides():
         for text in sections(name, "guides").values():
             yield from shown(text)
     yield from LINES
     picture = ElementTree.parse(ROOT / ".github" / "demo.svg")
     yield "\n".join(each.text or "" for each in picture.iter() if each.get("class") == "c")
+
+
+VARYING = (
+    (re.compile(r"in \d\S*s$", re.MULTILINE), "in TIME"),
+    (re.compile(r"\bevents\.[\w.-]+\.log\.gz"), "FILE"),
+    (re.compile(r"\d[\d,]* bytes$", re.MULTILINE), "SIZE"),
+    (re.compile(r"^nsqtools: --until-empty: waiting for .*\n", re.MULTILINE), ""),
+)
+
+
+def varied(text: str) -> str:
+    """The text without what differs from run to run."""
+    for pattern, name in VARYING:
+        text = pattern.sub(name, text)
+    return text
+
+
+def test_every_command_shows_what_stands_below_it(
+    stage: Stage, make_nsqd: MakeNsqd, endpoint: WebServer
+) -> None:
+    """In the order of the page, on a terminal."""
+    real = {
+        "127.0.0.1:4150": str(stage.nsqd.tcp),
+        "10.0.1.1:4150": str(make_nsqd().tcp),
+        "https://example.com": endpoint.url("").rstrip("/"),
+    }
+    for block in blocks("console"):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, expected = step.partition("\n")
+            for written, address in real.items():
+                line, expected = line.replace(written, address), expected.replace(written, address)
+            assert varied(stage.terminal(line)) == varied(expected), line
 
 
 @pytest.fixture
@@ -116,7 +150,7 @@ def test_every_command_named_in_prose_exists() -> None:
     for words in named:
         command = " ".join(words[:2])
         if words[1] == "help":
-            assert words[2] in {*guide_summaries(), "NAME"}
+            assert words[2] in {*guide_summaries(), "NAME", "COMMAND"}
             continue
         if words[1] == "COMMAND":
             continue
@@ -179,7 +213,7 @@ def test_configuration_files_here_and_in_the_guide_pass_their_check(
     nsqtools_cli: Cli, tmp_path: Path
 ) -> None:
     file = tmp_path / "file.toml"
-    guide = "\n\n".join(shown(sections("nsqtools.toml.5", "guides")["EXAMPLES"]))
+    guide = "\n\n".join(shown(sections("toml", "guides")["Examples"]))
     for text in (guide, *blocks("toml")):
         file.write_text(text)
         checked = nsqtools_cli("config", "check", str(file))

@@ -78,25 +78,25 @@ class LazyGroup(Group):
         return command
 
     def take_shared(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Also read ``help tail`` as ``tail --help``, and print guides."""
+        """Also take ``help`` with a command or a guide, and alone as ``--help``."""
         args = super().take_shared(ctx, args)
         if args[:1] != ["help"]:
             return args
-        if not ctx.resilient_parsing:
+        if args[1:] and not ctx.resilient_parsing:
             self._help(ctx, args[1:])
         return [*args[1:], "--help"]
 
-    def _help(self, ctx: click.Context, topics: list[str]) -> None:
-        """Print what no command's help is, and exit."""
-        from nsqtools.cli.docs import guide, guides
+    def _help(self, ctx: click.Context, topic: list[str]) -> None:
+        """Show a manual page or a guide, and exit."""
+        from nsqtools.cli.docs import guides
+        from nsqtools.cli.docs.pages import page
+        from nsqtools.cli.docs.terminal import show
 
-        if len(topics) != 1 or topics[0].startswith("-"):
-            return
-        if text := guide(topics[0]):
-            click.echo(text)
-            ctx.exit()
-        if topics[0] not in self.table:
-            raise self._unknown(ctx, topics[0], guides())
+        found = page(ctx, [word for word in topic if word not in ("-h", "--help")])
+        if not found:
+            raise self._unknown(ctx, " ".join(topic), [*guides(), "exit-codes"])
+        show(found)
+        ctx.exit()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -166,7 +166,7 @@ class LazyGroup(Group):
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything, "
-    "'nsqtools help' the guides.",
+    "'nsqtools help exit-codes' the exit codes.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -221,7 +221,7 @@ def _usage(error: click.UsageError) -> int:
         return Exit.USAGE
     path = error.ctx.command_path if error.ctx else PROGRAM
     text = error.format_message().replace("\n\t", " ")  # of a missing choice
-    _write(f"{path}: {one_line(text)}\nTry '{path} --help'.\n")
+    _write(f"{path}: {one_line(text)}\nTry '{path} -h'.\n")
     return Exit.USAGE
 
 

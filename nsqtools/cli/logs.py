@@ -77,6 +77,13 @@ def is_watched() -> bool:
     return sys.stderr.isatty() and wanted and not as_json
 
 
+def report_end(text: str) -> None:
+    """Say what a run did: on a terminal, unless with -q, and elsewhere with -v."""
+    if sys.stderr.isatty():
+        show_status("end")
+    logging.getLogger("nsqtools.end").info(text)
+
+
 class _Stderr(logging.Handler):
     """Writes to whatever ``sys.stderr`` is at the time."""
 

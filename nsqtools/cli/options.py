@@ -22,7 +22,7 @@ from nsqtools import __version__
 from nsqtools.cli.frame import Context, Group, brief_help, write_examples
 from nsqtools.cli.resolver import Resolver, SelectedFile, named, variables
 from nsqtools.cli.spelling import gnu_spelling
-from nsqtools.cli.tree import command_options
+from nsqtools.cli.tree import command_options, words
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.option import Options, flag_name
 from nsqtools.config.program import FileOptions, LogOptions
@@ -217,7 +217,9 @@ class Command(click.Command):
             )
         write_examples(formatter, self.examples[:2])
         formatter.write_paragraph()
-        formatter.write_text("--help shows all options, 'nsqtools help cookbook' recipes.")
+        formatter.write_text(
+            f"--help shows all options, 'nsqtools help {' '.join(words(ctx))}' the whole reference."
+        )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """How variables are called, then the examples."""

@@ -9,15 +9,16 @@ import os
 import resource
 import signal
 import sys
+import time
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.logs import is_watched, show_status
+from nsqtools.cli.logs import is_watched, report_end, show_status
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import fixed_nsqds, with_secret
-from nsqtools.config.units import counted
+from nsqtools.config.units import counted, format_duration
 from nsqtools.errors import NSQError
 from nsqtools.metrics import Measured
 from nsqtools.names import listening_address
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from nsqtools.config.consuming import MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.runner import Runner, RunOutcome
+    from nsqtools.engine.totals import ConsumerStats
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
 
@@ -226,10 +228,9 @@ async def consume(
 
     The topics are those of the source, unless ``topics`` names others or a pattern; ``finding`` are
     Runner's ``refresh``, ``timeouts`` and ``patient``; by default a run that only a signal ends
-    is patient. Metrics are served as ``metrics`` says, from before the
-    handler is opened until it is closed; a ``worker`` gives them to
-    its parent. ``hangup`` is called for SIGHUP, which otherwise stops.
-    Raises Runner's errors, and Ended for every exit code but 0.
+    is patient. Metrics are served as ``metrics`` says, from before the handler is opened until it
+    is closed; a ``worker`` gives them to its parent. ``hangup`` is called for SIGHUP, which
+    otherwise stops. Raises Runner's errors, and Ended for every exit code but 0.
     """
 
     def hung_up() -> None:
@@ -265,9 +266,10 @@ async def consume(
     address = listening_address(metrics.metrics_address) if metrics else None
     status = partial(_status, runner)
     beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
+    started = time.monotonic()
     async with beside:
         outcome = await runner.run()
-    if code := signals.exit_code(_exit_code(outcome)):
+    if code := signals.exit_code(_exit_code(outcome, time.monotonic() - started)):
         raise Ended(code)
 
 
@@ -295,10 +297,18 @@ def _status(runner: Runner) -> str:
     )
 
 
-def _exit_code(outcome: RunOutcome) -> Exit:
-    """Log the results of a run that no signal ended; returns its exit code."""
+def _report(totals: ConsumerStats, seconds: float) -> None:
+    requeued = f", {totals.requeued:,} requeued" if totals.requeued else ""
+    received = counted(totals.received_bytes, "byte")
+    took = format_duration(round(seconds, 2))
+    finished = counted(totals.finished, "message")
+    report_end(f"{finished} finished{requeued}, {received} received, in {took}")
+
+
+def _exit_code(outcome: RunOutcome, seconds: float) -> Exit:
+    """Log what a run did and did not do; returns its exit code if no signal ended it."""
     totals = outcome.totals
-    log.info("%s finished, %d requeued", counted(totals.finished, "message"), totals.requeued)
+    _report(totals, seconds)
     if totals.too_late:
         log.warning(
             "nsqd delivers again what timed out before it was finished: %s",

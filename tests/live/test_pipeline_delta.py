@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd
 
 TESTS = "tables of Delta Lake"
-GUIDE = sections("nsqtools-pipeline.7", "guides")["DELTA LAKE"]
+GUIDE = sections("pipeline", "guides")["Delta Lake"]
 
 _BODIES = """
 import sys, deltalake

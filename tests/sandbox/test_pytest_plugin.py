@@ -19,7 +19,7 @@ from nsqtools.sandbox.pytest import Nsq
 from tests.support.examples import shown
 from tests.support.raw import Raw
 
-CONFTEST, TEST_OF_THE_GUIDE = shown(sections("nsqtools-library.7", "guides")["TESTS OF YOUR OWN"])
+CONFTEST, TEST_OF_THE_GUIDE = shown(sections("library", "guides")["Tests of your own"])
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,7 @@ TIMEOUT = 250.0
 LINES = [line for node in walk(cli) for _, line in node.examples]
 BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']
 
+_DRAWN_OVER = re.compile(r"[^\n]*\r\x1b\[K|\x1b\[[\d;]*m")
 _SHOWN = re.compile(r"(?:^    .*\n|^\n(?=\n*    ))+", re.MULTILINE)
 
 
@@ -68,12 +72,15 @@ class Stage:
                 found[variables(node.ctx, name, shared=False)[0]] = known[name]
         return found
 
-    def shell(self, line: str) -> str:
-        """What a line that ends by itself prints, on stdout and stderr together."""
+    def _put_program(self) -> None:
         program = self.folder / "bin" / "nsqtools"
         program.parent.mkdir(exist_ok=True)
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m nsqtools "$@"\n')
         program.chmod(0o755)
+
+    def shell(self, line: str) -> str:
+        """What a line that ends by itself prints, on stdout and stderr together."""
+        self._put_program()
         done = subprocess.run(
             ["timeout", f"{TIMEOUT}", "sh", "-c", line],
             cwd=self.folder,
@@ -85,6 +92,28 @@ class Stage:
             check=False,
         )
         return done.stdout
+
+    def terminal(self, line: str) -> str:
+        """What the line shows on a terminal, without styles and what was drawn over."""
+        self._put_program()
+        ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (50, 100))
+        with subprocess.Popen(
+            ["timeout", f"{TIMEOUT}", "bash", "-c", line],
+            cwd=self.folder,
+            env={**neutral(), **self.environment, "TERM": "xterm"},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        ):
+            os.close(theirs)
+            shown = bytearray()
+            with suppress(OSError):  # the end of a terminal is EIO
+                while data := os.read(ours, 65536):
+                    shown += data
+            os.close(ours)
+        return _DRAWN_OVER.sub("", shown.decode().replace("\r\n", "\n"))
 
     def published(self, topic: str, count: int) -> None:
         """Wait until the topic has got so many messages."""

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from nsqtools.cli import cli
 from nsqtools.cli.docs import guides
-from nsqtools.cli.docs.manpages import guide_page, page
+from nsqtools.cli.docs.pages import command_page, guide_page
+from nsqtools.cli.docs.roff import rendered
 from nsqtools.cli.tree import walk
 
 
 def documents() -> dict[str, str]:
     """The text of every generated file, by its name below the top of the checkout."""
     nodes = walk(cli)
-    found = {f"man/man1/{node.page}.1": page(node, nodes) for node in nodes}
-    return found | {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
+    pages = [command_page(node, nodes) for node in nodes] + [guide_page(name) for name in guides()]
+    return {f"man/man{each.number}/{each.name}.{each.number}": rendered(each) for each in pages}
 
 
 def write(root: Path) -> None:

@@ -12,10 +12,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.logs import report_end
 from nsqtools.cli.output import layout_of
 from nsqtools.cli.remotes import targets, with_secret
 from nsqtools.cli.service import Signals, progress
-from nsqtools.config.units import counted
+from nsqtools.config.units import counted, format_duration
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
@@ -61,6 +62,7 @@ class PubRun:
         self._show_progress = True
         self._accepted = 0  # records that were read, or given as arguments
         self._published = 0
+        self._published_bytes = 0
         self._refused = 0
         self._reason = ""
         self._under_way: set[asyncio.Task[None]] = set()
@@ -86,6 +88,7 @@ class PubRun:
         if self._form.json:
             messages = self._bodies(messages)
         loop = asyncio.get_running_loop()
+        started = loop.time()
         work = loop.create_task(self._work(messages, files))
         signals = Signals(
             lambda: self._stop(work),
@@ -99,7 +102,11 @@ class PubRun:
                 raise
         except RecordError as error:
             raise RecordError(f"{error}; {self._published} published before it") from error
-        log.info("%s published", counted(self._published, "message"))
+        report_end(
+            f"{counted(self._published, 'message')} published, "
+            f"{counted(self._published_bytes, 'byte')}, "
+            f"in {format_duration(round(loop.time() - started, 2))}"
+        )
         if self._refused:
             log.error(
                 "messages not published: %d of %d%s: %s",
@@ -229,15 +236,16 @@ class PubRun:
             await asyncio.sleep(left)
 
     async def _publish(self, bodies: Sequence[bytes]) -> None:
-        refused = 0
+        refused: Sequence[int] = ()
         try:
             await self._producer.publish(self._topic, bodies, defer=self._defer)
         except PublishError as error:
-            refused = len(error.refused)
+            refused = error.refused
             self._reason = self._reason or str(error)
             self._cut_off = self._cut_off or not error.permanent
-        self._refused += refused
-        self._published += len(bodies) - refused
+        self._refused += len(refused)
+        self._published += len(bodies) - len(refused)
+        self._published_bytes += sum(map(len, bodies)) - sum(len(bodies[n]) for n in refused)
 
     async def _settle(self, most: int) -> None:
         """Wait until at most this many batches are under way."""

@@ -1,0 +1,174 @@
+"""A page as its renderers see it: sections of blocks, whose text consists of spans.
+
+The parts of Markdown that become blocks are paragraphs, indented and fenced code, lists and tables.
+An item of a list that has ``TERM: explanation`` is an entry. A table is a list whose terms are the
+first cells of its rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from markdown_it.tree import SyntaxTreeNode
+
+
+class Span(NamedTuple):
+    """A piece of text: prose, what is typed or printed, or a value to fill in."""
+
+    text: str
+    kind: Literal["prose", "code", "value"] = "prose"
+
+
+Spans = tuple[Span, ...]
+
+
+class Paragraph(NamedTuple):
+    """Text to wrap."""
+
+    spans: Spans
+
+
+class Verbatim(NamedTuple):
+    """Lines to keep, such as command lines to copy."""
+
+    lines: tuple[str, ...]
+
+
+class ListItem(NamedTuple):
+    """A term and what explains it; ``mark`` stands for the term of an item without one."""
+
+    term: Spans
+    body: tuple[Block, ...]
+    mark: str = ""
+
+
+class ItemList(NamedTuple):
+    """A list."""
+
+    items: tuple[ListItem, ...]
+
+
+class Heading(NamedTuple):
+    """A title within a section."""
+
+    title: str
+
+
+Block = Paragraph | Verbatim | ItemList | Heading
+
+
+class Page(NamedTuple):
+    """A manual page: ``name`` and ``number`` as in ``name(number)``, one sentence, sections."""
+
+    name: str
+    number: int
+    summary: str
+    sections: Mapping[str, Sequence[Block]]
+
+
+def plain(text: str) -> Paragraph:
+    """A paragraph of text that is no Markdown."""
+    return Paragraph((Span(" ".join(text.split())),))
+
+
+def paragraphs(text: str) -> list[Block]:
+    """The paragraphs of text that is no Markdown, such as a docstring."""
+    return [plain(each) for each in text.split("\n\n") if each.strip()]
+
+
+def parse(markdown: str) -> list[Block]:
+    """The blocks of a section in Markdown."""
+    from markdown_it import MarkdownIt
+    from markdown_it.tree import SyntaxTreeNode
+
+    parser = MarkdownIt("commonmark").enable("table")
+    return _blocks(SyntaxTreeNode(parser.parse(markdown)).children)
+
+
+def _blocks(nodes: Sequence[SyntaxTreeNode]) -> list[Block]:
+    found: list[Block] = []
+    for node in nodes:
+        if node.type in ("code_block", "fence"):
+            found.append(Verbatim(tuple(node.content.rstrip("\n").split("\n"))))
+        elif node.type == "paragraph":
+            found.append(Paragraph(_spans(node.children[0].children)))
+        elif node.type == "heading":
+            found.append(Heading("".join(each.text for each in _spans(node.children[0].children))))
+        elif node.type == "bullet_list":
+            found.append(ItemList(tuple(_item(item, "-") for item in node.children)))
+        elif node.type == "ordered_list":
+            items = enumerate(node.children, 1)
+            found.append(ItemList(tuple(_item(item, f"{number}.") for number, item in items)))
+        elif node.type == "table":
+            found.append(_table(node))
+        else:
+            raise ValueError(f"no renderer knows {node.type}: {node.to_tokens()[0].map}")
+    return found
+
+
+def _item(item: SyntaxTreeNode, mark: str) -> ListItem:
+    """An item of a list; one that begins with ``TERM:`` has that for its mark."""
+    first, *others = _blocks(item.children)
+    if isinstance(first, Paragraph) and mark == "-":
+        for number, (text, kind) in enumerate(first.spans):
+            before, colon, after = text.partition(": ")
+            if colon and kind == "prose":
+                term = (*first.spans[:number], Span(before))
+                body = (Span(after), *first.spans[number + 1 :])
+                return ListItem(_filled(term), (Paragraph(_filled(body)), *others))
+    return ListItem((), (first, *others), mark)
+
+
+def _table(table: SyntaxTreeNode) -> ItemList:
+    """A row becomes an entry: its first cell is the term, the others begin with their headers."""
+    head, body = table.children
+    headers = ["".join(each.text for each in spans) for spans in _cells(head.children[0])]
+    return ItemList(
+        tuple(
+            ListItem(
+                term,
+                tuple(
+                    Paragraph((Span(f"{header}: "), *cell))
+                    for header, cell in zip(headers[1:], cells, strict=True)
+                    if cell
+                ),
+            )
+            for term, *cells in map(_cells, body.children)
+        )
+    )
+
+
+def _cells(row: SyntaxTreeNode) -> list[Spans]:
+    return [_spans(cell.children[0].children) for cell in row.children]
+
+
+def _spans(nodes: Sequence[SyntaxTreeNode]) -> Spans:
+    found: list[Span] = []
+    for node in nodes:
+        if node.type == "code_inline":
+            found.append(Span(node.content, "code"))
+        elif node.type == "em":
+            found.append(Span("".join(each.content for each in node.children), "value"))
+        elif node.type in ("strong", "link"):
+            found += _spans(node.children)
+        elif node.type == "softbreak":
+            found.append(Span(" "))
+        elif node.type == "text":
+            found.append(Span(node.content))
+        else:
+            raise ValueError(f"no renderer knows {node.type}: {node.content!r}")
+    return _filled(found)
+
+
+def _filled(spans: Sequence[Span]) -> Spans:
+    """The spans that have text; adjacent prose is joined."""
+    found: list[Span] = []
+    for each in spans:
+        if found and found[-1].kind == each.kind == "prose":
+            found[-1] = Span(found[-1].text + each.text)
+        elif each.text:
+            found.append(each)
+    return tuple(found)
