@@ -28,7 +28,7 @@ TIMEOUT = 250.0
 LINES = [line for node in walk(cli) for _, line in node.examples]
 BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']
 
-_DRAWN_OVER = re.compile(r"[^\n]*\r\x1b\[K|\x1b\[[\d;]*m")
+_CONTROL = re.compile(r"(\r|\n|\x1b\[[\d;?]*[A-Za-z])")
 _SHOWN = re.compile(r"(?:^    .*\n|^\n(?=\n*    ))+", re.MULTILINE)
 
 
@@ -36,6 +36,21 @@ def shown(text: str) -> list[str]:
     """What a guide shows as it is typed or printed, without its indentation."""
     found = _SHOWN.findall(f"{text}\n")
     return [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip("\n") for block in found]
+
+
+def _left_standing(drawn: str) -> str:
+    """What is left on a terminal of what was drawn: plain lines, in the end."""
+    lines = [""]
+    for part in _CONTROL.split(drawn.replace("\r\n", "\n")):
+        if part == "\n":
+            lines.append("")
+        elif part == "\x1b[1A" and len(lines) > 1:
+            lines.pop()
+        elif part in ("\x1b[K", "\x1b[2K"):
+            lines[-1] = ""
+        elif not _CONTROL.fullmatch(part):
+            lines[-1] += part
+    return "\n".join(lines)
 
 
 @dataclass(slots=True)
@@ -113,7 +128,7 @@ class Stage:
                 while data := os.read(ours, 65536):
                     shown += data
             os.close(ours)
-        return _DRAWN_OVER.sub("", shown.decode().replace("\r\n", "\n"))
+        return _left_standing(shown.decode())
 
     def published(self, topic: str, count: int) -> None:
         """Wait until the topic has got so many messages."""
