@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import os
 import signal
@@ -82,24 +81,6 @@ def test_files_of_every_kind_are_published_one_after_another(
     published = pub(*options, *map(os.fsdecode, names))
     assert (published.code, published.stdout, published.stderr) == (0, b"", "")
     assert sorted(Taken(nsqtools_cli, nsqd, topic)()) == sorted([*BODIES, b"last"])
-
-
-def test_of_a_damaged_file_whole_records_are_published_and_the_place_is_named(
-    pub: Callable[..., Result], nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    """And nothing of the files after it."""
-    file, later = tmp_path / "a.gz", tmp_path / "later.log"
-    file.write_bytes(gzip.compress(b"one\ntwo\n", mtime=0) + gzip.compress(b"three\n")[:-1])
-    later.write_bytes(b"later\n")
-    ended = pub(file, later)
-    assert ended.code == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"nsqtools: {file}: ")
-    assert "member 2 at byte 28: " in line
-    assert line.endswith("; 2 published before it")
-    assert nsqd.topic(topic)["message_count"] == 2
-    file.write_bytes(gzip.compress(b'{"body":"a"}\nnot JSON\n') + b"junk")
-    assert f"{file}: line 2: " in pub("--json", file).stderr
 
 
 @pytest.mark.parametrize("option", ["--from-archive", "--file"])

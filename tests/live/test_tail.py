@@ -184,8 +184,6 @@ def test_a_peek_shows_so_many_and_gives_them_back_and_touches_no_other(tail: Tai
     bare = ("tail", "--topic", "bare", "--channel", "c", *peek, "-n", "1")
     assert tail.cli(*bare, *http([tail.nsqd])).code == 1
     assert tail.nsqd.topic("bare")["channels"] == []
-    for options in ((), ("-n", "1", "--until-empty"), ("-n", "1", "--sample-rate", "5")):
-        assert tail.cli(*tail.command(*peek, *options)).code == 2
 
 
 def test_a_signal_gives_back_what_a_peek_holds(tail: Tail) -> None:

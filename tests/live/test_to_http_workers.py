@@ -104,14 +104,6 @@ def test_a_failure_at_the_start_is_reported_once(nsqtools_cli: Cli) -> None:
     assert len(run.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "options", [("--max-in-flight", "3"), ("--concurrency", "3"), ("--count", "100")]
-)
-def test_what_cannot_be_shared_is_a_usage_error(nsqtools_cli: Cli, options: tuple[str]) -> None:
-    command = ("to-http", "--topic", "t", "--post", "http://127.0.0.1:1/", "--workers", "4")
-    assert nsqtools_cli(*command, *options).code == Exit.USAGE
-
-
 def test_shares_are_all_there_is() -> None:
     assert [Worker(number, 3).share(200) for number in range(3)] == [67, 67, 66]
 

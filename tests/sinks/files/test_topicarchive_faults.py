@@ -26,6 +26,7 @@ from tests.support.archiving import (
     Notes,
     below,
     journal_of,
+    message,
     recover,
     whole,
 )
@@ -187,13 +188,15 @@ class TestOneFile:
         assert work.read_bytes() == b"one\n"
         with broken("ftruncate"):
             with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-                archiving.write(b"x" * 8000)
+                archiving.write(message(b"x" * 8000, number=2))
             assert work.stat().st_size == 4096
             with pytest.raises(OSError, match=EIO):
-                archiving.write(b"two")
+                archiving.write(message(b"two", number=3))
         synced = sizes()
         archiving.close()
         assert synced[0] == 4
+        (told,) = archiving.notes.recorded
+        assert (told.records, told.last_id) == (1, f"{1:016x}")
 
     def test_what_others_append_is_cut_off_and_that_is_synced(
         self, archiving: Archiving, work: Path, sizes: Callable[[], list[int]]
