@@ -1,7 +1,5 @@
 """Addresses as users write them, and the names nsqd takes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,13 +1,12 @@
 """Arguments of a wrong type are refused when a thing is made, by an error that names them."""
 
 # mypy: disable-error-code="arg-type, list-item, call-overload"
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,9 +25,6 @@ from nsqtools import (
     Subscription,
 )
 from tests.support.scripted import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Address("127.0.0.1", 4150)
 

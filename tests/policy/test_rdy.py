@@ -1,7 +1,5 @@
 """RDY: what is sent at all, shares, caps, slow handlers, and turns where slots are few."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from functools import partial

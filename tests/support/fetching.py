@@ -1,16 +1,10 @@
 """One GET, as an ordinary client does it."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
+from nsqtools.names import Address
 from nsqtools.net.http.client import Connections
-from nsqtools.net.http.wire import render
-
-if TYPE_CHECKING:
-    from nsqtools.names import Address
-    from nsqtools.net.http.wire import Reply
+from nsqtools.net.http.wire import Reply, render
 
 
 async def fetch(address: Address, target: str) -> Reply:

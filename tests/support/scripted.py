@@ -7,32 +7,26 @@ deliver within RDY, time messages out, close clients that fall silent, and recor
 
 # size: one server, with the rules of nsqd
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib
 import gc
 import json
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.handler import Handler
+from nsqtools.engine.handler import Batch, Handler, Message
+from nsqtools.engine.limit import MessageLimit
 from nsqtools.names import Address
 from tests.support import wire
 from tests.support.clock import VirtualLoop, elapse
 from tests.support.transport import FakeTransport
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-
-    from nsqtools.engine.handler import Batch, Message
-    from nsqtools.engine.limit import MessageLimit
 
 R = TypeVar("R", covariant=True)
 
@@ -98,7 +92,7 @@ class ScriptedNsqd:
     more heartbeat, before it hangs up on a client that did.
     """
 
-    def __init__(self, network: Network, address: Address, **features: object) -> None:
+    def __init__(self, network: "Network", address: Address, **features: object) -> None:
         self.address = address
         self.log: list[tuple[float, str]] = []
         self.published: list[list[bytes]] = []

@@ -1,23 +1,18 @@
 """Every way in which a server fails to answer is one line that names it."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from nsqtools.config.connection import ClientConfig
+from nsqtools.errors import HTTPError
 from nsqtools.net.http.daemons import Lookupd
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import V1, OneReply, envelope, failure, lookupd, reply, serving, v1
-
-if TYPE_CHECKING:
-    from nsqtools.errors import HTTPError
-    from tests.support.tls import Certificates
-
+from tests.support.tls import Certificates
 
 HALF = reply("x" * 100)[:-50]
 WANTS_TLS = v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403)

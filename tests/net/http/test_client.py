@@ -1,11 +1,9 @@
 """Connections that are kept alive."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,11 +11,7 @@ from nsqtools.net.http.client import Connections, DialError
 from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, render
 from tests.support.eventually import eventually_async
 from tests.support.scripted_http import OneReply, serving
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.support.tls import Certificates
+from tests.support.tls import Certificates
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HALF = b"HTTP/1.1 200 OK\r\n"

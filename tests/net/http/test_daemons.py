@@ -1,17 +1,15 @@
 """What the HTTP clients ask, and how they read the answers of old and new servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from nsqtools.net.http.api import URL, parse_url
-from nsqtools.net.http.daemons import ask_all
+from nsqtools.net.http.daemons import Lookupd, ask_all
 from nsqtools.net.http.replies import Lookup
 from tests.support.scripted_http import (
     NODE,
@@ -25,11 +23,6 @@ from tests.support.scripted_http import (
     v1,
     v1_empty,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqtools.net.http.daemons import Lookupd
 
 
 @pytest.mark.parametrize(
