@@ -92,7 +92,7 @@ class ScriptedNsqd:
     more heartbeat, before it hangs up on a client that did.
     """
 
-    def __init__(self, network: "Network", address: Address, **features: object) -> None:
+    def __init__(self, address: Address, **features: object) -> None:
         self.address = address
         self.log: list[tuple[float, str]] = []
         self.published: list[list[bytes]] = []
@@ -106,7 +106,6 @@ class ScriptedNsqd:
         self.refuses: Callable[[str], str | None] = lambda _: None
         self._features = features
         self._msg_timeout = float(str(features.get("msg_timeout", 60_000))) / 1000
-        self._network = network
         self._queue: deque[Stored] = deque()
         self._numbers = 0
         self._loop = asyncio.get_running_loop()
@@ -189,8 +188,6 @@ class ScriptedNsqd:
                     client.transport.deliver_eof()
                 continue
             self._obey(client, command, text.split(" "))
-        # The consumer's other commands of this moment may be on their way on other connections.
-        self._loop.call_later(0.001, self._network.check)
         self._pump()
 
     def _obey(self, client: Client, command: str, words: Sequence[str]) -> None:
@@ -299,28 +296,18 @@ class ScriptedNsqd:
 
 
 class Network:
-    """All nsqds of a test; made inside the running loop.
-
-    ``max_ready``, if set, is a bound on the sum of RDY that is checked after every command.
-    """
+    """All nsqds of a test; made inside the running loop."""
 
     def __init__(self) -> None:
         self.nsqds: dict[Address, ScriptedNsqd] = {}
-        self.max_ready: int | None = None
-        self.peak_ready = 0
         loop = asyncio.get_running_loop()
         loop.create_connection = self._create_connection  # type: ignore[assignment,method-assign]
 
     def nsqd(self, name: str = "nsqd", **features: object) -> ScriptedNsqd:
         """Add an nsqd at ``name:4150``."""
         address = Address(name, 4150)
-        self.nsqds[address] = ScriptedNsqd(self, address, **features)
+        self.nsqds[address] = ScriptedNsqd(address, **features)
         return self.nsqds[address]
-
-    def check(self) -> None:
-        ready = sum(nsqd.ready for nsqd in self.nsqds.values())
-        self.peak_ready = max(self.peak_ready, ready)
-        assert self.max_ready is None or ready <= self.max_ready, f"RDY {ready} in all"
 
     async def _create_connection(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int, **_: object

@@ -111,13 +111,6 @@ async def test_path_and_query_of_a_lookupd_address_are_kept(
     assert [head.split()[1] for head in server.heads] == targets
 
 
-async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    async with serving(v1({"topics": ["t"]})) as server, lookupd(server) as client:
-        assert await client.topics() == ["t"]
-
-
 @pytest.mark.parametrize("form", [v1, envelope, lambda data: reply(json.dumps(data))])
 async def test_all_forms_of_replies_read_the_same(form: Callable[[object], bytes]) -> None:
     async with (
