@@ -66,3 +66,17 @@ async def test_it_does_not_end_while_another_batch_may_still_fail(network: Netwo
         may_fail.set()
         await limit.done.wait()
     assert len(recorder.seen) == 3
+
+
+@pytest.mark.parametrize("last", [False, True])
+async def test_what_nsqd_refuses_to_finish_does_not_count(nsqd: ScriptedNsqd, last: bool) -> None:
+    """It has timed out, for example while the process was stopped."""
+    late = "FIN 3" if last else "FIN 1"
+    nsqd.refuses = lambda text: f"E_FIN_FAILED FIN {1:016x} failed" if text == late else None
+    nsqd.publish(*[b"x"] * 10)
+    recorder = Recorder()
+    async with running(limited(3, recorder, nsqd, max_in_flight=1)) as task:
+        outcome = await task
+    finished = [text for text in nsqd.commands if text.startswith("FIN")]
+    assert len(finished) == (3 if last else 4)
+    assert (outcome.totals.finished, outcome.left) == ((2, 1) if last else (3, 0))
