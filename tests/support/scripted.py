@@ -130,12 +130,6 @@ class ScriptedNsqd:
             self._forget(client)
             client.transport.lose(ConnectionResetError(104, "Connection reset by peer"))
 
-    def hang_up(self) -> None:
-        """End every connection in good order."""
-        for client in tuple(self.clients):
-            self._forget(client)
-            client.transport.deliver_eof()
-
     @property
     def commands(self) -> list[str]:
         """All but the handshakes and NOPs."""
