@@ -111,7 +111,9 @@ async def test_a_list_of_many_nsqds_takes_little_more_memory_than_its_text() -> 
     assert peak < 5 * len(answer)
 
 
-async def test_https_verifies_and_shows_the_client_certificate(certificates: Certificates) -> None:
+async def test_https_verifies_the_server_and_shows_the_client_certificate(
+    certificates: Certificates,
+) -> None:
     context = certificates.server.context()
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(certificates.ca)
@@ -124,4 +126,8 @@ async def test_https_verifies_and_shows_the_client_certificate(certificates: Cer
         async with lookupd(url, tls=client_context(identity)) as client:
             assert await client.topics() == ["t"]
         error = await lookup_failure(url, tls=client_context(config))
-    assert "--tls-cert" in error.text
+        assert "--tls-cert" in error.text
+        stranger = identity.with_values(tls_root_ca_file=str(certificates.other_ca))
+        error = await lookup_failure(url, tls=client_context(stranger))
+        assert "--tls-root-ca-file" in error.text
+        assert len(server.heads) == 1
