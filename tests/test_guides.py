@@ -1,12 +1,13 @@
 """The guides are true: recipes and snippets run and print what stands there."""
 
+from __future__ import annotations
+
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -15,7 +16,12 @@ from click.testing import CliRunner
 from nsqtools.cli import cli
 from nsqtools.cli.docs import guide, guides, sections
 from tests.support.examples import Stage, shown
-from tests.support.webserver import Answer, Request, WebServer
+from tests.support.webserver import Answer, WebServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.webserver import Request
 
 _RECIPES = sections("nsqtools-cookbook.7", "guides")
 
