@@ -1,10 +1,9 @@
 """Options: what their texts mean, go-nsq's names and bounds, and contradictions."""
 
-from __future__ import annotations
-
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +16,6 @@ from nsqtools.config.pairs import parse_pairs
 from nsqtools.config.publishing import TargetOptions
 from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 MS, S, M = 0.001, 1.0, 60.0
 UNSET, EMPTY = (False, None, None), ("", None, None)

@@ -1,20 +1,16 @@
 """Who may import whom, whose a name is, and how big a file may be."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
+from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Rule = Callable[[str, "Source"], Iterator[str]]
+Rule = Callable[[str, "Source"], Iterator[str]]
 
 ROOT = Path(__file__).parents[1]
 MIN_FILE, MAX_FILE, MAX_FUNCTION, MAX_FOLDER = 40, 600, 60, 12

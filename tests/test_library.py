@@ -1,7 +1,5 @@
 """The examples of the library, in docstrings, README and guide: they run, and have their types."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import re
@@ -9,18 +7,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import nsqtools
-from nsqtools import Address, Consumer, Handler, Runner, StopOptions, Subscription
+from nsqtools import Address, Batch, Consumer, Handler, Runner, StopOptions, Subscription
 from nsqtools.cli.docs import sections
 from tests.support.examples import TIMEOUT, shown
-
-if TYPE_CHECKING:
-    from nsqtools import Batch
-    from tests.support.servers import Nsqd
+from tests.support.servers import Nsqd
 
 README = Path(__file__).parents[1] / "README.md"
 GUIDE = sections("library", "guides")

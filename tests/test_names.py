@@ -1,7 +1,5 @@
 """Addresses as users write them, and the names nsqd takes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -89,7 +87,8 @@ def test_a_name_is_valid_where_nsqd_says_so(name: str, valid: bool) -> None:
 
 
 def test_an_item_without_its_list_and_a_class_without_its_instance_are_named() -> None:
-    with pytest.raises(ConfigError, match="a list of Address, found Address"):
-        check_list("nsqds", Address("localhost", 4150), Address)
+    for wrong in (Address("localhost", 4150), "h:4150", 4150, None):
+        with pytest.raises(ConfigError, match=f"a list of Address, found {type(wrong).__name__}"):
+            check_list("nsqds", wrong, Address)
     with pytest.raises(ConfigError, match="found the class Address"):
         check_type("at", Address, Address)

@@ -1,7 +1,5 @@
 """The distributions that a release uploads: what they contain, and that the wheel works alone."""
 
-from __future__ import annotations
-
 import tarfile
 import tomllib
 import zipfile

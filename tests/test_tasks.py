@@ -1,17 +1,13 @@
 """Tasks that one owner begins and ends, and what becomes of their errors."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from nsqtools.tasks import Tasks, interruptible, is_cancelled
 from tests.support.clock import virtual
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
 
 
 async def fail() -> None:

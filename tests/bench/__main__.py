@@ -4,16 +4,14 @@ Each pair runs in turn, A B A B, so that a machine that slows down slows both. R
 A TAB press that takes longer than its bound makes the exit status 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsqtools.cli.complete import LINE
 from nsqtools.cli.exits import COMPLETE
@@ -21,9 +19,6 @@ from tests.bench.measuring import BODY, Pair, Run, Side, compare, drain, filled,
 from tests.support.binaries import require_nsq
 from tests.support.nginx import Nginx
 from tests.support.servers import Nsqd, at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OURS = [sys.executable, "-m", "nsqtools"]
 SLOWEST_TAB = 1.6  # of the time to start Python and import click

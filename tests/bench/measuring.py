@@ -1,7 +1,5 @@
 """Runs whole processes, A B A B, and prints how they compare."""
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -9,18 +7,13 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.support.servers import at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tests.support.servers import Nsqd
+from tests.support.servers import Nsqd, at
 
 BODY = b"x" * 200
 _LOOK = 0.02

@@ -1,21 +1,13 @@
 """One server for the tests of a module, and connections that are closed after the test."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import wire
-from tests.support.raw import Raw
-from tests.support.servers import Nsqlookupd, SandboxNsqlookupd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.raw import Connect
-    from tests.support.servers import Nsqd
+from tests.support.raw import Connect, Raw
+from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqlookupd
 
 
 @pytest.fixture(scope="module")

@@ -1,20 +1,13 @@
 """What dialogues cannot show of messages: times, chances, and what a crash leaves."""
 
-from __future__ import annotations
-
 import re
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.raw import http_ask, mpub
-from tests.support.servers import drained
-
-if TYPE_CHECKING:
-    from tests.support.raw import Connect, Raw
-    from tests.support.servers import MakeNsqd, Nsqd
+from tests.support.raw import Connect, Raw, http_ask, mpub
+from tests.support.servers import MakeNsqd, Nsqd, drained
 
 
 def test_a_message_has_a_hex_id_and_the_time_of_publication(

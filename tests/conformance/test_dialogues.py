@@ -1,19 +1,13 @@
 """What a server answers, word for word: ``pytest --update-golden`` writes what nsqd says."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.authd import Authd
 from tests.support.dialogues import carry_on
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Server
+from tests.support.servers import MakeNsqd, MakeNsqlookupd, Server
 
 FILES = sorted((Path(__file__).parent / "dialogues").glob("*.txt"))
 

@@ -1,21 +1,15 @@
 """Magic, TLS and compression."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.support import wire
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.raw import Connect
-    from tests.support.servers import MakeNsqd, Nsqd
-    from tests.support.tls import Certificates
+from tests.support.raw import Connect
+from tests.support.servers import MakeNsqd, Nsqd
+from tests.support.tls import Certificates
 
 
 def test_an_unknown_magic_is_refused_and_the_connection_closed(connect: Connect) -> None:

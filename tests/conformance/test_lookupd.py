@@ -1,19 +1,14 @@
 """nsqlookupd: noise, and who does not ping."""
 
-from __future__ import annotations
-
 import json
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
 from tests.support.raw import RawLookupd, http_ask
-
-if TYPE_CHECKING:
-    from tests.support.servers import MakeNsqlookupd, Nsqlookupd
+from tests.support.servers import MakeNsqlookupd, Nsqlookupd
 
 PEER = {
     "broadcast_address": "peer.test",

@@ -1,21 +1,15 @@
 """What an nsqd and an nsqlookupd have to do with each other."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.eventually import eventually
 from tests.support.raw import Raw, http_ask
-from tests.support.servers import Nsqlookupd, SandboxNsqlookupd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd
+from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqlookupd, SandboxNsqlookupd
 
 
 @pytest.fixture(params=[Nsqlookupd, SandboxNsqlookupd])

@@ -1,13 +1,7 @@
 """Who has a topic is asked once, and what is done to it goes to who is named in the plan."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from nsqtools.engine.administration import Servers, all_topics, survey
-
-if TYPE_CHECKING:
-    from tests.support.staging import Fake, Stage
+from tests.support.staging import Fake, Stage
 
 LIMITS = {"connect_timeout": 60.0, "request_timeout": 60.0, "tls": None}
 

@@ -4,11 +4,8 @@ Whatever is cancelled ends with CancelledError, leaves no task and no connection
 finished no message that was not handled.
 """
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,10 +18,7 @@ from nsqtools.proto import commands
 from tests.support.cancelling import cancel_everywhere
 from tests.support.clock import elapse
 from tests.support.gathering import make_runner
-from tests.support.scripted import Network, consume, flatten
-
-if TYPE_CHECKING:
-    from tests.support.scripted import ScriptedNsqd
+from tests.support.scripted import Network, ScriptedNsqd, consume, flatten
 
 
 class Slow(Handler):

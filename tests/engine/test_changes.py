@@ -1,8 +1,6 @@
 """What is asked of whom to change a topic or channel everywhere."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,8 +8,10 @@ from nsqtools.engine.changes import (
     Holding,
     Loss,
     Registry,
+    Stages,
     Survey,
     Target,
+    Verb,
     find_producer,
     loss,
     plan,
@@ -19,11 +19,8 @@ from nsqtools.engine.changes import (
 from nsqtools.engine.cluster import Node
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
+from nsqtools.net.http.replies import TopicStats
 from tests.support.staging import channel, events, producer
-
-if TYPE_CHECKING:
-    from nsqtools.engine.changes import Stages, Verb
-    from nsqtools.net.http.replies import TopicStats
 
 EVENTS = Target("events")
 ARCHIVE = Target("events", "c")

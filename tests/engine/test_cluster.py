@@ -1,20 +1,15 @@
 """A cluster is asked as a whole; what is silent hides nothing else and is told of once."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.net.http import daemons
-from tests.support.staging import Fake, listed
-
-if TYPE_CHECKING:
-    from nsqtools.net.http.daemons import NsqdHTTP
-    from tests.support.staging import Stage
+from nsqtools.net.http.daemons import NsqdHTTP
+from tests.support.staging import Fake, Stage, listed
 
 
 @dataclass(slots=True)

@@ -1,13 +1,12 @@
 """Arguments of a wrong type are refused when a thing is made, by an error that names them."""
 
 # mypy: disable-error-code="arg-type, list-item, call-overload"
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,9 +25,6 @@ from nsqtools import (
     Subscription,
 )
 from tests.support.scripted import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Address("127.0.0.1", 4150)
 
@@ -54,8 +50,6 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("port", lambda: Address("here", "4150")),
         ("topic", lambda: subscription(topic=b"t")),
         ("channel", lambda: subscription(channel=None)),
-        ("nsqds", lambda: subscription(nsqds="127.0.0.1:4150")),
-        ("nsqds", lambda: subscription(nsqds=HERE)),
         ("nsqds", lambda: subscription(nsqds=("127.0.0.1:4150",))),
         ("lookupds", lambda: subscription(nsqds=(), lookupds="127.0.0.1:4161")),
         ("subscription", lambda: Consumer("t", Recorder(), ConsumerConfig())),
@@ -66,17 +60,11 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("config", lambda: Consumer(subscription(), Recorder(), ProducerConfig())),
         ("nsqds", lambda: Producer(["127.0.0.1:4150"], ProducerConfig())),
         ("nsqd", lambda: Producer([], ProducerConfig())),
-        ("nsqds", lambda: Producer("127.0.0.1:4150")),
-        ("nsqds", lambda: Producer(HERE)),
-        ("nsqds", lambda: Producer(None)),
         ("config", lambda: Producer([HERE], "config")),
         ("^max_in_flight: ", lambda: ConsumerConfig(max_in_flight=True)),
         ("^dial_timeout: ", lambda: ConsumerConfig(dial_timeout=None)),
         ("^snappy: ", lambda: ConsumerConfig(snappy=1)),
         ("^auth_secret: ", lambda: ConsumerConfig(auth_secret=b"secret")),
-        ("^publish_timeout: ", lambda: ProducerConfig(publish_timeout="1")),
-        ("^mode: ", lambda: ProducerConfig(mode=None)),
-        ("^count: ", lambda: StopOptions(count="5")),
         ("^idle_timeout: ", lambda: StopOptions(idle_timeout=timedelta(seconds=5))),
         ("^nsqd_http_address: ", lambda: StopOptions(nsqd_http_address="127.0.0.1:4151")),
         ("topics", lambda: runner("events")),
@@ -88,8 +76,6 @@ def runner(topics: Any = ("t",), **values: Any) -> Runner:
         ("handler", lambda: runner(handler=print)),
         ("config", lambda: runner(config={})),
         ("nsqds", lambda: runner(nsqds="127.0.0.1:4150")),
-        ("nsqds", lambda: runner(nsqds=HERE)),
-        ("nsqds", lambda: runner(nsqds=4150)),
         ("lookupds", lambda: runner(nsqds=(), lookupds="127.0.0.1:4161")),
         ("host is missing", lambda: subscription(nsqds=(), lookupds=["http://"])),
         ("4161x", lambda: runner(re.compile("t"), nsqds=(), lookupds=["127.0.0.1:4161x"])),
@@ -116,10 +102,8 @@ def test_a_wrong_type_is_refused_at_once_by_name(argument: str, made: Callable[[
     [
         ("topic", {"topic": None}),
         ("bodies", {"bodies": b"one"}),
-        ("bodies", {"bodies": "one"}),
         ("'no spaces'", {"topic": "no spaces"}),
         ("bodies", {"bodies": ["one"]}),
-        ("bodies", {"bodies": None}),
         ("defer", {"defer": "5"}),
         ("defer", {"defer": -1.0}),
         ("defer", {"defer": float("nan")}),

@@ -1,9 +1,8 @@
 """What is found wrong, judged from facts alone: what live servers do not show on demand."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,9 +15,6 @@ from nsqtools.names import Address
 from nsqtools.net.http.replies import ClientStats, TopicStats
 from nsqtools.proto.session import Features
 from tests.support.staging import channel, events, producer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def client(ready: int, in_flight: int = 0, port: int = 1) -> ClientStats:

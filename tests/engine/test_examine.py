@@ -1,7 +1,5 @@
 """What is asked of servers for a diagnosis, where a scripted one shows more than a live one."""
 
-from __future__ import annotations
-
 import json
 import time
 from email.utils import formatdate

@@ -1,7 +1,5 @@
 """What consumers take of an nsqlookupd."""
 
-from __future__ import annotations
-
 import re
 from typing import TYPE_CHECKING
 
@@ -13,10 +11,10 @@ from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import UnreachableError
 from nsqtools.policy import topics
 from tests.support.scripted_http import NODE, serving, v1
+from tests.support.staging import Stage
 
 if TYPE_CHECKING:
     from nsqtools.policy.topics import Change
-    from tests.support.staging import Stage
 
 MOST = 2000
 

@@ -1,9 +1,8 @@
 """Which nsqds are one, by what they say of themselves or by their addresses."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from nsqtools.engine.loops import LoopGuard, RelayEnd
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from tests.support.scripted_http import OneReply, reply, serving, v1
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 NOWHERE, ELSEWHERE = Address("127.0.0.1", 1), Address("127.0.0.1", 3)
 """Nobody answers at the ports after these."""

@@ -205,18 +205,6 @@ async def test_a_count_is_reached_though_the_handler_holds_what_nsqd_waits_for()
     assert (nsqd.depth, nsqd.in_flight) == (6, 0)
 
 
-@pytest.mark.parametrize("failures", [0, 1, 2])
-@virtual
-async def test_a_count_is_of_messages_that_were_finished_though_a_sync_fails(failures: int) -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    sink.is_eager = True
-    sink.failing_flushes = failures
-    nsqd.publish(*[b"x"] * 30)
-    await start(sink, nsqd, count=10, max_in_flight=4)
-    assert sum(text.startswith("FIN") for text in nsqd.commands) == 10
-    assert (nsqd.depth, nsqd.in_flight) == (20, 0)
-
-
 @virtual
 async def test_topics_share_a_count_though_a_sync_fails() -> None:
     network = Network()
@@ -267,13 +255,6 @@ async def test_what_is_left_when_the_time_is_over_before_the_channel_is_empty(
     assert outcome.reason == "max-duration"
     assert outcome.left == (None if left.unknown else left.messages)
     assert outcome.unknown == left.unknown
-
-
-@virtual
-async def test_an_empty_channel_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = holding(monkeypatch, Left())
-    outcome = await start(Gathering(), Network().nsqd(), until_empty=True)
-    assert (outcome.reason, len(asked)) == ("empty", 2)
 
 
 @virtual

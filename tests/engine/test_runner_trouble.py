@@ -1,7 +1,5 @@
 """What trouble with one topic, of nsqd or of the handler, does to a run; in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,11 +1,10 @@
 """Topics of a pattern that come, go and come again, over a scripted nsqd in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -16,9 +15,6 @@ from nsqtools.policy.topics import Change
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, refusing
 from tests.support.scripted import Network, ScriptedNsqd, undisturbed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 TAKEN = ("received", "received_bytes", "finished")
 HELD = ("in_flight", "connections", "connected")

@@ -1,38 +1,32 @@
 """A connection, with everything that goes wrong on sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from nsqtools.config.connection import ConsumerConfig, ProducerConfig
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.engine import consumer as consumer_module
+from nsqtools.engine.handler import Batch
 from nsqtools.errors import ConnectionLostError, PeerError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection, Listener
+from nsqtools.proto.messages import Message
 from nsqtools.sandbox.nsqd import Nsqd, client_link
+from nsqtools.sandbox.nsqd.channel import Channel
 from tests.support.cancelling import Counted
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
-from tests.support.proxy import Faults, Proxy
+from tests.support.proxy import Cut, Faults, Proxy
 from tests.support.scripted import Network, Recorder, consume, undisturbed
 from tests.support.servers import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from nsqtools.engine.handler import Batch
-    from nsqtools.proto.messages import Message
-    from nsqtools.sandbox.nsqd.channel import Channel
-    from tests.support.proxy import Cut
-    from tests.support.tls import Certificates
+from tests.support.tls import Certificates
 
 # Fixed texts, so that the dialogue has the same length in every run.
 SMALL: dict[str, Any] = {"client_id": "x", "hostname": "x", "user_agent": "x"}

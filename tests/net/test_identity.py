@@ -1,7 +1,5 @@
 """What IDENTIFY says of the options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,17 +1,11 @@
 """Telling what listens at a port."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from nsqtools.net.probe import what_speaks
 from tests.support.scripted_http import serving
-
-if TYPE_CHECKING:
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
-    from tests.support.tls import Certificates
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+from tests.support.tls import Certificates
 
 
 async def test_the_ports_of_nsqd_and_nsqlookupd_are_told_apart(

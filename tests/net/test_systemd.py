@@ -1,18 +1,13 @@
 """What systemd is told, over real datagram sockets."""
 
-from __future__ import annotations
-
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from nsqtools.net.systemd import Notifier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OURS = str(os.getpid())
 

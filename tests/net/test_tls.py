@@ -1,10 +1,9 @@
 """Contexts made from options, used against real TLS; and what their refusals lead to."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -14,11 +13,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.net import tls
 from nsqtools.net.http.daemons import Lookupd
 from nsqtools.net.tls import client_context, explain
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.tls import Certificate, Certificates
+from tests.support.tls import Certificate, Certificates
 
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 

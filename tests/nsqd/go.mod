@@ -26,7 +26,6 @@ tool (
 	github.com/nsqio/nsq/apps/nsq_to_file
 	github.com/nsqio/nsq/apps/nsq_to_http
 	github.com/nsqio/nsq/apps/nsq_to_nsq
-	github.com/nsqio/nsq/apps/nsqadmin
 	github.com/nsqio/nsq/apps/nsqd
 	github.com/nsqio/nsq/apps/nsqlookupd
 	github.com/nsqio/nsq/apps/to_nsq

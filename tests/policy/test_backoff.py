@@ -1,7 +1,5 @@
 """Backoff against a model of go-nsq's rules, and together with the RDY planner."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

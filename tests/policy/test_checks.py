@@ -1,7 +1,5 @@
 """What a check finds in rows and peers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Lookup rounds and reconnection delays."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """When an nsqd has drained, from looks at its counters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

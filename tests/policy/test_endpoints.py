@@ -1,24 +1,18 @@
 """Endpoints that fail, hang and come back, on a clock of the test's own."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
-from nsqtools.policy.endpoints import MODES, make_endpoints
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nsqtools.policy.endpoints import Endpoints
+from nsqtools.policy.endpoints import MODES, Endpoints, make_endpoints
 
 NAMES = ["http://a/", "http://b/", "http://c/", "http://d/"]
 A, B, C, _ = NAMES

@@ -1,7 +1,5 @@
 """When a file of an archive is closed."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import partial
 from zoneinfo import ZoneInfo

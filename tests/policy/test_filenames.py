@@ -1,7 +1,5 @@
 """Names of archive files, by the clock and by the time of a message."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any

@@ -1,7 +1,5 @@
 """Percentiles from buckets against those of all durations sorted."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What a path says about the archive file that has it."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from datetime import UTC, timedelta, timezone, tzinfo

@@ -1,8 +1,6 @@
 """A rate is kept exactly, in bursts of a tenth of a second; a replay keeps distances in time."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,9 +8,6 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SECOND = 1_000_000_000
 

@@ -1,15 +1,10 @@
 """Rates are what changed on nsqds that were there before, per second that really passed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pytest
 
 from nsqtools.policy.rates import Counters, CounterSample, Rates, Row
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 KEY = ("t", "c")
 BEFORE = Counters(100, 5, 5)

@@ -1,7 +1,5 @@
 """When a limited run ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

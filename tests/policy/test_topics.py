@@ -1,7 +1,5 @@
 """Which topics a pattern stands for, round by round."""
 
-from __future__ import annotations
-
 import re
 
 from nsqtools.policy.topics import Change, MatchingTopics

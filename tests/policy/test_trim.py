@@ -1,7 +1,5 @@
 """Which messages a trim finishes, and when it ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from nsqtools.policy.trim import Trim

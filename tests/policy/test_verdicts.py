@@ -1,7 +1,5 @@
 """Verdicts of statuses by code, range and class, and what Retry-After asks for."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 from email.utils import format_datetime

@@ -1,12 +1,10 @@
 """Codecs: any cut, any size, any damage."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,9 +13,6 @@ from hypothesis import strategies as st
 from nsqtools.errors import ProtocolError
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from tests.support.sessions import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 KIB, MIB = 1 << 10, 1 << 20
 PIECE = MIB

@@ -1,7 +1,5 @@
 """Commands, byte by byte as in tcp_protocol_spec."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

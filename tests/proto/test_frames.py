@@ -1,9 +1,8 @@
 """Frames: the same whatever the reads, and refused as soon as they can be."""
 
-from __future__ import annotations
-
 import struct
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ from tests.support import wire
 from tests.support.sessions import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from nsqtools.proto.messages import Message
 
 ADDRESS = Address("nsqd.example", 4150)

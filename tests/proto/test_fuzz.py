@@ -4,11 +4,12 @@ Whatever arrives, only documented errors come of it, each in one line that names
 What is held never outgrows what arrived (times deflate's best ratio where it is compressed).
 """
 
-from __future__ import annotations
-
 import random
 import struct
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
 
 from nsqtools.proto.session import (
     Closed,
@@ -22,10 +23,6 @@ from tests.support import wire
 from tests.support.sessions import SERVER_CODECS, cut, new
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pytest
-
     from nsqtools.proto.messages import Message
 
 LIMIT = 1 << 16

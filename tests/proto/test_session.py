@@ -2,11 +2,10 @@
 
 # size: the states of one machine share their transcripts
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -36,10 +35,6 @@ from tests.support.sessions import (
     reach,
     sent,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 # The paths of the handshake
 

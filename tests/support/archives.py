@@ -1,22 +1,16 @@
 """Reading archives without nsqtools; numbered messages that reveal loss, doubles and tears."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from nsqtools.records.compression import load_zstd
 from nsqtools.sinks.files.journal import FOLDER
 from tests.support.consuming import QUICK, Consuming
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from tests.support.process import Cli
+from tests.support.process import Cli
 
 UNFINISHED = (".part", ".copy", ".torn", ".lock")
 

@@ -1,13 +1,12 @@
 """What the tests of archives share: rules, batches, and an archive with a clock of the test's."""
 
-from __future__ import annotations
-
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsqtools.config.files import ArchiveOptions
 from nsqtools.engine.handler import Batch, Message
@@ -17,17 +16,12 @@ from nsqtools.records.compression import METHODS, method_of, plain_chunks
 from nsqtools.records.inspection import inspect
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import Published
+from nsqtools.sinks.files.aftercare import Aftercare
 from nsqtools.sinks.files.journal import FOLDER, Entry, Journal
 from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.rules import Rules
-from nsqtools.sinks.files.topicarchive import Archive, Arrival
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nsqtools.sinks.files.aftercare import Aftercare
-    from nsqtools.sinks.files.topicarchive import ArchiveEnding
-    from nsqtools.sinks.files.workfile import Part
+from nsqtools.sinks.files.topicarchive import Archive, ArchiveEnding, Arrival
+from nsqtools.sinks.files.workfile import Part
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND

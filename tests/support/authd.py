@@ -1,15 +1,9 @@
 """The HTTP server that nsqd asks about an AUTH secret (``-auth-http-address``)."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.support.webserver import Answer, WebServer
-
-if TYPE_CHECKING:
-    from tests.support.webserver import Request
+from tests.support.webserver import Answer, Request, WebServer
 
 
 class Authd(WebServer):

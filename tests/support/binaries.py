@@ -10,8 +10,6 @@ skips the test and says what it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=
 ``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

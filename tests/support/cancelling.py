@@ -1,18 +1,13 @@
 """Cancels a piece of work at each of its await points in turn."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from tests.support.clock import elapse, run_virtual
 from tests.support.scripted import Network, undisturbed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Work = Coroutine[Any, Any, object]
+Work = Coroutine[Any, Any, object]
 
 
 class Counted(Coroutine[Any, Any, Any]):

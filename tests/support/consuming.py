@@ -1,21 +1,15 @@
 """A command that consumes a topic of its own, as a process whose failures pass fast."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from tests.support.eventually import eventually
-from tests.support.servers import at, drained, empty
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from tests.support.process import Cli, Result
-    from tests.support.servers import Nsqd
+from tests.support.process import Cli, Result
+from tests.support.servers import Nsqd, at, drained, empty
 
 QUICK = (
     *("--consumer-opt", "default_requeue_delay,10ms", "--consumer-opt", "backoff_multiplier,10ms"),
@@ -89,7 +83,7 @@ class Consuming:
         env: Mapping[str, str] | None = None,
         log: Path | None = None,
         **more: Any,
-    ) -> Running:
+    ) -> "Running":
         """Start the command; ``more`` is Popen's. Its stderr goes to the file ``log``."""
         log = log or self.folder / f"{self.name}.log"
         with log.open("ab") as stderr:

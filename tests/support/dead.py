@@ -1,20 +1,13 @@
 """HTTP servers with fixed replies, such as a list of ten thousand dead nsqds."""
 
-from __future__ import annotations
-
 import json
 import socket
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice, product
-from typing import TYPE_CHECKING
 
-from tests.support.webserver import Answer, WebServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from nsqtools.names import Address
-    from tests.support.webserver import Request
+from nsqtools.names import Address
+from tests.support.webserver import Answer, Request, WebServer
 
 
 @contextmanager

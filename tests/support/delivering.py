@@ -1,33 +1,27 @@
 """An HttpSink in virtual time, before a transport whose answers are scripted."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip
 import random
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from nsqtools.engine.handler import Batch, Message
 from nsqtools.policy.endpoints import make_endpoints as make_choice
 from nsqtools.policy.pace import Pace
 from nsqtools.policy.verdicts import Statuses
 from nsqtools.sinks.deadletters import DeadLetters
 from nsqtools.sinks.http.arguments import make_endpoints
-from nsqtools.sinks.http.courier import EachOf, OneOf
+from nsqtools.sinks.http.courier import Courier, EachOf, OneOf
 from nsqtools.sinks.http.httpsink import HttpSink
 from nsqtools.sinks.http.post import Post
 from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-
-    from nsqtools.engine.handler import Batch, Message
-    from nsqtools.sinks.http.courier import Courier
 
 WALL = 1_800_000_000.0
 """Seconds since the epoch at which virtual time begins."""

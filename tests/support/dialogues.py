@@ -22,24 +22,18 @@ all until nsqd hangs up: ``! `` is an error, a number and a body is a message wi
     > EOF                               the client ends its stream
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 from tests.support import wire
 from tests.support.eventually import eventually
-from tests.support.raw import Answer, Raw, RawLookupd, http_ask, mpub, sized
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from tests.support.raw import Message
-    from tests.support.servers import Server
+from tests.support.raw import Answer, Message, Raw, RawLookupd, http_ask, mpub, sized
+from tests.support.servers import Server
 
 KINDS = {
     ("application/json; charset=utf-8", "nsq; version=1.0"): "json",

@@ -1,19 +1,14 @@
 """Disk queues as tests make them, and what nsqd makes of them."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from nsqtools.proto.messages import Message
 from nsqtools.records.diskqueue.decoder import QueueDecoder, encode
 from nsqtools.records.diskqueue.queuefiles import FilePosition, QueueMeta
 from nsqtools.sinks.appender import QueueAppender
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 LIMIT = 1 << 20
 _BEGAN = 1_700_000_000 * 10**9

@@ -1,15 +1,10 @@
 """Virtual environments with packages from PyPI."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.support.binaries import give_up
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _TIMEOUT = 600.0  # seconds
 

@@ -1,14 +1,10 @@
 """The only polling in the tests: wait for what another process or task will bring about."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 T = TypeVar("T")
 

@@ -1,7 +1,5 @@
 """A place to run the examples of the commands' help and of the guides in, as a shell does."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -11,18 +9,14 @@ import sys
 import termios
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from nsqtools.cli import cli
 from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import walk
 from tests.support.eventually import eventually
 from tests.support.process import neutral
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.servers import Nsqd, Nsqlookupd
+from tests.support.servers import Nsqd, Nsqlookupd
 
 TIMEOUT = 250.0
 LINES = [line for node in walk(cli) for _, line in node.examples]

@@ -1,7 +1,5 @@
 """Disks that are small, full or broken, for root and for anybody."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -9,16 +7,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.binaries import give_up, needs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @contextmanager

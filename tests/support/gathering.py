@@ -1,26 +1,21 @@
 """Runs over scripted nsqds, into a handler that does as a test says."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from nsqtools.cli.exits import Ended
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import StopOptions
-from nsqtools.engine.handler import Handler
-from nsqtools.engine.runner import Runner
+from nsqtools.engine.handler import Batch, Handler
+from nsqtools.engine.runner import Runner, RunOutcome
+from tests.support.scripted import ScriptedNsqd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    import pytest
-
-    from nsqtools.engine.handler import Batch
-    from nsqtools.engine.runner import RunOutcome
     from nsqtools.errors import NSQError
-    from tests.support.scripted import ScriptedNsqd
 
 
 async def exit_code(run: Awaitable[None]) -> int:

@@ -1,29 +1,22 @@
 """``pipeline archive`` as a process that is killed, with its workers, and what it has written."""
 
-from __future__ import annotations
-
 import os
+import random
 import signal
+import subprocess
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pyarrow import fs
 
 from tests.support.eventually import eventually
-from tests.support.servers import at, drained
+from tests.support.process import Cli, Result
+from tests.support.servers import Nsqd, at, drained
 from tests.support.spark import START, java_options, needs_spark
 from tests.support.streaming import publish, rows
 from tests.support.trees import connected, descendants, is_alive, kill_tree, signal_process
-
-if TYPE_CHECKING:
-    import random
-    import subprocess
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from tests.support.process import Cli, Result
-    from tests.support.servers import Nsqd
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +36,7 @@ class Place:
         """Those of all messages in its Parquet files."""
         return Counter(row["body"] for row in rows(self.path, self.filesystem))
 
-    def beside(self, name: str) -> Place:
+    def beside(self, name: str) -> "Place":
         """A directory beside it."""
         url, path = (f"{each.rpartition('/')[0]}/{name}" for each in (self.url, self.path))
         return replace(self, url=url, path=path)

@@ -1,10 +1,10 @@
 """Archives for tests, made by the formats, encoders and Parquet writers that make real ones."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +15,6 @@ from nsqtools.records.compression import make_encoder, method_of
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
 from nsqtools.spark.rows import ROW_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 HOUR = 3600 * 10**9
 NINE = 1_795_251_600 * 10**9

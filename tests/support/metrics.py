@@ -1,20 +1,15 @@
 """Metrics as a scraper sees them: asked for over HTTP and read by prometheus_client."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from nsqtools.names import Address
 from tests.support.eventually import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nsqtools.names import Address
-    from tests.support.process import Cli
+from tests.support.process import Cli
 
 Values = dict[tuple[str, ...], float]
 

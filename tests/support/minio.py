@@ -1,7 +1,5 @@
 """MinIO on loopback, an object store with the interface of S3."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import subprocess

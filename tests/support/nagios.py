@@ -4,8 +4,6 @@ After the Monitoring Plugins Development Guidelines: Plugin Output, Threshold an
 Performance data.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

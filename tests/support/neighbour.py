@@ -1,20 +1,16 @@
 """Another process that works on the same files, and is killed."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Event
+from typing import Any
 
 from nsqtools.sinks.files.locks import Lock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.context import ForkProcess
-    from multiprocessing.synchronize import Event
 
 _CHANGES = (
     *("open", "write", "writev", "fsync", "ftruncate", "link", "rename", "unlink", "mkdir"),

@@ -1,21 +1,16 @@
 """A real nginx on loopback."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.servers import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.tls import Certificates
+from tests.support.tls import Certificates
 
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 _CONFIGURATION = """\

@@ -1,15 +1,11 @@
 """``to-http`` as a process whose failures pass fast, and what it leaves as dead letters."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.consuming import QUICK, Consuming
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DIRECT = {"http_proxy": "", "https_proxy": "", "all_proxy": ""}
 """Environment in which there is no proxy."""

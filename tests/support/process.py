@@ -1,7 +1,5 @@
 """The command line as its users run it: a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -9,17 +7,15 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 from tests.support.forkserver import LOCALE, PICKY, Forked, can_fork
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    Called = Callable[..., tuple[int, str, str]]
-    """A command line in this process: its arguments to exit code, stdout and stderr."""
+Called = Callable[..., tuple[int, str, str]]
+"""A command line in this process: its arguments to exit code, stdout and stderr."""
 
 _PERSONAL = re.compile(r"_?NSQTOOLS_.*|(?i:\w+_proxy)|NO_COLOR|FORCE_COLOR|COLUMNS|LINES")
 

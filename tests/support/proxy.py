@@ -1,21 +1,17 @@
 """A TCP proxy between client and server that cuts connections."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
 import struct
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from nsqtools.names import Address
 from nsqtools.net.tcp import close
 from tests.support.servers import free_port
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader, StreamWriter
-    from collections.abc import Iterable
 
 Cut = Literal["rst", "fin"]
 

@@ -3,30 +3,25 @@
 Synchronous, and independent of nsqtools: what a test shows with them is the server's doing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
 import socket
+import ssl
 import struct
 import zlib
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import snappy
 
+from nsqtools.names import Address
 from tests.support import wire
 
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterable, Mapping
-
-    from nsqtools.names import Address
-
-    Connect = Callable[..., "Raw"]
-    """Connects to an nsqd, to the module's unless told."""
+Connect = Callable[..., "Raw"]
+"""Connects to an nsqd, to the module's unless told."""
 
 PATIENCE = 15.0
 HEARTBEAT = (wire.RESPONSE, b"_heartbeat_")

@@ -1,15 +1,8 @@
 """What tests of ``replay`` share."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from tests.support.process import Cli
 from tests.support.raw import unprefixed
-from tests.support.servers import empty
-
-if TYPE_CHECKING:
-    from tests.support.process import Cli
-    from tests.support.servers import Nsqd
+from tests.support.servers import Nsqd, empty
 
 HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b" "]
 

@@ -1,7 +1,5 @@
 """Reports of ``stats`` made of what a test names."""
 
-from __future__ import annotations
-
 from nsqtools.cli.commands.stats.report import Report
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError

@@ -1,14 +1,9 @@
 """A server's view of a request."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import h11
-
-if TYPE_CHECKING:
-    import httpx
+import httpx
 
 
 def header(request: httpx.Request, name: str) -> str | None:

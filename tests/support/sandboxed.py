@@ -4,12 +4,11 @@
 that are about disks, logs and HTTPS are taken and mean nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from nsqtools.config.option import flag_name
 from nsqtools.config.sandbox import NsqdOptions
@@ -17,9 +16,6 @@ from nsqtools.config.units import parse_duration
 from nsqtools.names import Address
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 OUT_OF_SCOPE = {
     "authd": "the sandbox knows one secret and asks no auth server",

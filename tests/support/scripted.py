@@ -7,32 +7,26 @@ deliver within RDY, time messages out, close clients that fall silent, and recor
 
 # size: one server, with the rules of nsqd
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib
 import gc
 import json
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.handler import Handler
+from nsqtools.engine.handler import Batch, Handler, Message
+from nsqtools.engine.limit import MessageLimit
 from nsqtools.names import Address
 from tests.support import wire
 from tests.support.clock import VirtualLoop, elapse
 from tests.support.transport import FakeTransport
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-
-    from nsqtools.engine.handler import Batch, Message
-    from nsqtools.engine.limit import MessageLimit
 
 R = TypeVar("R", covariant=True)
 
@@ -98,7 +92,7 @@ class ScriptedNsqd:
     more heartbeat, before it hangs up on a client that did.
     """
 
-    def __init__(self, network: Network, address: Address, **features: object) -> None:
+    def __init__(self, address: Address, **features: object) -> None:
         self.address = address
         self.log: list[tuple[float, str]] = []
         self.published: list[list[bytes]] = []
@@ -112,7 +106,6 @@ class ScriptedNsqd:
         self.refuses: Callable[[str], str | None] = lambda _: None
         self._features = features
         self._msg_timeout = float(str(features.get("msg_timeout", 60_000))) / 1000
-        self._network = network
         self._queue: deque[Stored] = deque()
         self._numbers = 0
         self._loop = asyncio.get_running_loop()
@@ -136,12 +129,6 @@ class ScriptedNsqd:
         for client in tuple(self.clients):
             self._forget(client)
             client.transport.lose(ConnectionResetError(104, "Connection reset by peer"))
-
-    def hang_up(self) -> None:
-        """End every connection in good order."""
-        for client in tuple(self.clients):
-            self._forget(client)
-            client.transport.deliver_eof()
 
     @property
     def commands(self) -> list[str]:
@@ -195,8 +182,6 @@ class ScriptedNsqd:
                     client.transport.deliver_eof()
                 continue
             self._obey(client, command, text.split(" "))
-        # The consumer's other commands of this moment may be on their way on other connections.
-        self._loop.call_later(0.001, self._network.check)
         self._pump()
 
     def _obey(self, client: Client, command: str, words: Sequence[str]) -> None:
@@ -305,28 +290,18 @@ class ScriptedNsqd:
 
 
 class Network:
-    """All nsqds of a test; made inside the running loop.
-
-    ``max_ready``, if set, is a bound on the sum of RDY that is checked after every command.
-    """
+    """All nsqds of a test; made inside the running loop."""
 
     def __init__(self) -> None:
         self.nsqds: dict[Address, ScriptedNsqd] = {}
-        self.max_ready: int | None = None
-        self.peak_ready = 0
         loop = asyncio.get_running_loop()
         loop.create_connection = self._create_connection  # type: ignore[assignment,method-assign]
 
     def nsqd(self, name: str = "nsqd", **features: object) -> ScriptedNsqd:
         """Add an nsqd at ``name:4150``."""
         address = Address(name, 4150)
-        self.nsqds[address] = ScriptedNsqd(self, address, **features)
+        self.nsqds[address] = ScriptedNsqd(address, **features)
         return self.nsqds[address]
-
-    def check(self) -> None:
-        ready = sum(nsqd.ready for nsqd in self.nsqds.values())
-        self.peak_ready = max(self.peak_ready, ready)
-        assert self.max_ready is None or ready <= self.max_ready, f"RDY {ready} in all"
 
     async def _create_connection(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int, **_: object

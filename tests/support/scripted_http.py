@@ -1,27 +1,22 @@
 """An HTTP server with one reply that a test chooses, and clients of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
+from nsqtools.net.http.api import HTTPClient
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP
 from nsqtools.net.tcp import close
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from nsqtools.net.http.api import HTTPClient
 
 PATIENCE = 10.0
 Answer: TypeAlias = "bytes | Callable[[], Awaitable[bytes]] | None"

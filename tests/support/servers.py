@@ -3,8 +3,6 @@
 Each is the real one, or the sandbox's in a process of its own with the same flags.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools
@@ -16,19 +14,17 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partialmethod
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
 from nsqtools.names import Address
 from tests.support.binaries import require_nsq
 from tests.support.eventually import eventually
 from tests.support.forkserver import Forked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 PATIENCE = 60.0  # to start, to stop, and to reply: thousands of messages may be synced one by one
 MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size

@@ -1,18 +1,14 @@
 """Sessions in any state, and the codecs of the nsqd they talk to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nsqtools.errors import PeerError
 from nsqtools.names import Address
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.session import Closed, Session, State
 from tests.support import wire
-
-if TYPE_CHECKING:
-    from nsqtools.errors import PeerError
 
 ADDRESS = Address("nsqd.example", 4150)
 

@@ -1,23 +1,18 @@
 """A FileSink on the real disk, in virtual time or with its threads."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsqtools.sinks.files.filesink import FileSink
+from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.threads import Threads
 from tests.support.archiving import Settled, batch, below, make_rules, plain
 from tests.support.clock import elapse
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from nsqtools.sinks.files.rules import Rules
 
 SOON = 0.001
 

@@ -1,24 +1,19 @@
 """What tests of Spark need besides Spark itself, and what becomes of them where it is missing."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 import nsqtools
 from tests.support import binaries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PACKAGES = ("pyspark", "pyarrow")
 

@@ -1,21 +1,14 @@
 """Fake nsqds and nsqlookupds with fixed answers over HTTP, and clusters of them."""
 
-from __future__ import annotations
-
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsqtools.engine.cluster import Cluster
-from nsqtools.net.http.replies import ChannelStats, Registration, TopicStats
-from nsqtools.net.http.server import serve
+from nsqtools.net.http.replies import ChannelStats, ClientStats, Registration, TopicStats
+from nsqtools.net.http.server import Request, Response, serve
 from nsqtools.sandbox.http_api import json_reply
 from tests.support.servers import free_port
-
-if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
-    from nsqtools.net.http.replies import ClientStats
-    from nsqtools.net.http.server import Request, Response
 
 
 @dataclass(slots=True)

@@ -1,25 +1,20 @@
 """What tests of streaming jobs share."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
+from pyarrow import fs
+from pyspark.sql import SparkSession
 
 from nsqtools.spark.jobs.streams import Stream
 from tests.support.eventually import eventually
-from tests.support.servers import SandboxNsqd
+from tests.support.servers import Nsqd, SandboxNsqd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from pyarrow import fs
-    from pyspark.sql import SparkSession
-
     from nsqtools.spark.jobs.progress import Progress
-    from tests.support.servers import Nsqd
 
 
 def source(nsqd: Nsqd, topic: str, staging: Path, **more: str) -> dict[str, str]:

@@ -1,16 +1,11 @@
 """Certificates for the TLS tests, made afresh in every run."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import trustme
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTS = ("localhost", "127.0.0.1")
 

@@ -1,7 +1,5 @@
 """A transport in memory: the test is the peer, and sees every write."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import TYPE_CHECKING
 

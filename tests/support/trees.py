@@ -1,18 +1,13 @@
 """Processes, all that they have started, and who is connected, as the kernel knows them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from nsqtools.names import Address
+from nsqtools.names import Address
 
 
 def descendants(pid: int) -> list[int]:

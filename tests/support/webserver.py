@@ -1,7 +1,5 @@
 """A web server that answers by a script and remembers every request, for tests of deliveries."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import sys
@@ -11,12 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from nsqtools.names import Address
-
-if TYPE_CHECKING:
-    from tests.support.tls import Certificate
+from tests.support.tls import Certificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

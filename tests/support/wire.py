@@ -4,8 +4,6 @@ Independent of ``nsqtools.proto``, so that a misreading there does not agree wit
 (tcp_protocol_spec, Data Format).
 """
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,16 +1,11 @@
 """All of these run on the virtual clock, and reach nsqds in memory."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.support.clock import VirtualLoop
 from tests.support.scripted import Network, ScriptedNsqd, undisturbed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 def pytest_asyncio_loop_factories() -> dict[str, type[VirtualLoop]]:

@@ -37,24 +37,6 @@ async def test_a_failure_stops_all_and_each_success_takes_a_level_back(nsqd: Scr
     assert times == [2, 2 + 4, 2 + 4 + 2]
 
 
-async def test_requeueing_without_backoff_lowers_no_rdy_ends_no_probing(nsqd: ScriptedNsqd) -> None:
-    async def act(batch: Batch) -> None:
-        if len(recorder.batches) == 2:
-            raise ValueError
-        if len(recorder.batches) < 4:
-            batch.requeue(backoff=False)
-
-    recorder = Recorder(act)
-    async with running(consume(recorder, nsqd, max_in_flight=5, default_requeue_delay=600)):
-        await feed(nsqd, b"1", b"2", b"3", b"4")
-        await elapse(10)
-        assert nsqd.commands == [
-            *("RDY 1", "RDY 5", "REQ 1 600000", "RDY 0", "REQ 2 600000"),
-            *("RDY 1", "RDY 0", "REQ 3 600000"),
-            *("RDY 1", "RDY 5", "FIN 4"),
-        ]
-
-
 @pytest.mark.parametrize("command", ["FIN", "REQ", "TOUCH"])
 async def test_a_command_that_came_too_late_is_counted_and_never_causes_backoff(
     nsqd: ScriptedNsqd, command: str

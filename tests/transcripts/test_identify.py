@@ -1,10 +1,8 @@
 """What is asked of an nsqd that does not allow it, and what is told of a secret in clear."""
 
-from __future__ import annotations
-
 import json
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +10,6 @@ from nsqtools.errors import RefusedError
 from nsqtools.net import tls
 from tests.support.clock import elapse
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ASKED = ("heartbeat_interval", "output_buffer_timeout", "output_buffer_size")
 

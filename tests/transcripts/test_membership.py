@@ -10,7 +10,6 @@ import pytest
 from nsqtools import Consumer, ConsumerConfig, Subscription
 from nsqtools.errors import AuthError, NSQError, RefusedError, UnreachableError
 from nsqtools.names import Address
-from tests.support import wire
 from tests.support.clock import elapse
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
@@ -115,16 +114,6 @@ async def test_a_message_over_the_maximum_is_one_error_however_often_it_comes(
     assert not recorder.seen
 
 
-async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in "ab"]
-    for nsqd in nsqds:
-        nsqd.down = True
-    with pytest.raises(UnreachableError, match=r"^a:4150: "):
-        await consume(Recorder(), *nsqds).run()
-    await elapse(100)
-    assert [times(nsqd) for nsqd in nsqds] == [[0], [0]]
-
-
 async def test_the_error_of_an_nsqd_comes_before_that_of_an_nsqlookupd(nsqd: ScriptedNsqd) -> None:
     nsqd.hole = True
 
@@ -171,28 +160,6 @@ async def test_a_start_that_fails_ends_the_run_with_an_error_that_names_the_nsqd
     assert nsqd.clients == []
 
 
-@pytest.mark.parametrize(
-    ("data", "fatal"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", True),
-        (wire.frame(7, b"what"), True),
-        (wire.error("E_INVALID bad RDY"), True),
-        (wire.response(b"surprise"), False),
-    ],
-)
-async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
-    nsqd: ScriptedNsqd, data: bytes, fatal: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = Recorder()
-    async with running(consume(recorder, nsqd, max_in_flight=5)):
-        nsqd.send(wire.message(1) + data)
-        await elapse(2)
-        assert nsqd.ready
-        assert recorder.seen == [(1, 1)]
-        assert len(nsqd.dials) == (2 if fatal else 1)
-    assert ("connection lost: nsqd:4150: " in caplog.text) is fatal
-
-
 async def test_a_lost_nsqd_returns_only_when_it_is_listed_again(network: Network) -> None:
     lost, kept = network.nsqd("lost"), network.nsqd("kept")
     directory = Directory(lost, kept)
@@ -221,17 +188,6 @@ async def test_a_failing_find_keeps_the_connections_and_is_asked_again(network: 
         directory.listed[:] = [new, new]  # twice, and the old one is listed no more
         await elapse(80)
         assert len(new.clients) == len(old.clients) == 1
-
-
-async def test_nothing_is_asked_or_dialled_after_stop(nsqd: ScriptedNsqd) -> None:
-    directory = Directory(nsqd)
-    async with running(consume(Recorder(), find=directory.find)):
-        nsqd.break_off()
-        await elapse(0.01)
-    asked, dials = len(directory.asked), len(nsqd.dials)
-    await elapse(1000)
-    assert (len(directory.asked), len(nsqd.dials)) == (asked, dials)
-    assert nsqd.clients == []
 
 
 async def test_a_find_with_a_bug_ends_the_run_not_discovery_alone(nsqd: ScriptedNsqd) -> None:

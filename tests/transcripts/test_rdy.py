@@ -17,21 +17,6 @@ async def warm(*nsqds: ScriptedNsqd) -> None:
         await elapse(0.01)
 
 
-async def test_connections_share_max_in_flight_and_rdy_is_sent_once(network: Network) -> None:
-    network.max_ready = 5
-    nsqds = [network.nsqd(name) for name in "abc"]
-    async with running(consume(Recorder(), *nsqds, max_in_flight=5)):
-        assert [nsqd.commands for nsqd in nsqds] == [["RDY 1"]] * 3
-        await warm(*nsqds)
-        sent = sum(text.startswith("RDY") for nsqd in nsqds for text in nsqd.commands)
-        for _ in range(30):
-            await warm(*nsqds)
-            await elapse(1)
-        assert sorted(nsqd.ready for nsqd in nsqds) == [1, 2, 2]
-        assert sum(text.startswith("RDY") for nsqd in nsqds for text in nsqd.commands) == sent
-        assert network.peak_ready == 5
-
-
 async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: ScriptedNsqd) -> None:
     consumer = consume(Recorder(), nsqd, max_in_flight=2500)
     consumer.set_max_in_flight(5)  # also before it runs
@@ -81,7 +66,6 @@ async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_no
 
 
 async def test_big_bodies_lower_rdy_and_small_ones_raise_it_again(network: Network) -> None:
-    network.max_ready = 100
     nsqd = network.nsqd()
     consumer = consume(Recorder(), nsqd, max_in_flight=100, max_in_flight_bytes=100_000)
     async with running(consumer):

@@ -1,23 +1,18 @@
 """Every way in which a server fails to answer is one line that names it."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from nsqtools.config.connection import ClientConfig
+from nsqtools.errors import HTTPError
 from nsqtools.net.http.daemons import Lookupd
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import V1, OneReply, envelope, failure, lookupd, reply, serving, v1
-
-if TYPE_CHECKING:
-    from nsqtools.errors import HTTPError
-    from tests.support.tls import Certificates
-
+from tests.support.tls import Certificates
 
 HALF = reply("x" * 100)[:-50]
 WANTS_TLS = v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
@@ -116,7 +111,9 @@ async def test_a_list_of_many_nsqds_takes_little_more_memory_than_its_text() -> 
     assert peak < 5 * len(answer)
 
 
-async def test_https_verifies_and_shows_the_client_certificate(certificates: Certificates) -> None:
+async def test_https_verifies_the_server_and_shows_the_client_certificate(
+    certificates: Certificates,
+) -> None:
     context = certificates.server.context()
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(certificates.ca)
@@ -129,4 +126,8 @@ async def test_https_verifies_and_shows_the_client_certificate(certificates: Cer
         async with lookupd(url, tls=client_context(identity)) as client:
             assert await client.topics() == ["t"]
         error = await lookup_failure(url, tls=client_context(config))
-    assert "--tls-cert" in error.text
+        assert "--tls-cert" in error.text
+        stranger = identity.with_values(tls_root_ca_file=str(certificates.other_ca))
+        error = await lookup_failure(url, tls=client_context(stranger))
+        assert "--tls-root-ca-file" in error.text
+        assert len(server.heads) == 1

@@ -1,11 +1,8 @@
 """Connections that are kept alive."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
-import ssl
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,11 +10,6 @@ from nsqtools.net.http.client import Connections, DialError
 from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, render
 from tests.support.eventually import eventually_async
 from tests.support.scripted_http import OneReply, serving
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.support.tls import Certificates
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HALF = b"HTTP/1.1 200 OK\r\n"
@@ -130,22 +122,3 @@ async def test_a_connection_that_cannot_be_made_says_why(
     with pytest.raises(DialError) as raised:
         await peer.ask()
     assert isinstance(raised.value.__cause__, cause)
-
-
-async def test_https_to_a_server_that_is_not_trusted_sends_nothing(
-    certificates: Certificates,
-) -> None:
-    async with serving(OK, tls=certificates.server.context()) as server:
-        for trusted in (certificates.ca, certificates.other_ca):
-            peer = Peer(server)
-            own = ssl.create_default_context(cafile=str(trusted))
-            peer.client = Connections(own, connect_timeout=30.0, max_body=1000)
-            peer.origin = ("https", *server.address)
-            if trusted == certificates.ca:
-                await peer.answers()
-            else:
-                with pytest.raises(DialError) as raised:
-                    await peer.ask()
-                assert isinstance(raised.value.__cause__, ssl.SSLCertVerificationError)
-            peer.client.close()
-        assert len(server.heads) == 1

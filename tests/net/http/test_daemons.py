@@ -1,17 +1,15 @@
 """What the HTTP clients ask, and how they read the answers of old and new servers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from nsqtools.net.http.api import URL, parse_url
-from nsqtools.net.http.daemons import ask_all
+from nsqtools.net.http.daemons import Lookupd, ask_all
 from nsqtools.net.http.replies import Lookup
 from tests.support.scripted_http import (
     NODE,
@@ -25,11 +23,6 @@ from tests.support.scripted_http import (
     v1,
     v1_empty,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqtools.net.http.daemons import Lookupd
 
 
 @pytest.mark.parametrize(
@@ -116,13 +109,6 @@ async def test_path_and_query_of_a_lookupd_address_are_kept(
         await client.nodes()
         await client.change("change", topic="t")
     assert [head.split()[1] for head in server.heads] == targets
-
-
-async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    async with serving(v1({"topics": ["t"]})) as server, lookupd(server) as client:
-        assert await client.topics() == ["t"]
 
 
 @pytest.mark.parametrize("form", [v1, envelope, lambda data: reply(json.dumps(data))])

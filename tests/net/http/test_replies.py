@@ -1,9 +1,8 @@
 """Whatever a server sends, a decoder answers or says which field is wrong."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from nsqtools.net.http.daemons import union_producers
 from nsqtools.net.http.replies import (
+    LeftOut,
     ProcessingLatency,
     Registration,
     decode_info,
@@ -20,11 +20,6 @@ from nsqtools.net.http.replies import (
     decode_report,
 )
 from tests.support.scripted_http import CHANNEL, NODE, TOPIC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqtools.net.http.replies import LeftOut
 
 CLIENT: dict[str, Any] = {
     "client_id": "id",

@@ -1,7 +1,5 @@
 """Requests and responses as bytes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
