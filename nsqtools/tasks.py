@@ -114,7 +114,10 @@ class Tasks:
 
 
 async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event) -> bool:
-    """Run ``work``, and cancel and await it once ``event`` is set; returns whether it completed."""
+    """Run ``work``, and cancel and await it once ``event`` is set; returns whether it completed.
+
+    Raises the work's error, even if the caller was cancelled meanwhile.
+    """
     loop = asyncio.get_running_loop()
     working = loop.create_task(work)
     interrupted = loop.create_task(event.wait())
@@ -122,8 +125,8 @@ async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event)
         await asyncio.wait((working, interrupted), return_when=asyncio.FIRST_COMPLETED)
     finally:
         await end((working, interrupted))
-    if error := _failure(working):
-        raise error
+        if error := _failure(working):
+            raise error
     return not working.cancelled()
 
 

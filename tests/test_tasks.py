@@ -66,3 +66,19 @@ async def test_a_task_knows_whether_it_was_cancelled_by_somebody() -> None:
     task.cancel()
     await task
     assert found == [False, True]
+
+
+@virtual
+async def test_an_error_of_interrupted_work_is_raised_even_if_the_caller_is_cancelled() -> None:
+    async def work() -> None:
+        try:
+            await last()
+        finally:
+            raise ValueError("a bug")
+
+    task = asyncio.create_task(interruptible(work(), asyncio.Event()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(ValueError, match="a bug"):
+        await task
