@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
 """Bytes that a blocking pipe or socket accepts without blocking when it is ready."""
-_LOOK_INTERVAL = 1.0
-"""Seconds between checks whether the peer of a socket is gone, once it has sent bytes."""
 _MOST_PIECES = os.sysconf("SC_IOV_MAX")
 _DESCRIPTORS = "/proc/self/fd"
 
@@ -40,7 +38,8 @@ class Output:
         self._name = name
         self._fd = -1
         self._may_block = self._is_terminal = False
-        self._next_look: asyncio.TimerHandle | None = None
+        self._hangup: select.epoll | None = None
+        """Ready once the reader is gone."""
 
     async def open(self) -> None:
         """Prepare for writing. Raises OutputClosedError or OutputError."""
@@ -57,7 +56,10 @@ class Output:
             raise self._error(error) from error
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             _enlarge(self._fd)
-            loop.add_reader(self._fd, self._on_event)
+            # Bytes that a socket's peer sends are not events: they belong to whoever reads stdin.
+            self._hangup = select.epoll()
+            self._hangup.register(self._fd, 0)
+            loop.add_reader(self._hangup, self._reader_gone)
 
     async def write(self, pieces: Sequence[bytes]) -> None:
         """Write all pieces. Raises OutputError, which ``failed`` gets too."""
@@ -86,9 +88,7 @@ class Output:
         """Stop using the output. Nothing is buffered."""
         if self._fd < 0:
             return
-        asyncio.get_running_loop().remove_reader(self._fd)
-        if self._next_look:
-            self._next_look.cancel()
+        self._unwatch()
         os.close(self._fd)
         self._fd = -1
 
@@ -104,16 +104,15 @@ class Output:
         finally:
             loop.remove_writer(self._fd)
 
-    def _on_event(self) -> None:
-        """Handle an event: the reader is gone, or a socket's peer sent bytes, which are ignored."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._fd)
-        poll = select.poll()
-        poll.register(self._fd, 0)
-        if poll.poll(0):
-            self._fail(OutputClosedError(f"{self._name}: the reader is gone"))
-        else:  # as nothing reads the bytes, the socket stays readable
-            self._next_look = loop.call_later(_LOOK_INTERVAL, self._on_event)
+    def _reader_gone(self) -> None:
+        self._fail(OutputClosedError(f"{self._name}: the reader is gone"))
+        self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._hangup:
+            asyncio.get_running_loop().remove_reader(self._hangup)
+            self._hangup.close()
+            self._hangup = None
 
     def _fail(self, error: OutputError) -> None:
         if not self.failed.done():
