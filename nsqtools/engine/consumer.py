@@ -117,8 +117,8 @@ class ConsumerConnection(RdyConnection):
 
     def forget(self, messages: Sequence[Message]) -> None:
         """Send nothing, but count the messages as timed out and no longer in flight."""
+        self._consumer._stats.too_late += len(messages)
         if not self.connection.is_lost:
-            self._consumer._stats.too_late += len(messages)
             self.connection.forget(len(messages))
             self._share_anew()
 
@@ -228,7 +228,7 @@ class Consumer:
                 await self.consume()
         except BaseException as error:
             if not self._is_closed:
-                at_once = isinstance(error, asyncio.CancelledError)
+                at_once = isinstance(error, asyncio.CancelledError) or is_cancelled()
                 try:
                     await self._handler.close(at_once=at_once)
                 except NSQError as another:  # the first error is raised
@@ -283,7 +283,7 @@ class Consumer:
             await self._connecting.close()
             await background.close()
             await end([worker], within=_CANCEL_TIMEOUT)
-        self._failures.close()
+            self._failures.close()
         if self._bug:
             raise self._bug
 
@@ -473,7 +473,8 @@ class Consumer:
         limit, most = self._limit, self._config.max_attempts
         try:
             if most and batch[0].attempts > most:
-                self._given_up.extend((batch.source, message.id) for message in batch)
+                if limit:
+                    self._given_up.extend((batch.source, message.id) for message in batch)
                 await self._handler.gave_up(batch)
                 self._stats.given_up += len(batch)
             elif limit is None:

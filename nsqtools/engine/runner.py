@@ -32,7 +32,7 @@ from nsqtools.errors import (
 from nsqtools.names import Address, check_list, check_name, check_seconds, check_type, is_ephemeral
 from nsqtools.net.connection import Connection
 from nsqtools.policy.stopping import MAY_LEAVE_MESSAGES, OUT_OF_TIME, Left
-from nsqtools.tasks import Tasks, interruptible
+from nsqtools.tasks import Tasks, interruptible, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -186,7 +186,8 @@ class Runner:
             if self._is_open:
                 await self._consume()
         except BaseException as error:
-            at_once = self._leaving.is_set() or isinstance(error, asyncio.CancelledError)
+            at_once = self._leaving.is_set() or is_cancelled()
+            at_once = at_once or isinstance(error, asyncio.CancelledError)
             try:
                 await self._handler.close(at_once=at_once)
             except NSQError as another:  # the first error is raised

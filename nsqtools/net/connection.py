@@ -190,10 +190,6 @@ class Connection(asyncio.BufferedProtocol):
                 if name == "heartbeat_interval":
                     read_timeout = max(read_timeout, _UNKNOWN_HEARTBEAT_TIMEOUT)
             else:
-                if self.is_lost:
-                    raise self._explain(
-                        self._error or ConnectionLostError("connection closed", address)
-                    )
                 self._listener = listener
                 self._watch()
                 return self

@@ -314,6 +314,16 @@ async def test_a_server_that_hangs_does_not_make_a_run_longer_than_its_duration(
 
 
 @virtual
+async def test_a_timeout_that_a_check_raises_is_an_error_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Backlog, "exists", AsyncMock(return_value=True))
+    monkeypatch.setattr(Backlog, "left", AsyncMock(side_effect=TimeoutError("a bug")))
+    with pytest.raises(TimeoutError, match="a bug"):
+        await start(Gathering(), Network().nsqd(), until_empty=True)
+
+
+@virtual
 async def test_what_is_waited_for_is_said_when_it_changes_and_twice_a_minute_at_most(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
