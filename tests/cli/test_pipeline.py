@@ -10,16 +10,18 @@ import re
 import signal
 import threading
 from contextlib import nullcontext
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.cli.commands.pipeline import query
+from nsqtools.cli.commands.pipeline.preflight import check_sink
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import source_options
 from nsqtools.cli.commands.pipeline.stream import Places
-from nsqtools.cli.commands.pipeline.views import StreamView
+from nsqtools.cli.commands.pipeline.views import StepView, StreamView, on_terminal
 from nsqtools.config.lake import StreamConfig, StreamOptions, StreamSourceOptions, utc
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
@@ -33,12 +35,14 @@ from nsqtools.spark.sparksession import open_session
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import EntryKind, PartitionLog
 from nsqtools.stores import open_store
+from tests.support.servers import free_port
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.process import Called
+    from tests.support.servers import Nsqd
 
 
 ARCHIVE = ("archive", "--topic", "t", "--channel", "c", "--output", "lake")
@@ -239,6 +243,17 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
         assert len(pipeline.warnings) == (code != 0)
 
 
+def test_a_terminal_shows_that_spark_is_started_and_that_a_signal_was_heard(
+    pipeline: Pipeline,
+) -> None:
+    (pipeline.folder / "lake").mkdir()
+    shown: list[str] = []
+    pipeline.patch("cli.commands.pipeline.run.on_terminal", lambda **_: nullcontext(shown.append))
+    pipeline.spark(Interrupted(pipeline).signal)
+    pipeline(*COMPACT)
+    assert shown == ["starting Spark", "finishing the current step, Ctrl-C again to end now"]
+
+
 @pytest.mark.parametrize(
     ("done", "code", "told", "warned"),
     [
@@ -299,6 +314,24 @@ class TestConsole:
             os.close(before)
             if takes == 2:
                 os.close(reading)
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (None, ""),
+            (bytearray(b"a\xff"), "a\\xff"),
+            (datetime(2026, 11, 21, 9, tzinfo=UTC), "2026-11-21T09:00:00Z"),
+            (date(2026, 11, 21), "2026-11-21"),
+            (True, "true"),
+            (1.5, "1.5"),
+            ([(b"a", None), [True, 7]], '[["a", null], [true, 7]]'),
+            ({date(2026, 11, 21): {"b": [b"c"]}}, '{"2026-11-21": {"b": ["c"]}}'),
+        ],
+    )
+    def test_a_value_is_text_and_one_of_several_parts_is_json(
+        self, value: object, text: str
+    ) -> None:
+        assert query._text(value) == text
 
     @pytest.mark.parametrize("staging", [(), ("--staging", "given")])
     def test_a_channel_has_a_place_for_what_was_not_shown_and_one_run_has_it(
@@ -499,6 +532,46 @@ class TestViews:
         assert numbers(view.line) == ["900"]
         assert numbers(view.summary) == ["900", "100", "1"]
 
+    def test_a_summary_tells_what_was_left_out_of_messages_and_what_was_read_of_rows(self) -> None:
+        for verb, written, summary in (
+            ("archived", 1000, "1,000 messages archived in 1 batch"),
+            ("archived", 999, "999 messages archived, 1 left out by --where in 1 batch"),
+            ("", 999, "1,000 messages read, 999 rows written in 1 batch"),
+        ):
+            view = StreamView(verb)
+            view.add(self.progress(written=written))
+            assert view.summary == summary
+
+    def test_a_step_is_a_line_when_it_begins_and_its_size_is_told_if_known(self) -> None:
+        view = StepView()
+        assert [view.add("look", 0, 0), view.line] == ["look", "look"]
+        assert [view.add("write", 1, 2000), view.line] == ["write", "write, 1 of 2,000"]
+        assert [view.add("write", 2, 2000), view.line] == ["", "write, 2 of 2,000"]
+
+    @pytest.mark.parametrize("wanted", [False, True])
+    @pytest.mark.parametrize("watched", [False, True])
+    def test_a_line_is_on_a_terminal_that_is_watched_and_has_no_rows(
+        self, monkeypatch: pytest.MonkeyPatch, wanted: bool, watched: bool
+    ) -> None:
+        monkeypatch.setattr("nsqtools.cli.commands.pipeline.views.is_watched", lambda: watched)
+        monkeypatch.setenv("TERM", "xterm")
+        reading, writing = os.openpty()
+        before = os.dup(2)
+        os.dup2(writing, 2)
+        try:
+            with on_terminal(wanted=wanted) as show:
+                show("7 messages")
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+        os.write(writing, b"end")
+        seen = b""
+        while not seen.endswith(b"end"):
+            seen += os.read(reading, 10_000)
+        os.close(writing)
+        os.close(reading)
+        assert (b"7 messages" in seen) == (wanted and watched)
+
     def test_what_went_wrong_is_logged_once_in_each_wording(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -506,6 +579,19 @@ class TestViews:
         for notes in (("a: lost",), ("a: lost", "b: late"), ("b: late",), ()):
             view.add(self.progress(notes=notes))
         assert caplog.messages == ["a: lost", "b: late"]
+
+
+async def test_a_sink_is_greeted_from_the_machine_of_its_executors_and_one_nsqd_is_enough(
+    nsqd: Nsqd, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    given = {"topic": "t", "nsqd.tcp.addresses": dead}
+    await check_sink(given, "spark://a:7077")
+    with pytest.raises(UnreachableError, match=dead):
+        await check_sink(given, "local[2]")
+    assert caplog.messages == []
+    await check_sink({**given, "nsqd.tcp.addresses": f"{dead},{nsqd.tcp}"}, "local[2]")
+    assert [dead in each for each in caplog.messages] == [True]
 
 
 def numbers(text: str) -> list[str]:
