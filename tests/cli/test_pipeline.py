@@ -21,7 +21,7 @@ from nsqtools.cli.commands.pipeline.preflight import check_sink
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import source_options
 from nsqtools.cli.commands.pipeline.stream import Places
-from nsqtools.cli.commands.pipeline.views import StepView, StreamView, on_terminal
+from nsqtools.cli.commands.pipeline.views import StepView, StreamView
 from nsqtools.config.lake import StreamConfig, StreamOptions, StreamSourceOptions, utc
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
@@ -243,15 +243,25 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
         assert len(pipeline.warnings) == (code != 0)
 
 
+@pytest.mark.parametrize("command", [COMPACT, (*REPLAY, "--where", "true")])
 def test_a_terminal_shows_that_spark_is_started_and_that_a_signal_was_heard(
-    pipeline: Pipeline,
+    pipeline: Pipeline, command: tuple[str, ...]
 ) -> None:
     (pipeline.folder / "lake").mkdir()
+    lines: list[Callable[[], str]] = []
     shown: list[str] = []
-    pipeline.patch("cli.commands.pipeline.run.on_terminal", lambda **_: nullcontext(shown.append))
+
+    def progress(line: Callable[[], str], **_: object) -> nullcontext[None]:
+        lines.append(line)
+        shown.append(line())
+        return nullcontext()
+
+    pipeline.waits(1)
+    pipeline.patch("cli.commands.pipeline.run.progress", progress)
     pipeline.spark(Interrupted(pipeline).signal)
-    pipeline(*COMPACT)
-    assert shown == ["starting Spark", "finishing the current step, Ctrl-C again to end now"]
+    pipeline(*command)
+    shown.append(lines[-1]())
+    assert shown[-2:] == ["starting Spark", "finishing the current step, Ctrl-C again to end now"]
 
 
 @pytest.mark.parametrize(
@@ -547,30 +557,6 @@ class TestViews:
         assert [view.add("look", 0, 0), view.line] == ["look", "look"]
         assert [view.add("write", 1, 2000), view.line] == ["write", "write, 1 of 2,000"]
         assert [view.add("write", 2, 2000), view.line] == ["", "write, 2 of 2,000"]
-
-    @pytest.mark.parametrize("wanted", [False, True])
-    @pytest.mark.parametrize("watched", [False, True])
-    def test_a_line_is_on_a_terminal_that_is_watched_and_has_no_rows(
-        self, monkeypatch: pytest.MonkeyPatch, wanted: bool, watched: bool
-    ) -> None:
-        monkeypatch.setattr("nsqtools.cli.commands.pipeline.views.is_watched", lambda: watched)
-        monkeypatch.setenv("TERM", "xterm")
-        reading, writing = os.openpty()
-        before = os.dup(2)
-        os.dup2(writing, 2)
-        try:
-            with on_terminal(wanted=wanted) as show:
-                show("7 messages")
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-        os.write(writing, b"end")
-        seen = b""
-        while not seen.endswith(b"end"):
-            seen += os.read(reading, 10_000)
-        os.close(writing)
-        os.close(reading)
-        assert (b"7 messages" in seen) == (wanted and watched)
 
     def test_what_went_wrong_is_logged_once_in_each_wording(
         self, caplog: pytest.LogCaptureFixture

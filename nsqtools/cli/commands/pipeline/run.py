@@ -63,7 +63,7 @@ class Run:
         self._view = view
         self._packages = tuple(packages)
         self._notifier = Notifier()
-        self._state = "starting Spark"
+        self._state = ""
 
     async def until_done(self, work: PipelineJob, *, if_stopped: str = "") -> Any:
         """Run the job in Spark and return its result.
@@ -71,6 +71,7 @@ class Run:
         Raises StoppedError if a signal came before the job began, or if the job raises it. With
         ``if_stopped``, logs this text and raises Ended instead.
         """
+        self._state = "starting Spark"
         try:
             return await self._supervise(partial(self._in_spark, work))
         except StoppedError:
@@ -81,7 +82,7 @@ class Run:
 
     async def without_spark(self, work: Callable[[Callable[..., None]], R]) -> R:
         """Run work that needs no Spark. Its argument is the function to report to."""
-        self._began()
+        self._notifier.ready()
         return await self._supervise(work)
 
     async def _supervise(self, work: Callable[[Callable[..., None]], R]) -> R:
