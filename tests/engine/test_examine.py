@@ -29,3 +29,11 @@ async def test_the_clock_of_nsqd_is_that_of_its_http_replies(off: int | None) ->
     assert nsqd.skew == pytest.approx(off or 0, abs=60 if off else 0)
     assert (nsqd.tcp, nsqd.given) == (tcp, True)
     assert nsqd.tcp_error
+
+
+async def test_an_nsqd_whose_tcp_port_nobody_knows_is_asked_over_http() -> None:
+    async with serving(reply('{"version": "1.3.0", "topics": []}')) as server:
+        urls = (str(server.address),)
+        question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
+        (nsqd,) = (await examine(question, ConsumerConfig())).nsqds
+    assert (nsqd.tcp, nsqd.version, nsqd.topic, nsqd.http_error) == (None, "1.3.0", None, None)

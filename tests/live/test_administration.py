@@ -128,12 +128,17 @@ def test_a_drain_names_what_never_drains_and_keeps_it(
     ended = nsqtools_cli(*words, *lookup([nsqlookupd]))
     said = json.loads(ended.stdout)
     assert (ended.code, said["drained"]) == (4, False)
+    assert "no nsqlookupd lists" not in ended.stderr
     named = {(each["topic"], each["channel"]) for each in said["left"] if each["note"]}
     assert named == {("bare", "-"), ("left", "c"), ("shut", "c")}
     assert [nsqd.channel(topic, "c")["depth"] for topic in ("left", "shut")] == [3, 3]
     assert nsqd.topic("bare")["depth"] == 1
     assert not nsqlookupd.lookup("left")
     assert nsqtools_cli(*words).code == 2
+    stranger = nsqtools_cli(
+        "node", "drain", str(make_nsqd().http), "--evict", *lookup([nsqlookupd])
+    )
+    assert (stranger.code, "no nsqlookupd lists" in stranger.stderr) == (0, True)
     nsqlookupd.stop()
     assert nsqtools_cli(*words, *lookup([nsqlookupd])).code == 3
     drain = nsqtools_cli.start(*words[:3], stderr=subprocess.PIPE)
