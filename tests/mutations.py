@@ -1,8 +1,8 @@
 """Makes small mistakes in nsqtools, one at a time, and prints which of them no test notices.
 
 Works in a private copy. Which lines a test file runs is recorded once, by the package coverage, and
-kept until a source changes. The test files that run a mistake's line are run until one fails, the
-fast ones first, but no more than take some ``--seconds`` together.
+kept until a source changes. The test files that run a mistake's line are run until one fails, those
+first that run much of its module in little time, but no more than take some ``--seconds`` together.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Mutation(NamedTuple):
     path: str
     line: int
     lines: range  # a test that runs one of them may notice
+    around: range  # those of its function, some of which count as not run after an exception
     start: int
     end: int
     change: str
@@ -117,22 +118,25 @@ def mutations_of(path: str) -> list[Mutation]:
     ends = list(itertools.accumulate(map(len, source.splitlines(keepends=True)), initial=0))
     found = []
 
-    def visit(node: ast.AST, statement: ast.stmt | None, returned: str) -> None:
+    def visit(node: ast.AST, statement: ast.stmt | None, around: range, returned: str) -> None:
         if isinstance(node, ast.stmt):
             statement = node
         for place, new in changes(node, returned):
             last = place.end_lineno or place.lineno
             start = ends[place.lineno - 1] + place.col_offset
             end = ends[last - 1] + (place.end_col_offset or 0)
-            lines = range(statement.lineno if statement else 1, last + 1)
+            first = min(statement.lineno if statement else 1, place.lineno)  # or in a decorator
+            lines = range(first, last + 1)
             old = " ".join(source[start:end].decode().split())
-            found.append(Mutation(path, place.lineno, lines, start, end, f"{old} -> {new}", new))
+            change = f"{old} -> {new}"
+            found.append(Mutation(path, place.lineno, lines, around, start, end, change, new))
         for part in parts(node):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                around = range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
                 returned = ast.unparse(node.returns) if node.returns else ""
-            visit(part, statement, returned)
+            visit(part, statement, around, returned)
 
-    visit(ast.parse(source), None, "")
+    visit(ast.parse(source), None, range(0), "")
     return found
 
 
@@ -225,9 +229,15 @@ def record(copies: Sequence[Copy], tests: Sequence[str]) -> dict[str, Recorded]:
 
 def judge(copy: Copy, mutation: Mutation, recorded: dict[str, Recorded], most: float) -> str:
     """Which test file notices a mistake, or "SURVIVED" after ``most`` seconds of tests or all."""
-    tests = sorted(recorded, key=lambda test: recorded[test].seconds)
-    lines = {test: recorded[test].lines.get(mutation.path, ()) for test in tests}
-    near = [test for test in tests if not set(mutation.lines).isdisjoint(lines[test])]
+    lines = {test: set(recorded[test].lines.get(mutation.path, ())) for test in recorded}
+    may = {*mutation.lines, *mutation.around}
+    near = [test for test in recorded if not may.isdisjoint(lines[test])]
+    near.sort(
+        key=lambda test: (
+            lines[test].isdisjoint(mutation.lines),
+            recorded[test].seconds / len(lines[test]),
+        )
+    )
     ends = itertools.accumulate(recorded[test].seconds for test in near)
     pairs = zip(near, ends, strict=True)
     runs = [(int(end // TOGETHER), test) for test, end in pairs if end <= most]
