@@ -232,6 +232,7 @@ def judge(copy: Copy, mutation: Mutation, recorded: dict[str, Recorded], most: f
     lines = {test: set(recorded[test].lines.get(mutation.path, ())) for test in recorded}
     may = {*mutation.lines, *mutation.around}
     near = [test for test in recorded if not may.isdisjoint(lines[test])]
+    near = near or [test for test in recorded if lines[test]]  # a killed process told no lines
     near.sort(
         key=lambda test: (
             lines[test].isdisjoint(mutation.lines),

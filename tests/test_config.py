@@ -219,6 +219,7 @@ def test_an_instance_is_never_changed_and_survives_the_way_to_an_executor() -> N
     with pytest.raises(AttributeError, match="max_in_flight"):
         config.max_in_flight = 2  # type: ignore[misc]
     assert config.with_values(max_in_flight=2) == ConsumerConfig(max_in_flight=2) != config
+    assert len({config, ConsumerConfig(), ConsumerConfig(max_in_flight=2)}) == 2
     with pytest.raises(TypeError, match="'max_in_flite'; did you mean 'max_in_flight'"):
         ConsumerConfig(max_in_flite=2)  # type: ignore[call-arg]
     for each in (ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))):

@@ -103,6 +103,9 @@ def test_lookup_unites_and_a_tombstone_hides_one_nsqd_from_one_topic_and_can_del
     for lookupd in cluster.lookupds:
         assert lookupd.lookup(topic) == {other.tcp, third.tcp}
         assert lookupd.lookup("second") == {hidden.tcp}
+    shown = [line.split(b"\t") for line in cluster.run("lookup", "nodes").stdout.splitlines()]
+    marked = {node[1].decode() for node in shown if b"(tombstoned)" in node[-1]}
+    assert (len(shown), marked) == (3, {str(hidden.http)})
     nodes = json.loads(cluster.run("lookup", "nodes", "--json").stdout)["producers"]
     assert {node["tcp_port"]: any(node["tombstones"]) for node in nodes} == {
         each.tcp.port: each is hidden for each in cluster.nsqds

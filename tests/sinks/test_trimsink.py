@@ -35,8 +35,8 @@ async def test_younger_messages_are_held_without_bodies_and_others_are_deferred(
             message(body.encode(), timestamp=START + age, number=number)
             for number, (body, age) in enumerate(ages, 1)
         ]
-        for some in (parts[:3], parts[3:]):
-            await sink.handle(batch(*some, settled=settled))
+        await sink.handle(batch(*parts[:3], settled=settled))
+        await sink.gave_up(batch(*parts[3:], settled=settled))
         assert settled.finished == [b"old", b"older"]
         assert settled.requeued == [(b"away", 30.0, False)]
         assert [each.body for each in parts[1:3]] == [b"", b""]
