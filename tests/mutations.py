@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 LEFT_OUT = re.compile(r"nsqtools/(spark/(?!staging/)|cli/docs/|sandbox/|ui/)")
 LOG_CALL = re.compile(r"(.*\.)?_?log(ger)?\.(debug|info|warning|error|exception|critical|log)")
 EFFECT = re.compile(r"(.*\.)?_?(f?sync\w*|flush|unlink|replace|close)")
+FALSE = ("None", "0", "[]", "()", "{}")  # which None as a result does not differ from in an if
 COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 COMPARED |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 TOGETHER = 20.0  # seconds of test files that are run by one pytest, which takes a few to start
@@ -73,7 +74,9 @@ class Recorded(NamedTuple):
 def changes(node: ast.AST, returned: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     """What is replaced in a node, and by which text, in a function annotated with ``returned``."""
     match node:
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.Constant(value="") as value):
+            yield value, "'?'"
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) not in FALSE:
             yield value, f"(not ({ast.unparse(value)}))" if returned == "bool" else "None"
         case ast.Compare(left=left, ops=ops, comparators=others):
             for at, kind in enumerate(ops):

@@ -51,7 +51,9 @@ async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: Scripte
         assert nsqd.commands[6:] == []
 
 
-async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_nothing() -> None:
+async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nsqd = Network().nsqd(msg_timeout=60_000)
     nsqd.one_by_one = True
 
@@ -75,6 +77,7 @@ async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_no
         await elapse(1000.1 - asyncio.get_running_loop().time())
         assert nsqd.ready == 5  # as soon as the handler has caught up
         assert nsqd.depth == nsqd.in_flight == 0
+    assert caplog.text.count("the handler is slow") == 1
     assert not any("dropped" in text for _, text in nsqd.log)
     assert sum(text == "NOP" for _, text in nsqd.log) == 100
     assert {number for number, _ in recorder.seen} == set(range(1, 23))
