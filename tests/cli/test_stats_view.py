@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,49 @@ def test_sparklines_hold_what_was_and_forget_what_is_gone() -> None:
     assert "▁▅█" not in shown(view)[2]
 
 
+WINDOWS = (
+    "topic    channel   depth▼ depth, 5m                 inflt     def    in/s   out/s   req/s"
+    "   t-o/s  clients",
+    "t        c             20                     ▁▅█       3       4       0       0     0.5"
+    "     0.2        8 paused missing=1",
+    "events   archive        0                     ▁▁▁       3       4       -      12     0.5"
+    "     0.2        8",
+    "",
+    "no answer: 127.0.0.1:4251: connection refused (and 1 more)",
+    "q quit  s sort  r reverse",
+    "topic    channel   depth▼    in/s   out/s",
+    "t        c             20       0       0 paused missing=1",
+    "events   archive        0       -      12",
+    "",
+    "no answer: 127.0.0.1:4251: connection refused (and 1 more)",
+    "q quit  s sort  r reverse",
+)
+
+
+def test_a_window_has_what_fits_into_it() -> None:
+    view = ViewState(2.0)
+    assert not "".join(shown(view)).strip()
+    for at, depth in ((0.0, 0), (150.0, 10), (300.0, 20)):
+        first = row(depth=depth, paused=True, missing=1)
+        second = row("events", "archive", ingress=None, egress=12.25)
+        told = report(first, second, silent=True, lookupd=True)
+        view.update(replace(told, snapshot=replace(told.snapshot, at=at)))
+    lines = [line.rstrip() for width in (123, 70) for line in shown(view, width, 7)]
+    assert tuple(lines[1:7] + lines[8:]) == WINDOWS
+    assert lines[0].endswith("  2 nsqds (1 silent)  2 rows  every 2s")
+    press(view, "s")
+    low = shown(view, 123, 5)
+    assert ("1 of 2 rows" in low[0], "inflt▼" in low[1]) == (True, True)
+
+
+@pytest.mark.parametrize(("interval", "samples"), [(0.1, 600), (2.0, 151), (60.0, 30)])
+def test_sparklines_cover_five_minutes_in_so_many_reports(interval: float, samples: int) -> None:
+    view = ViewState(interval)
+    for number in range(samples + 1):
+        view.update(report(row(depth=1 if number else 9)))
+        assert ("█▂" in shown(view)[2]) == (0 < number < samples)
+
+
 def test_narrow_windows_lose_sparklines_first_and_names_are_cut_last() -> None:
     view = ViewState(2.0)
     view.update(report(row("a" * 30, "b" * 30, depth=123)))
@@ -109,9 +153,12 @@ def test_sparklines(values: list[float], width: int, text: str) -> None:
         (None, "-"),
         (0, "0"),
         (9.96, "10.0"),
+        (9.5, "9.5"),
+        (10.4, "10"),
         (99999, "99999"),
         (99999.6, "100k"),
         (1234567, "1.23M"),
+        (1e21, "1e+21"),
     ],
 )
 def test_short_numbers(value: float | None, text: str) -> None:
