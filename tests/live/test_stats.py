@@ -47,6 +47,8 @@ def test_numbers_of_a_cluster_are_those_of_its_nsqds_added_up(
     filled[1].pause(topic, "c")
     said = ask(nsqtools_cli, topic, *lookup(lookupds), *http(filled[:1]))
     assert (said["depth"], said["messages"], said["paused"]) == (60, 60, True)
+    twice = ("--json", "--count", "1", "--interval", "100ms", *http(filled))
+    assert 0.01 < json.loads(nsqtools_cli("stats", *twice).stdout)["interval"] < 60
     paused = {each["nsqd"]: each["paused"] for each in said["nsqds"]}
     assert paused == {str(nsqd.http): nsqd is filled[1] for nsqd in filled}
 

@@ -175,3 +175,13 @@ def test_an_address_that_cannot_be_listened_on_is_named_with_the_reason(
     with pytest.raises(OSError, match="h:1") as raised, tcp.naming(Address("h", 1)):
         raise error
     assert raised.value.strerror == text
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [(("::1", 5, 0, 0), ("::1", 5)), (("127.0.0.1", 5), ("127.0.0.1", 5)), (None, ("", 0))],
+)
+def test_a_peer_has_an_address_until_its_connection_ends(
+    peer: tuple[object, ...] | None, address: tuple[str, int]
+) -> None:
+    assert tcp.peer_address(asyncio.BaseTransport({"peername": peer})) == address
