@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -187,3 +188,13 @@ def test_the_command_says_where_it_listens_until_a_signal(
     assert (running.stdout.read(), running.wait(60)) == (b"", 130)
     assert all(f"127.0.0.1:{port + each}" in "".join(lines[:2]) for each in (0, *FOLLOWING))
     assert ("2.5" in lines[2], "memory" in lines[-1]) == (bool(seeds), True)
+
+
+def test_the_command_tells_the_ports_that_it_has_picked(nsqtools_cli: Cli) -> None:
+    running = nsqtools_cli.start("sandbox", "--port", "0", stdout=subprocess.PIPE)
+    assert running.stdout
+    told = json.loads(running.stdout.readline())
+    known = ("nsqd_tcp", "nsqd_http", "lookupd_tcp", "lookupd_http")
+    assert list(told) == [f"{each}_address" for each in known]
+    for address in told.values():
+        socket.create_connection(Address.parse(address, 0), timeout=60).close()
