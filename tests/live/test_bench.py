@@ -84,6 +84,7 @@ def test_a_terminal_shows_progress(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
 def test_every_nsqd_of_nsqlookupd_gets_the_load_and_nobody_knows_the_topic_afterwards(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
 ) -> None:
+    assert nsqtools_cli("bench", "sub", *lookup([nsqlookupd])).code == 3
     nsqds = [make_nsqd(lookupds=[nsqlookupd]) for _ in range(2)]
     eventually(lambda: len(json.loads(nsqlookupd.request("GET", "/nodes"))["producers"]) == 2)
     options = ("-n", "2000", "--batch", "10", "--json", *lookup([nsqlookupd]))

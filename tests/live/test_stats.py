@@ -12,6 +12,7 @@ import pytest
 from tests.support.dead import answering
 from tests.support.metrics import Serving
 from tests.support.nagios import read
+from tests.support.process import Terminal
 from tests.support.raw import Raw
 from tests.support.servers import fill, http, lookup, registered
 
@@ -107,6 +108,12 @@ def test_who_consumes_is_told_and_the_latency_where_nsqd_keeps_it(
         raw.settle()
         expected = nsqd.channel(topic, "c")["e2e_processing_latency"]["percentiles"]
         said = ask(nsqtools_cli, topic, *http([nsqd]), "--clients")
+        once = ("stats", "--once", "--topic", topic, *http([nsqd]))
+        cells = nsqtools_cli(*once, "--clients").stdout.decode().rstrip("\n").split("\t")
+        assert (cells[:2], cells[13], len(cells)) == ([topic, "c"], "a host", 17)
+        for more, title in (((), "in/s"), (("--channel", "c"), "ingress")):
+            with Terminal(nsqtools_cli, *once, *more) as terminal:
+                terminal.until(title)
     seconds = {each["quantile"]: each["value"] / 1e9 for each in expected}
     assert said["latency"] == {"p99": seconds[0.99], "p50": seconds[0.5]}
     (consumer,) = said["consumers"]
