@@ -263,6 +263,17 @@ class TestFailures:
             await StreamSink(sides.close_writer(), make_writer(Layout())).open()
 
 
+async def test_what_the_reader_of_a_socket_sends_is_ignored(settled: Settled) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        async with opened(ours.fileno()) as sink:
+            theirs.send(b"typed")
+            await turns()
+            assert not sink.failed.done()
+            await sink.handle(batch(b"1", settled=settled))
+            assert theirs.recv(100) == b"1\n"
+
+
 async def test_a_peek_writes_its_count_and_gives_back_what_it_writes_and_what_it_does_not() -> None:
     settled = Settled()
     with tempfile.TemporaryFile() as file:
