@@ -129,4 +129,6 @@ async def test_https_verifies_and_shows_the_client_certificate(certificates: Cer
         async with lookupd(url, tls=client_context(identity)) as client:
             assert await client.topics() == ["t"]
         error = await lookup_failure(url, tls=client_context(config))
+        unknown = await lookup_failure(url)
     assert "--tls-cert" in error.text
+    assert "--tls-root-ca-file" in unknown.text
