@@ -35,7 +35,9 @@ R = TypeVar("R")
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = re.compile(r"nsqtools/(spark/(?!staging/)|cli/docs/|sandbox/|ui/)")
-LOG_CALL = re.compile(r"(.*\.)?_?log(ger)?\.(debug|info|warning|error|exception|critical|log)")
+UNTOLD = re.compile(
+    r"lru_cache|(.*\.)?_?log(ger)?\.(debug|info|warning|error|exception|critical|log)"
+)
 EFFECT = re.compile(r"(.*\.)?_?(f?sync\w*|flush|unlink|replace|close)")
 FALSE = ("None", "0", "[]", "()", "{}")  # which None as a result does not differ from in an if
 COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
@@ -106,11 +108,21 @@ def changes(node: ast.AST, returned: str) -> Iterator[tuple[ast.expr | ast.stmt,
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
-    """The children of a node that may hold a mistake: no annotations, messages or log calls."""
-    log = isinstance(node, ast.Call) and LOG_CALL.fullmatch(ast.unparse(node.func))
-    typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    if log or typing or isinstance(node, ast.JoinedStr):  # whose places Python 3.11 does not tell
-        return
+    """The children of a node that may hold a mistake.
+
+    There are none in annotations, messages and log calls, nor where a number only trades memory for
+    speed: the size of a cache, and a constant such as ``_READ = 64 << 10``.
+    """
+    match node:
+        case ast.Call(func=called) if UNTOLD.fullmatch(ast.unparse(called)):
+            return
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
+        case ast.JoinedStr():  # whose places Python 3.11 does not tell
+            return
+        case ast.Assign(value=ast.BinOp(op=ast.LShift(), right=ast.Constant(value=int(bits)))):
+            if bits >= 10:
+                return
     annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
     yield from (each for each in ast.iter_child_nodes(node) if each not in annotations)
 
