@@ -221,3 +221,4 @@ def test_a_table_has_numbers_to_the_right_and_cuts_the_longest_names() -> None:
         f"{'u':<20}  {'-':<14}       7",
     ]
     assert aligned(rows, TableLayout(range(2, 3), cut=2), 80)[1].startswith("t" * 30)
+    assert aligned([("x" * 30, "n"), ("u", "7")], TableLayout(), 9)[1] == f"u{' ' * 31}7"
