@@ -69,6 +69,7 @@ UNKNOWN = UnreachableError("cannot resolve 'wbe1'", Address("wbe1", 4150), reaso
 WRONG = RefusedError("answered in HTTP", Address("a", 4150), reason="protocol")
 SWAPPED: dict[str, Any] = {"features": None, "tcp_error": WRONG, "tcp_speaks": "http"}
 AWAY = UnreachableError("connection refused", Address("b", 4150), reason="dial")
+USED, NINE = channel(client_count=1), Features(max_rdy_count=9)
 AT = Address("a", 4150)
 AT_W: dict[str, Any] = {"given": False, "producer": producer("wbe1", "events")}
 HAVING = [listing("a")]
@@ -140,6 +141,60 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             nsqd("b", events(channel(depth=2, in_flight=1))),
         ),
         [("warning", "channel", "none on nsqd b:4150 with 3 messages", "channel c")],
+    ),
+    "an empty channel beside others": (
+        facts(
+            nsqd("a", events(USED, channel("d", depth=3, client_count=1), channel("e", depth=2))),
+            nsqd("b", events(USED, channel("d", depth=1, client_count=1))),
+        ),
+        [("warning", "depth", "4 in channel d, 2 in channel e", "--channel d")],
+    ),
+    "a topic without channels that keeps messages": (
+        facts(nsqd("a", events(depth=1)), nsqd("b", WELL), channel=""),
+        [("warning", "depth", "1 message waits in topic events", "channel create events NAME")],
+    ),
+    "a topic whose channel is elsewhere": (
+        facts(nsqd("a", events(depth=2)), nsqd("b", WELL), channel="d"),
+        [("warning", "depth", "2 messages wait in topic events on nsqds where", "create d: ")],
+    ),
+    "a topic without channels whose channel is to be ephemeral": (
+        facts(nsqd("a", events(depth=2)), channel="d#ephemeral"),
+        [("warning", "depth", "no nsqd has channel d#ephemeral", "consume d#ephemeral: ")],
+    ),
+    "an ephemeral channel that is not consumed": (
+        facts(nsqd("a", WELL), channel="d#ephemeral"),
+        [("warning", "channel", "has no channel d#ephemeral", "exists only while")],
+    ),
+    "a consumer that has everything": (
+        facts(nsqd("a", consumed(client(9, 4), client(1), depth=0, in_flight=4))),
+        [("warning", "consumers", "(host, agent/1) holds all 4 messages", "stats --clients")],
+    ),
+    "more consumers than can be named": (
+        facts(nsqd("a", consumed(*(client(2, port=n) for n in range(7)), client(0, port=9)))),
+        [
+            ("warning", "consumers", "10.0.0.1:9 (host, agent/1) has RDY 0", "in backoff"),
+            ("warning", "consumers", "10.0.0.1:4 (host, agent/1) with RDY 2 and 2 more", ""),
+        ],
+    ),
+    "a consumer that finishes nothing until its messages time out": (
+        facts(
+            nsqd("a", consumed(client(2, 2)), later=consumed(client(2, 2), timeout_count=1)),
+        ),
+        [("failure", "consumers", "while 1 message of the channel timed out", "it hangs")],
+    ),
+    "no messages in flight at all": (
+        facts(nsqd("a", WELL), max_in_flight=0),
+        [("failure", "max-in-flight", "is 0", "1 or more")],
+    ),
+    "a share that an nsqd does not allow": (
+        facts(
+            nsqd("a", WELL, features=Features(max_rdy_count=9)), nsqd("b", WELL), max_in_flight=20
+        ),
+        [("warning", "max-in-flight", "nsqd a:4150 allows RDY 9 at most", "--max-in-flight 18")],
+    ),
+    "a share that an nsqd just allows": (
+        facts(nsqd("a", WELL, features=Features(max_rdy_count=10)), max_in_flight=10),
+        [],
     ),
     "a given name that cannot be resolved": (
         facts(nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"))),
