@@ -15,7 +15,7 @@ from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.errors import UnreachableError
 from tests.support.consuming import run_beside
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, eventually_async
 from tests.support.proxy import Proxy
 from tests.support.servers import at
 
@@ -128,7 +128,7 @@ async def test_a_producer_for_dead_letters_is_connected_from_the_first_one_on(
         await producer.publish(topic, [b"x"])
     assert [each["pub_counts"][0]["count"] for each in nsqd.stats()["producers"]] == [2]
     await producer.close()
-    eventually(lambda: not nsqd.stats()["producers"])
+    await eventually_async(lambda: not nsqd.stats()["producers"])
 
 
 # To relay to where it comes from, however that is called, is refused.
