@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.cli import cli, exits
+from nsqtools.errors import NSQError
 from tests.support.eventually import eventually
 from tests.support.process import Terminal
 from tests.support.servers import at_both, lookup
@@ -113,3 +114,17 @@ def test_messages_that_do_not_arrive_are_counted_and_told_by_status_4(
     assert received < 1000
     assert f" {1000 - received} messages did not arrive" in err.replace(",", "")
     assert nsqd.stats()["topics"] == []
+
+
+def test_a_topic_that_cannot_be_deleted_is_named_and_told_by_status_4(
+    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(*_: object) -> None:
+        raise NSQError("nsqd went away")
+
+    monkeypatch.setattr("nsqtools.cli.commands.bench.topic.carry_out", fail)
+    assert exits.run(cli, ["bench", "pub", "-n", "10", "--json", *at_both(nsqd)]) == 4
+    out, err = capsys.readouterr()
+    assert json.loads(out)["published"]["messages"] == 10
+    (left,) = (each["topic_name"] for each in nsqd.stats()["topics"])
+    assert f"nsqd went away: topic {left} may be left" in err
