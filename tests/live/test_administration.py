@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.cli import cli, exits
+from nsqtools.errors import HTTPError
 from tests.support.eventually import eventually
 from tests.support.process import Terminal
-from tests.support.servers import fill, lookup, registered
+from tests.support.servers import fill, http, lookup, registered
 
 if TYPE_CHECKING:
+    from nsqtools.engine.changes import Stages, Step
     from tests.support.process import Cli, Result
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
@@ -151,3 +154,16 @@ def test_a_drain_names_what_never_drains_and_keeps_it(
     assert drain.wait(60) == 4
     nsqd.stop()
     assert nsqtools_cli(*words[:5]).code == 3
+
+
+@pytest.mark.parametrize(("status", "code"), [(500, 1), (0, 3)])
+def test_a_change_that_no_server_makes_is_a_failure_or_nobody_can_be_reached(
+    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, status: int, code: int
+) -> None:
+    async def fail(_: object, stages: Stages) -> list[Step]:
+        error = HTTPError("went away", nsqd.http, status=status)
+        return [replace(step, error=error) for steps in stages for step in steps]
+
+    nsqd.create("t")
+    monkeypatch.setattr("nsqtools.cli.commands.admin.change.carry_out", fail)
+    assert exits.run(cli, ["topic", "pause", "t", *http([nsqd])]) == code
