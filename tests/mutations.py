@@ -254,9 +254,12 @@ def judge(copy: Copy, mutation: Mutation, recorded: dict[str, Recorded], most: f
             recorded[test].seconds / len(lines[test]),
         )
     )
-    ends = itertools.accumulate(recorded[test].seconds for test in near)
-    pairs = zip(near, ends, strict=True)
-    runs = [(int(end // TOGETHER), test) for test, end in pairs if end <= most]
+    runs: list[tuple[int, str]] = []
+    end = 0.0
+    for test in near:
+        if end + recorded[test].seconds <= most:
+            end += recorded[test].seconds
+            runs.append((int(end // TOGETHER), test))
     path, source = mutation.path, (ROOT / mutation.path).read_bytes()
     copy.write(path, source[: mutation.start] + mutation.new.encode() + source[mutation.end :])
     try:
