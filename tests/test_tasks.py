@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.tasks import Tasks, call_each, interruptible, is_cancelled, together
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -52,7 +52,7 @@ async def test_what_is_awaited_together_ends_with_the_first_error() -> None:
 
     async def wait(name: str) -> None:
         try:
-            await asyncio.sleep(9 if name == "slow" else 1)
+            await elapse(9 if name == "slow" else 1)
             raise ValueError(name)
         finally:
             ended.append(name)
