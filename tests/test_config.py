@@ -204,6 +204,8 @@ def test_options_that_cannot_be_are_refused_by_name() -> None:
         TargetOptions(nsqd_tcp_address=("a:b:c",))
     with pytest.raises(ConfigError, match=r"^lookupd_http_address: .*'h:x'"):
         SourceOptions(lookupd_http_address=("https://h:x/p",))
+    with pytest.raises(ConfigError, match="topic: expected a list of str, found str"):
+        SourceOptions(topic="events")  # type: ignore[arg-type]
 
 
 def test_a_secret_is_neither_in_a_repr_nor_in_an_error() -> None:
