@@ -1,8 +1,8 @@
 """Makes small mistakes in nsqtools, one at a time, and prints which of them no test notices.
 
 Works in a private copy. Which lines a test file runs is recorded once, by the package coverage, and
-kept until a source changes. The test files that run a mistake's line are run until one fails, the
-fast ones first, but no more than take some ``--seconds`` together.
+kept until a source changes. The test files that run a mistake's line are run until one fails, those
+first that run much of its module in little time, but no more than take some ``--seconds`` together.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ R = TypeVar("R")
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = re.compile(r"nsqtools/(spark/(?!staging/)|cli/docs/|sandbox/|ui/)")
-LOG_CALL = re.compile(r"(.*\.)?_?log(ger)?\.(debug|info|warning|error|exception|critical|log)")
+UNTOLD = re.compile(
+    r"lru_cache|(.*\.)?_?log(ger)?\.(debug|info|warning|error|exception|critical|log)"
+)
 EFFECT = re.compile(r"(.*\.)?_?(f?sync\w*|flush|unlink|replace|close)")
+FALSE = ("None", "0", "[]", "()", "{}")  # which None as a result does not differ from in an if
 COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 COMPARED |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 TOGETHER = 20.0  # seconds of test files that are run by one pytest, which takes a few to start
@@ -56,6 +59,7 @@ class Mutation(NamedTuple):
     path: str
     line: int
     lines: range  # a test that runs one of them may notice
+    around: range  # those of its function, some of which count as not run after an exception
     start: int
     end: int
     change: str
@@ -72,7 +76,9 @@ class Recorded(NamedTuple):
 def changes(node: ast.AST, returned: str) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     """What is replaced in a node, and by which text, in a function annotated with ``returned``."""
     match node:
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.Constant(value="") as value):
+            yield value, "'?'"
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) not in FALSE:
             yield value, f"(not ({ast.unparse(value)}))" if returned == "bool" else "None"
         case ast.Compare(left=left, ops=ops, comparators=others):
             for at, kind in enumerate(ops):
@@ -102,11 +108,21 @@ def changes(node: ast.AST, returned: str) -> Iterator[tuple[ast.expr | ast.stmt,
 
 
 def parts(node: ast.AST) -> Iterator[ast.AST]:
-    """The children of a node that may hold a mistake: no annotations, messages or log calls."""
-    log = isinstance(node, ast.Call) and LOG_CALL.fullmatch(ast.unparse(node.func))
-    typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    if log or typing or isinstance(node, ast.JoinedStr):  # whose places Python 3.11 does not tell
-        return
+    """The children of a node that may hold a mistake.
+
+    There are none in annotations, messages and log calls, nor where a number only trades memory for
+    speed: the size of a cache, and a constant such as ``_READ = 64 << 10``.
+    """
+    match node:
+        case ast.Call(func=called) if UNTOLD.fullmatch(ast.unparse(called)):
+            return
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
+        case ast.JoinedStr():  # whose places Python 3.11 does not tell
+            return
+        case ast.Assign(value=ast.BinOp(op=ast.LShift(), right=ast.Constant(value=int(bits)))):
+            if bits >= 10:
+                return
     annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
     yield from (each for each in ast.iter_child_nodes(node) if each not in annotations)
 
@@ -117,22 +133,25 @@ def mutations_of(path: str) -> list[Mutation]:
     ends = list(itertools.accumulate(map(len, source.splitlines(keepends=True)), initial=0))
     found = []
 
-    def visit(node: ast.AST, statement: ast.stmt | None, returned: str) -> None:
+    def visit(node: ast.AST, statement: ast.stmt | None, around: range, returned: str) -> None:
         if isinstance(node, ast.stmt):
             statement = node
         for place, new in changes(node, returned):
             last = place.end_lineno or place.lineno
             start = ends[place.lineno - 1] + place.col_offset
             end = ends[last - 1] + (place.end_col_offset or 0)
-            lines = range(statement.lineno if statement else 1, last + 1)
+            first = min(statement.lineno if statement else 1, place.lineno)  # or in a decorator
+            lines = range(first, last + 1)
             old = " ".join(source[start:end].decode().split())
-            found.append(Mutation(path, place.lineno, lines, start, end, f"{old} -> {new}", new))
+            change = f"{old} -> {new}"
+            found.append(Mutation(path, place.lineno, lines, around, start, end, change, new))
         for part in parts(node):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                around = range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
                 returned = ast.unparse(node.returns) if node.returns else ""
-            visit(part, statement, returned)
+            visit(part, statement, around, returned)
 
-    visit(ast.parse(source), None, "")
+    visit(ast.parse(source), None, range(0), "")
     return found
 
 
@@ -225,12 +244,22 @@ def record(copies: Sequence[Copy], tests: Sequence[str]) -> dict[str, Recorded]:
 
 def judge(copy: Copy, mutation: Mutation, recorded: dict[str, Recorded], most: float) -> str:
     """Which test file notices a mistake, or "SURVIVED" after ``most`` seconds of tests or all."""
-    tests = sorted(recorded, key=lambda test: recorded[test].seconds)
-    lines = {test: recorded[test].lines.get(mutation.path, ()) for test in tests}
-    near = [test for test in tests if not set(mutation.lines).isdisjoint(lines[test])]
-    ends = itertools.accumulate(recorded[test].seconds for test in near)
-    pairs = zip(near, ends, strict=True)
-    runs = [(int(end // TOGETHER), test) for test, end in pairs if end <= most]
+    lines = {test: set(recorded[test].lines.get(mutation.path, ())) for test in recorded}
+    may = {*mutation.lines, *mutation.around}
+    near = [test for test in recorded if not may.isdisjoint(lines[test])]
+    near = near or [test for test in recorded if lines[test]]  # a killed process told no lines
+    near.sort(
+        key=lambda test: (
+            lines[test].isdisjoint(mutation.lines),
+            recorded[test].seconds / len(lines[test]),
+        )
+    )
+    runs: list[tuple[int, str]] = []
+    end = 0.0
+    for test in near:
+        if end + recorded[test].seconds <= most:
+            end += recorded[test].seconds
+            runs.append((int(end // TOGETHER), test))
     path, source = mutation.path, (ROOT / mutation.path).read_bytes()
     copy.write(path, source[: mutation.start] + mutation.new.encode() + source[mutation.end :])
     try:

@@ -199,6 +199,8 @@ def test_options_that_cannot_be_are_refused_by_name() -> None:
         TargetOptions(nsqd_tcp_address=("a:b:c",))
     with pytest.raises(ConfigError, match=r"^lookupd_http_address: .*'h:x'"):
         SourceOptions(lookupd_http_address=("https://h:x/p",))
+    with pytest.raises(ConfigError, match="topic: expected a list of str, found str"):
+        SourceOptions(topic="events")  # type: ignore[arg-type]
 
 
 def test_a_secret_is_neither_in_a_repr_nor_in_an_error() -> None:
@@ -214,6 +216,7 @@ def test_an_instance_is_never_changed_and_survives_the_way_to_an_executor() -> N
     with pytest.raises(AttributeError, match="max_in_flight"):
         config.max_in_flight = 2  # type: ignore[misc]
     assert config.with_values(max_in_flight=2) == ConsumerConfig(max_in_flight=2) != config
+    assert len({config, ConsumerConfig(), ConsumerConfig(max_in_flight=2)}) == 2
     with pytest.raises(TypeError, match="'max_in_flite'; did you mean 'max_in_flight'"):
         ConsumerConfig(max_in_flite=2)  # type: ignore[call-arg]
     for each in (ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))):

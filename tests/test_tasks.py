@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nsqtools.tasks import Tasks, interruptible, is_cancelled
-from tests.support.clock import virtual
+from nsqtools.tasks import Tasks, call_each, interruptible, is_cancelled, together
+from tests.support.clock import elapse, virtual
 
 
 async def fail() -> None:
@@ -40,6 +40,24 @@ async def test_a_task_that_fails_is_reported_and_neither_taken_for_cancelled_nor
     assert errors[0].__traceback__ or errors[0].__cause__
     with pytest.raises(kind):
         await interruptible(work(), asyncio.Event())
+
+
+@virtual
+async def test_what_is_awaited_together_ends_with_the_first_error() -> None:
+    ended: list[str] = []
+
+    async def wait(name: str) -> None:
+        try:
+            await elapse(9 if name == "slow" else 1)
+            raise ValueError(name)
+        finally:
+            ended.append(name)
+
+    for awaited in (together(wait("slow"), wait("x")), call_each(["slow", "x"], wait)):
+        with pytest.raises(ValueError, match="x"):
+            await awaited
+        assert ended == ["x", "slow"]
+        ended.clear()
 
 
 @virtual

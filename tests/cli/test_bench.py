@@ -94,3 +94,27 @@ def test_the_first_failure_ends_publishing() -> None:
 def test_without_messages_there_is_no_latency() -> None:
     (line,) = traffic.text({"received": traffic.Traffic("delivery")}).splitlines()
     assert line.startswith("0 messages received")
+
+
+def test_numbers_are_per_second_since_the_beginning_and_rounded() -> None:
+    measured = traffic.Traffic("delivery")
+    measured.began = 10.0
+    for number in range(1000):
+        measured.add(2, 300, 10 + (number + 1) * 0.007, took=(number + 1) / 1e6)
+    facts = measured.facts()
+    latencies = {name: facts.pop(name) for name in ("p50", "p90", "p99", "p99.9", "max")}
+    assert facts == {
+        "messages": 2000,
+        "bytes": 300_000,
+        "seconds": 7.0,
+        "messages_per_second": 285.7,
+        "bytes_per_second": 42857.1,
+    }
+    expected = [0.0005, 0.0009, 0.00099, 0.000999, 0.001]
+    assert list(latencies.values()) == pytest.approx(expected, rel=0.02)
+    assert latencies["max"] == round(latencies["max"], 7) == 0.001
+    assert measured.line("received") == "2,000 received, 286/s"
+    lines = traffic.text({"received": measured}).splitlines()
+    assert lines[0] == "2,000 messages received in 7.00 s: 286 messages/s, 0.04 MB/s"
+    assert lines[1].startswith("delivery latency in ms: p50 0.")
+    assert lines[1].endswith(", max 1.00")

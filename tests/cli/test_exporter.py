@@ -44,8 +44,9 @@ async def test_scrapes_of_one_time_share_a_poll_though_some_are_given_up() -> No
     found = await asyncio.gather(*scrapes)
     assert cluster.looks == 1
     assert all(each is found[0] for each in found)
+    assert exporter.status == "0 of 0 nsqds answering, 1 poll"
     await exporter.collect()
-    assert cluster.looks == 2
+    assert (cluster.looks, exporter.status[-7:]) == (2, "2 polls")
 
 
 CHANNEL = ChannelStats(

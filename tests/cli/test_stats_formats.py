@@ -8,7 +8,9 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines
+from click import unstyle
+
+from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines, Tables
 from nsqtools.cli.commands.stats.report import ConsumerRates, ConsumerRow, latencies
 from nsqtools.cli.output import TableLayout, aligned
 from nsqtools.engine.cluster import Snapshot
@@ -19,9 +21,11 @@ from nsqtools.net.http.replies import (
     ProcessingLatency,
     TopicStats,
 )
-from tests.support.reports import LOOKUPD, NSQD, SILENT, report, row
+from tests.support.reports import LOOKUPD, NSQD, REFUSED, SILENT, report, row
 
 if TYPE_CHECKING:
+    import pytest
+
     from nsqtools.cli.commands.stats.report import Report
 
 # As nsq_stat 1.3.0 prints it.
@@ -167,9 +171,41 @@ def test_consumers_in_csv_and_json() -> None:
     assert [first[name] for name in names] == ["host", "agent/1 (x)", "true", "100", "2.400", ""]
     assert (second["compression"], second["connected"]) == ("deflate", "1970-01-01T00:00:05Z")
     (found,) = json.loads(JsonReports().add(consumed))["topics"][0]["channels"]
+    rows = [line.split("\t") for line in Tables(consumers=True).add(consumed).splitlines()]
+    assert rows[0] == [
+        *("t", "c", "100", "2", "2", "-", "20", "10", "yes", "snappy", "", NSQD, "id", "host"),
+        *("10.0.0.1:5000", "1970-01-01T00:00:05Z", "agent/1 (x)"),
+    ]
+    assert rows[1][8:11] == ["", "deflate", "yes"]
+    assert rows[2][15] == ""
     assert [each["compression"] for each in found["consumers"]] == ["snappy", "deflate", "snappy"]
     assert found["consumers"][2]["connected"] is None
     assert found["consumers"][0]["finish_rate"] == 2.4
+
+
+def test_a_report_on_a_terminal_is_a_table_with_a_blank_line_before_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    form, name = Tables(), "x" * 60
+    rows = row(channel="", ingress=None), row("u", name, ingress=9.94, egress=10.0, paused=True)
+    text = form.add(report(*rows, silent=True))
+    lines = unstyle(text).splitlines()
+    cut = f"{name[:21]}…"
+    assert lines == [
+        f"topic  {'channel':<22}  in/s  out/s  depth  disk  inflt  def"
+        "  req  t-o  msgs  clients  notes",
+        f"t      {'-':<22}     -      0      0     0      3    4   50   60    70        8",
+        f"u      {cut}   9.9     10      0     0      3    4   50   60    70        8  paused",
+        f"no answer: {REFUSED}",
+    ]
+    assert form.add(report(*rows, silent=True)) == f"\n{text}"
+    consumed = replace(one(), consumers=[ConsumerRow("t", name, NSQD, CLIENT, 2.4, None)])
+    first, second = unstyle(Tables(consumers=True).add(consumed)).splitlines()
+    assert second.split()[1] == f"{name[:11]}…"
+    for title in ("rdy", "inflt", "fin/s", "req/s", "fin", "req"):
+        assert second[first.index(f"{title} ") + len(title) - 1] != " "
 
 
 def test_a_table_has_numbers_to_the_right_and_cuts_the_longest_names() -> None:
@@ -185,3 +221,4 @@ def test_a_table_has_numbers_to_the_right_and_cuts_the_longest_names() -> None:
         f"{'u':<20}  {'-':<14}       7",
     ]
     assert aligned(rows, TableLayout(range(2, 3), cut=2), 80)[1].startswith("t" * 30)
+    assert aligned([("x" * 30, "n"), ("u", "7")], TableLayout(), 9)[1] == f"u{' ' * 31}7"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +54,39 @@ def test_of_more_rows_than_the_window_has_the_first_are_shown_and_counted() -> N
     assert len(names(view, height=13)) == 10
 
 
+WINDOWS = (
+    "topic    channel   depth▼   inflt     def    in/s   out/s   req/s   t-o/s  clients",
+    "t        c             20       3       4       0       0     0.5     0.2        8 "
+    "paused missing=1",
+    "events   archive        0       3       4       -      12     0.5     0.2        8",
+    "",
+    "no answer: 127.0.0.1:4251: connection refused (and 1 more)",
+    "q quit  s sort",
+    "topic    channel   depth▼    in/s   out/s",
+    "t        c             20       0       0 paused missing=1",
+    "events   archive        0       -      12",
+    "",
+    "no answer: 127.0.0.1:4251: connection refused (and 1 more)",
+    "q quit  s sort",
+)
+
+
+def test_a_window_has_what_fits_into_it() -> None:
+    view = ViewState(2.0)
+    assert not "".join(shown(view)).strip()
+    for at, depth in ((0.0, 0), (150.0, 10), (300.0, 20)):
+        first = row(depth=depth, paused=True, missing=1)
+        second = row("events", "archive", ingress=None, egress=12.25)
+        told = report(first, second, silent=True, lookupd=True)
+        view.update(replace(told, snapshot=replace(told.snapshot, at=at)))
+    lines = [line.rstrip() for width in (123, 70) for line in shown(view, width, 7)]
+    assert tuple(lines[1:7] + lines[8:]) == WINDOWS
+    assert lines[0].endswith("  2 nsqds (1 silent)  2 rows  every 2s")
+    press(view, "s")
+    low = shown(view, 123, 5)
+    assert ("1 of 2 rows" in low[0], "inflt▼" in low[1]) == (True, True)
+
+
 def test_narrow_windows_lose_columns_first_and_names_are_cut_last() -> None:
     view = ViewState(2.0)
     view.update(report(row("a" * 30, "b" * 30, depth=123)))
@@ -81,9 +115,12 @@ def test_what_a_server_sends_cannot_drive_the_terminal() -> None:
         (None, "-"),
         (0, "0"),
         (9.96, "10.0"),
+        (9.5, "9.5"),
+        (10.4, "10"),
         (99999, "99999"),
         (99999.6, "100k"),
         (1234567, "1.23M"),
+        (1e21, "1e+21"),
     ],
 )
 def test_short_numbers(value: float | None, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from nsqtools.cli.values import names, questions
 from nsqtools.net.http.suggestions import ask
 from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
+from tests.support.scripted_http import serving
 from tests.support.webserver import HANG, Answer, Request, WebServer
 
 if TYPE_CHECKING:
@@ -182,6 +184,12 @@ def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.Monke
     with WebServer(HANG) as silent, server({"/topics": {"topics": ["a"]}}) as good:
         line = ("tail", "--lookupd-http-address", str(silent.address), *good)
         assert eventually(lambda: ask(questions("topic", typed(*line)))) == {"a"}
+
+
+async def test_a_reply_may_end_with_its_connection() -> None:
+    async with serving(b'HTTP/1.0 200 OK\r\n\r\n{"topics": ["a"]}') as proxy:
+        line = typed("tail", "--lookupd-http-address", str(proxy.address))
+        assert await asyncio.to_thread(names, "topic", line) == ("a",)
 
 
 def test_https_is_verified_with_the_ca_of_the_line(certificates: Certificates) -> None:

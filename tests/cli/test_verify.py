@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+from errno import EACCES
 from typing import TYPE_CHECKING
 
 from tests.support.archiving import Archiving, Notes
@@ -87,3 +88,20 @@ def test_files_that_go_while_a_directory_is_read_are_no_fault(
     assert {line.partition(":")[0] for line in told.splitlines()[:-1]} == {
         f"./{number}.log" for number in (1, 3, 5)
     }
+
+
+def test_a_directory_that_cannot_be_read_is_no_good_one(
+    nsqtools: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out" / "shut").mkdir(parents=True)
+    scan = os.scandir
+
+    def refuse(path: str) -> object:  # as for anybody but root
+        if path.endswith("shut"):
+            raise PermissionError(EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    code, told, errors = nsqtools("verify", "out")
+    assert (code, told) == (1, "")
+    assert errors.endswith("/out/shut: Permission denied\n")

@@ -110,6 +110,7 @@ def test_keeping_the_first_gives_the_others_back_at_once_and_without_backoff() -
     assert calls == []
     batch.keep(2)
     assert calls == [("REQ", [2, 3, 4], 0, False)]
+    assert repr(batch).endswith(": 2 messages, 2 unsettled>")
     assert numbers(batch) == [0, 1]
     batch.finish()
     assert calls[1:] == [("FIN", [0, 1])]

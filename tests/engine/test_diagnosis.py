@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from nsqtools.cli import cli
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
-from nsqtools.errors import HTTPError, RefusedError, UnreachableError
+from nsqtools.errors import AuthError, HTTPError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.replies import ClientStats, TopicStats
 from nsqtools.proto.session import Features
@@ -65,6 +65,14 @@ UNKNOWN = UnreachableError("cannot resolve 'wbe1'", Address("wbe1", 4150), reaso
 WRONG = RefusedError("answered in HTTP", Address("a", 4150), reason="protocol")
 SWAPPED: dict[str, Any] = {"features": None, "tcp_error": WRONG, "tcp_speaks": "http"}
 AWAY = UnreachableError("connection refused", Address("b", 4150), reason="dial")
+USED, NINE = channel(client_count=1), Features(max_rdy_count=9)
+AT = Address("a", 4150)
+AT_W: dict[str, Any] = {"given": False, "producer": producer("wbe1", "events")}
+HAVING = [listing("a")]
+DEAF = refused("a")
+NO_SECRET = AuthError("E_AUTH_FAILED AUTH failed", AT)
+NOT_HERE = AuthError("E_UNAUTHORIZED AUTH failed", AT)
+UNTRUSTED = UnreachableError("unknown certificate", AT, reason="tls")
 DEAD = lookupd("m", error=refused("m", 4161))
 LATE = HTTPError("not asked: --timeout had expired", reason="silence")
 A = "--nsqd-http-address a:4151"
@@ -130,6 +138,60 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         ),
         [("warning", "channel", "none on nsqd b:4150 with 3 messages", "channel c")],
     ),
+    "an empty channel beside others": (
+        facts(
+            nsqd("a", events(USED, channel("d", depth=3, client_count=1), channel("e", depth=2))),
+            nsqd("b", events(USED, channel("d", depth=1, client_count=1))),
+        ),
+        [("warning", "depth", "4 in channel d, 2 in channel e", "--channel d")],
+    ),
+    "a topic without channels that keeps messages": (
+        facts(nsqd("a", events(depth=1)), nsqd("b", WELL), channel=""),
+        [("warning", "depth", "1 message waits in topic events", "channel create events NAME")],
+    ),
+    "a topic whose channel is elsewhere": (
+        facts(nsqd("a", events(depth=2)), nsqd("b", WELL), channel="d"),
+        [("warning", "depth", "2 messages wait in topic events on nsqds where", "create d: ")],
+    ),
+    "a topic without channels whose channel is to be ephemeral": (
+        facts(nsqd("a", events(depth=2)), channel="d#ephemeral"),
+        [("warning", "depth", "no nsqd has channel d#ephemeral", "consume d#ephemeral: ")],
+    ),
+    "an ephemeral channel that is not consumed": (
+        facts(nsqd("a", WELL), channel="d#ephemeral"),
+        [("warning", "channel", "has no channel d#ephemeral", "exists only while")],
+    ),
+    "a consumer that has everything": (
+        facts(nsqd("a", consumed(client(9, 4), client(1), depth=0, in_flight=4))),
+        [("warning", "consumers", "(host, agent/1) holds all 4 messages", "stats --clients")],
+    ),
+    "more consumers than can be named": (
+        facts(nsqd("a", consumed(*(client(2, port=n) for n in range(7)), client(0, port=9)))),
+        [
+            ("warning", "consumers", "10.0.0.1:9 (host, agent/1) has RDY 0", "in backoff"),
+            ("warning", "consumers", "10.0.0.1:4 (host, agent/1) with RDY 2 and 2 more", ""),
+        ],
+    ),
+    "a consumer that finishes nothing until its messages time out": (
+        facts(
+            nsqd("a", consumed(client(2, 2)), later=consumed(client(2, 2), timeout_count=1)),
+        ),
+        [("failure", "consumers", "while 1 message of the channel timed out", "it hangs")],
+    ),
+    "no messages in flight at all": (
+        facts(nsqd("a", WELL), max_in_flight=0),
+        [("failure", "max-in-flight", "is 0", "1 or more")],
+    ),
+    "a share that an nsqd does not allow": (
+        facts(
+            nsqd("a", WELL, features=Features(max_rdy_count=9)), nsqd("b", WELL), max_in_flight=20
+        ),
+        [("warning", "max-in-flight", "nsqd a:4150 allows RDY 9 at most", "--max-in-flight 18")],
+    ),
+    "a share that an nsqd just allows": (
+        facts(nsqd("a", WELL, features=Features(max_rdy_count=10)), max_in_flight=10),
+        [],
+    ),
     "a given name that cannot be resolved": (
         facts(nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"))),
         [("failure", "tcp", "'wbe1'", "check the name")],
@@ -148,6 +210,87 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     "swapped ports of a listed nsqd": (
         facts(nsqd("a", WELL, tcp_port=7, **SWAPPED, **AT_A), lookupds=[listing("a")]),
         [("failure", "tcp", "a:4150", "start that nsqd with --broadcast-tcp-port=7")],
+    ),
+    "the HTTP port of an nsqlookupd that an nsqd has registered": (
+        facts(nsqd("a", WELL, is_lookupd=True, **SWAPPED, **AT_A), lookupds=[listing("a")]),
+        [("failure", "tcp", "HTTP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
+    ),
+    "the TCP port of an nsqlookupd that an nsqd has registered": (
+        facts(nsqd("a", WELL, **{**SWAPPED, "tcp_speaks": "nsqlookupd"}, **AT_A), lookupds=HAVING),
+        [("failure", "tcp", "TCP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
+    ),
+    "an HTTP port registered as the TCP port, and another one as the HTTP port": (
+        facts(nsqd("a", WELL, tcp_port=7, http=AT, **SWAPPED, **AT_A), lookupds=HAVING),
+        [("failure", "tcp", "a:4150", "--broadcast-tcp-port=7 --broadcast-http-port=4150")],
+    ),
+    "an HTTP port given, of an nsqd that does not tell its TCP port": (
+        facts(nsqd("a", WELL, **SWAPPED)),
+        [("failure", "tcp", "a:4150 is its HTTP port", "give its TCP port, 4150")],
+    ),
+    "a TCP port registered as the HTTP port": (
+        facts(nsqd("a", http_error=DEAF, http_speaks="nsqd", **AT_A), lookupds=HAVING),
+        [("failure", "http", "a:4151 is its TCP port", "--broadcast-http-port=PORT")],
+    ),
+    "a broadcast name that cannot be resolved": (
+        facts(
+            nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"), **AT_W),
+            lookupds=[listing("wbe1")],
+        ),
+        [("failure", "tcp", "it registered from 172.17.0.5:33000", "--broadcast-address=ADDR")],
+    ),
+    "a listed nsqd that is dead": (
+        facts(
+            nsqd("a", features=None, tcp_error=AWAY, http_error=refused("a"), **AT_A),
+            lookupds=HAVING,
+        ),
+        [("failure", "tcp", "b:4150: connection refused", "check its --broadcast-address")],
+    ),
+    "an nsqd that requires a secret": (
+        facts(nsqd("a", WELL, features=None, tcp_error=NO_SECRET)),
+        [("failure", "auth", "a:4150 requires AUTH", "add --auth-secret-file")],
+    ),
+    "an nsqd that does not know the secret": (
+        facts(nsqd("a", WELL, features=None, tcp_error=NO_SECRET), has_secret=True),
+        [("failure", "auth", "a:4150: E_AUTH_FAILED", "AUTH server knows")],
+    ),
+    "an nsqd whose secret is for other topics": (
+        facts(nsqd("a", WELL, features=None, tcp_error=NOT_HERE), has_secret=True),
+        [("failure", "auth", "a:4150: E_UNAUTHORIZED", "accepts for this topic")],
+    ),
+    "an nsqd that does not compress": (
+        facts(nsqd("a", WELL), compression="snappy"),
+        [("warning", "tcp", "nsqd a:4150 does not offer --snappy", "with --snappy")],
+    ),
+    "an nsqd whose certificate is unknown": (
+        facts(nsqd("a", WELL, features=None, tcp_error=UNTRUSTED)),
+        [("failure", "tls", "a:4150: unknown certificate", "")],
+    ),
+    "a clock that is behind, and one that is hardly": (
+        facts(nsqd("a", WELL, skew=5.0), lookupds=[listing("a", skew=-90.4)]),
+        [("warning", "clock", "nsqlookupd l:4161 is 90 s behind", "clocks")],
+    ),
+    "one of two nsqlookupds requires TLS": (
+        facts(nsqd("a", WELL), lookupds=[*HAVING, lookupd("m", error=DEAF, speaks="tls")]),
+        [("warning", "nsqlookupd", "m:4161 requires TLS", "https://m:4161")],
+    ),
+    "one of two nsqlookupds does not list the nsqd": (
+        facts(nsqd("a", WELL), lookupds=[*HAVING, lookupd("m")]),
+        [("warning", "listing", "m:4161 does not list topic events on a:4150", "")],
+    ),
+    "a topic whose nsqd is gone": (
+        facts(lookupds=[lookupd(topics=frozenset({"events"}), nodes=(producer("z"),))]),
+        [("failure", "listing", "no nsqd has it", "pub --topic events")],
+    ),
+    "a topic whose name is another one": (
+        facts(lookupds=[lookupd(topics=frozenset({"event"}), nodes=(producer("z"),))]),
+        [("failure", "listing", "did you mean 'event'?", "lookup topics")],
+    ),
+    "addresses that cannot be used": (
+        facts(lookupds=[lookupd(left_out={"nsqd x": True, "nsqd y": False})]),
+        [
+            ("failure", "listing", "address: nsqd x", "--broadcast-address"),
+            ("warning", "listing", "address: nsqd y", "--broadcast-address"),
+        ],
     ),
     "who had no time to be asked": (
         facts(nsqd("a", features=None, tcp_error=LATE, http_error=LATE)),

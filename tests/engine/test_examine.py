@@ -3,14 +3,16 @@
 import json
 import time
 from email.utils import formatdate
+from typing import Any
 
 import pytest
 
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.names import Address
-from tests.support.scripted_http import reply, serving
+from tests.support.scripted_http import CHANNEL, reply, serving
 from tests.support.servers import free_port
+from tests.support.staging import Stage
 
 
 @pytest.mark.parametrize("off", [3600, -3600, None])
@@ -27,3 +29,38 @@ async def test_the_clock_of_nsqd_is_that_of_its_http_replies(off: int | None) ->
     assert nsqd.skew == pytest.approx(off or 0, abs=60 if off else 0)
     assert (nsqd.tcp, nsqd.given) == (tcp, True)
     assert nsqd.tcp_error
+
+
+async def test_an_nsqd_whose_tcp_port_nobody_knows_is_asked_over_http() -> None:
+    async with serving(reply('{"version": "1.3.0", "topics": []}')) as server:
+        urls = (str(server.address),)
+        question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
+        (nsqd,) = (await examine(question, ConsumerConfig())).nsqds
+    assert (nsqd.tcp, nsqd.version, nsqd.topic, nsqd.http_error) == (None, "1.3.0", None, None)
+
+
+class Moving(dict[str, Any]):
+    """Answers of an nsqd that has sent one more message at each look."""
+
+    def __getitem__(self, path: str) -> Any:
+        found = super().__getitem__(path)
+        if path == "/stats":
+            found["topics"][0]["channels"][0]["message_count"] += 1
+        return found
+
+
+@pytest.mark.parametrize(("in_flight", "is_again"), [(4, False), (5, True), (6, True)])
+async def test_consumers_that_can_take_nothing_are_looked_at_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, in_flight: int, is_again: bool
+) -> None:
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+    nsqd = await stage.nsqd("t")
+    client = {"ready_count": 5, "in_flight_count": in_flight}
+    channel = {**CHANNEL, "message_count": 6, "clients": [client]}
+    nsqd.answers["/stats"]["topics"][0]["channels"] = [channel]
+    nsqd.answers = Moving(nsqd.answers)
+    urls = (nsqd.name,)
+    question = Question(topic="t", channel="c", nsqds=(), lookupds=(), urls=urls, timeout=60)
+    (found,) = (await examine(question, ConsumerConfig())).nsqds
+    looks = [look.channels[0].message_count for look in (found.topic, found.later) if look]
+    assert looks == [7, 8][: 1 + is_again]

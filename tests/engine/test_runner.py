@@ -8,7 +8,14 @@ import pytest
 
 from nsqtools import Batch, Handler, Runner
 from nsqtools.engine.lookup import Backlog
-from nsqtools.errors import ConfigError, LockedError, OutputError, PeerError, UnreachableError
+from nsqtools.errors import (
+    ConfigError,
+    LockedError,
+    NSQError,
+    OutputError,
+    PeerError,
+    UnreachableError,
+)
 from nsqtools.policy.stopping import UNKNOWN_TIMEOUT, Left
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, make_runner, refusing, start, time
@@ -258,6 +265,17 @@ async def test_what_is_left_when_the_time_is_over_before_the_channel_is_empty(
 
 
 @virtual
+async def test_a_topic_that_no_nsqd_has_is_not_taken_for_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = holding(monkeypatch, Left())
+    monkeypatch.setattr(Backlog, "exists", AsyncMock(return_value=False))
+    with pytest.raises(NSQError, match="no nsqd has topic t"):
+        await start(Gathering(), Network().nsqd(), until_empty=True)
+    outcome = await start(Gathering(), Network().nsqd(), max_duration=1.0)
+    assert (outcome.reason, asked) == ("max-duration", [])
+
+
 async def test_a_server_that_did_not_answer_once_is_asked_again_until_empty(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

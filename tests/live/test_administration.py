@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.cli import cli, exits
+from nsqtools.errors import HTTPError
 from tests.support.eventually import eventually
 from tests.support.process import Terminal
-from tests.support.servers import fill, lookup, registered
+from tests.support.servers import fill, http, lookup, registered
 
 if TYPE_CHECKING:
+    from nsqtools.engine.changes import Stages, Step
     from tests.support.process import Cli, Result
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
@@ -103,6 +106,9 @@ def test_lookup_unites_and_a_tombstone_hides_one_nsqd_from_one_topic_and_can_del
     for lookupd in cluster.lookupds:
         assert lookupd.lookup(topic) == {other.tcp, third.tcp}
         assert lookupd.lookup("second") == {hidden.tcp}
+    shown = [line.split(b"\t") for line in cluster.run("lookup", "nodes").stdout.splitlines()]
+    marked = {node[1].decode() for node in shown if b"(tombstoned)" in node[-1]}
+    assert (len(shown), marked) == (3, {str(hidden.http)})
     nodes = json.loads(cluster.run("lookup", "nodes", "--json").stdout)["producers"]
     assert {node["tcp_port"]: any(node["tombstones"]) for node in nodes} == {
         each.tcp.port: each is hidden for each in cluster.nsqds
@@ -128,12 +134,17 @@ def test_a_drain_names_what_never_drains_and_keeps_it(
     ended = nsqtools_cli(*words, *lookup([nsqlookupd]))
     said = json.loads(ended.stdout)
     assert (ended.code, said["drained"]) == (4, False)
+    assert "no nsqlookupd lists" not in ended.stderr
     named = {(each["topic"], each["channel"]) for each in said["left"] if each["note"]}
     assert named == {("bare", "-"), ("left", "c"), ("shut", "c")}
     assert [nsqd.channel(topic, "c")["depth"] for topic in ("left", "shut")] == [3, 3]
     assert nsqd.topic("bare")["depth"] == 1
     assert not nsqlookupd.lookup("left")
     assert nsqtools_cli(*words).code == 2
+    stranger = nsqtools_cli(
+        "node", "drain", str(make_nsqd().http), "--evict", *lookup([nsqlookupd])
+    )
+    assert (stranger.code, "no nsqlookupd lists" in stranger.stderr) == (0, True)
     nsqlookupd.stop()
     assert nsqtools_cli(*words, *lookup([nsqlookupd])).code == 3
     drain = nsqtools_cli.start(*words[:3], stderr=subprocess.PIPE)
@@ -143,3 +154,16 @@ def test_a_drain_names_what_never_drains_and_keeps_it(
     assert drain.wait(60) == 4
     nsqd.stop()
     assert nsqtools_cli(*words[:5]).code == 3
+
+
+@pytest.mark.parametrize(("status", "code"), [(500, 1), (0, 3)])
+def test_a_change_that_no_server_makes_is_a_failure_or_nobody_can_be_reached(
+    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, status: int, code: int
+) -> None:
+    async def fail(_: object, stages: Stages) -> list[Step]:
+        error = HTTPError("went away", nsqd.http, status=status)
+        return [replace(step, error=error) for steps in stages for step in steps]
+
+    nsqd.create("t")
+    monkeypatch.setattr("nsqtools.cli.commands.admin.change.carry_out", fail)
+    assert exits.run(cli, ["topic", "pause", "t", *http([nsqd])]) == code

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.cli import cli, exits
+from nsqtools.errors import NSQError
 from tests.support.eventually import eventually
+from tests.support.process import Terminal
 from tests.support.servers import at_both, lookup
 
 if TYPE_CHECKING:
@@ -55,10 +58,19 @@ def test_a_signal_prints_the_results_and_deletes_the_topic(nsqtools_cli: Cli, ns
     assert nsqd.stats()["topics"] == []
 
 
+def test_a_terminal_shows_progress(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
+    with Terminal(nsqtools_cli, "bench", "e2e", "--duration", "10m", *at_both(nsqd)) as terminal:
+        terminal.until(" published, ")
+        terminal.until(" received, ")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 130
+
+
 @pytest.mark.nsqd_only("it logs the topics that it creates")
 def test_every_nsqd_of_nsqlookupd_gets_the_load_and_nobody_knows_the_topic_afterwards(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
 ) -> None:
+    assert nsqtools_cli("bench", "sub", *lookup([nsqlookupd])).code == 3
     nsqds = [make_nsqd(lookupds=[nsqlookupd]) for _ in range(2)]
     eventually(lambda: len(json.loads(nsqlookupd.request("GET", "/nodes"))["producers"]) == 2)
     options = ("-n", "2000", "--batch", "10", "--json", *lookup([nsqlookupd]))
@@ -71,14 +83,33 @@ def test_every_nsqd_of_nsqlookupd_gets_the_load_and_nobody_knows_the_topic_after
     assert json.loads(nsqlookupd.request("GET", "/topics"))["topics"] == []
 
 
-@pytest.mark.full("bench waits for missing messages for seconds")
 @pytest.mark.nsqd_only("it drops what does not fit in memory")
-def test_messages_that_do_not_arrive_are_told_by_status_4(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+def test_messages_that_do_not_arrive_are_counted_and_told_by_status_4(
+    make_nsqd: MakeNsqd,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("nsqtools.cli.commands.bench.run._SILENCE", 0.5)
     nsqd = make_nsqd("-mem-queue-size=0")
     options = ("--topic", f"{topic}#ephemeral", "-n", "1000", "--json", *at_both(nsqd))
-    ended = nsqtools_cli("bench", "sub", *options)
-    assert ended.code == 4, ended.stderr
-    assert json.loads(ended.stdout)["received"]["messages"] < 1000
+    assert exits.run(cli, ["bench", "sub", *options]) == 4
+    out, err = capsys.readouterr()
+    received = json.loads(out)["received"]["messages"]
+    assert received < 1000
+    assert f" {1000 - received} messages did not arrive" in err.replace(",", "")
     assert nsqd.stats()["topics"] == []
+
+
+def test_a_topic_that_cannot_be_deleted_is_named_and_told_by_status_4(
+    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(*_: object) -> None:
+        raise NSQError("nsqd went away")
+
+    monkeypatch.setattr("nsqtools.cli.commands.bench.topic.carry_out", fail)
+    assert exits.run(cli, ["bench", "pub", "-n", "10", "--json", *at_both(nsqd)]) == 4
+    out, err = capsys.readouterr()
+    assert json.loads(out)["published"]["messages"] == 10
+    (left,) = (each["topic_name"] for each in nsqd.stats()["topics"])
+    assert f"nsqd went away: topic {left} may be left" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -141,14 +142,16 @@ def test_messages_too_big_for_nsqd_are_refused_alone_with_status_4(
 def test_progress_is_shown_on_a_terminal_unless_messages_are_typed_there(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, typed: bool
 ) -> None:
-    (tmp_path / "lines").write_text("hello\n")
-    file = () if typed else ("--file", "lines")
+    (tmp_path / "lines").write_text("hello\n" * 20)
+    file = () if typed else ("--file", "lines", "--rate", "10")
     with Terminal(nsqtools_cli, "pub", "--topic", topic, *at(nsqd), *file) as terminal:
         if typed:
             terminal.type("hello\n\x04")
         assert terminal.end() == 0
-    assert (" published, " in terminal.output) == (not typed)
-    assert count(nsqd, topic) == 1
+    rates = re.findall(r"\d+ published, (\d+)/s", terminal.output)
+    assert bool(rates) == (not typed)
+    assert all(0 <= int(rate) <= 20 for rate in rates)
+    assert count(nsqd, topic) == (1 if typed else 20)
 
 
 def test_an_argument_is_json_as_a_line_of_a_file_is_and_one_wrong_keeps_all_back(

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.cli.commands.consume.clusterproducer import ClusterProducer
+from nsqtools.config.connection import ConsumerConfig
+from nsqtools.config.consuming import SourceOptions
+from nsqtools.errors import UnreachableError
 from tests.support.consuming import run_beside
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, eventually_async
 from tests.support.proxy import Proxy
 from tests.support.servers import at
 
@@ -106,6 +110,25 @@ def test_topics_are_mapped_their_messages_deferred_and_what_is_not_json_is_a_dea
     assert f"{other} -> second.{topic}: 1 received, 1 relayed" in ended.stderr
     assert "3 received, 1 relayed, 0 filtered, 2 dead-lettered" in ended.stderr
     assert arrived(nsqtools_cli, nsqd, dead) == Counter(bad)
+
+
+@pytest.mark.nsqd_only("it lists its producers")
+async def test_a_producer_for_dead_letters_is_connected_from_the_first_one_on(
+    make_nsqlookupd: MakeNsqlookupd, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    source = SourceOptions(topic=("t",), lookupd_http_address=(str(lookupd.http),))
+    producer = ClusterProducer(source, ConsumerConfig())
+    await producer.close()
+    with pytest.raises(UnreachableError):
+        await producer.publish(topic, [b"x"])
+    nsqd = make_nsqd(lookupds=[lookupd])
+    eventually(lambda: json.loads(lookupd.request("GET", "/nodes"))["producers"])
+    for _ in range(2):
+        await producer.publish(topic, [b"x"])
+    assert [each["pub_counts"][0]["count"] for each in nsqd.stats()["producers"]] == [2]
+    await producer.close()
+    await eventually_async(lambda: not nsqd.stats()["producers"])
 
 
 # To relay to where it comes from, however that is called, is refused.

@@ -12,6 +12,7 @@ import pytest
 from tests.support.dead import answering
 from tests.support.metrics import Serving
 from tests.support.nagios import read
+from tests.support.process import Terminal
 from tests.support.raw import Raw
 from tests.support.servers import fill, http, lookup, registered
 
@@ -47,6 +48,8 @@ def test_numbers_of_a_cluster_are_those_of_its_nsqds_added_up(
     filled[1].pause(topic, "c")
     said = ask(nsqtools_cli, topic, *lookup(lookupds), *http(filled[:1]))
     assert (said["depth"], said["messages"], said["paused"]) == (60, 60, True)
+    twice = ("--json", "--count", "1", "--interval", "100ms", *http(filled))
+    assert 0.01 < json.loads(nsqtools_cli("stats", *twice).stdout)["interval"] < 60
     paused = {each["nsqd"]: each["paused"] for each in said["nsqds"]}
     assert paused == {str(nsqd.http): nsqd is filled[1] for nsqd in filled}
 
@@ -105,6 +108,12 @@ def test_who_consumes_is_told_and_the_latency_where_nsqd_keeps_it(
         raw.settle()
         expected = nsqd.channel(topic, "c")["e2e_processing_latency"]["percentiles"]
         said = ask(nsqtools_cli, topic, *http([nsqd]), "--clients")
+        once = ("stats", "--once", "--topic", topic, *http([nsqd]))
+        cells = nsqtools_cli(*once, "--clients").stdout.decode().rstrip("\n").split("\t")
+        assert (cells[:2], cells[13], len(cells)) == ([topic, "c"], "a host", 17)
+        for more, title in (((), "in/s"), (("--channel", "c"), "ingress")):
+            with Terminal(nsqtools_cli, *once, *more) as terminal:
+                terminal.until(title)
     seconds = {each["quantile"]: each["value"] / 1e9 for each in expected}
     assert said["latency"] == {"p99": seconds[0.99], "p50": seconds[0.5]}
     (consumer,) = said["consumers"]

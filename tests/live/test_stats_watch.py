@@ -214,7 +214,8 @@ def test_however_it_ends_the_terminal_is_as_it_was(
     program = (sys.executable, str(script), method) if code == 1 else COMMAND
     window.type("echo before")
     before = window.settings()
-    window.type(line(nsqds, program=program))
+    stdin = " < /dev/null" if end == "SIGTERM" else ""
+    window.type(line(nsqds, program=program) + stdin)
     if end != "update fails":
         window.until(HELP, "topic-07")
         assert window.state() == WATCHING

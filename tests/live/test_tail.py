@@ -177,6 +177,10 @@ def test_a_peek_shows_so_many_and_gives_them_back_and_touches_no_other(tail: Tai
         assert "5 messages given back" in ended.stderr
         after = (100, 1, 1, 6, 0)
         eventually(lambda: tail.state() == after)
+        ended = tail.cli(*tail.command(*peek, "-n", "100", "--max-attempts", "1"))
+        assert (ended.code, len(set(ended.stdout.split()))) == (0, 100)
+        after = (100, 1, 1, 106, 0)
+        eventually(lambda: tail.state() == after)
         tail.nsqd.pause(tail.topic, "c")
         ended = tail.cli(*tail.command(*peek, "-n", "9", "--idle-timeout", "300ms"))
         assert (ended.code, ended.stdout, tail.state()) == (0, b"", after)

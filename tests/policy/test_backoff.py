@@ -26,6 +26,7 @@ class Model:
     max_duration: float
     counter: int = 0
     until: float | None = None
+    wait: float = 0.0
 
     def signal(self, kind: str, now: float) -> None:
         if self.until is not None or not self.max_duration:
@@ -36,7 +37,8 @@ class Model:
         if kind == "failed" and self.multiplier * 2 ** (was + 1) <= self.max_duration:
             self.counter += 1
         if self.counter:
-            self.until = now + min(self.multiplier * 2**self.counter, self.max_duration)
+            self.wait = min(self.multiplier * 2**self.counter, self.max_duration)
+            self.until = now + self.wait
 
 
 few = st.sampled_from([0, 0, 1, 3])
@@ -55,15 +57,22 @@ def test_every_history_agrees_with_go_nsq(
     model, now = Model(multiplier, max_duration), 0.0
     assert backoff.due(0.0) is None
     for failed, neutral, succeeded, later in steps:
-        record(backoff, succeeded, failed, neutral, now)
+        change = record(backoff, succeeded, failed, neutral, now)
+        was, waited = model.counter, model.until is not None
         for kind, count in (("failed", failed), ("neutral", neutral), ("succeeded", succeeded)):
             for _ in range(count):
                 model.signal(kind, now)
         assert (backoff.counter, backoff.until) == (model.counter, model.until)
+        expected = BackoffChange(Mode.RUNNING, 0.0, 0) if was and not model.counter else None
+        if model.until is not None and not waited:
+            expected = BackoffChange(Mode.STOPPED, model.wait, model.counter)
+        assert change == expected
         now += later
-        backoff.due(now)
+        expected = None
         if model.until is not None and now >= model.until:
             model.until = None
+            expected = BackoffChange(Mode.PROBING, 0.0, model.counter)
+        assert backoff.due(now) == expected
         assert backoff.until == model.until
         waiting = Mode.PROBING if model.until is None else Mode.STOPPED
         assert backoff.mode is (waiting if model.counter else Mode.RUNNING)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import FileNames, NamePattern
 from nsqtools.policy.rotation import OpenFile, Rotate, Rotation
 
@@ -160,3 +161,10 @@ def test_a_timer_that_sleeps_until_the_next_look_always_finds_a_reason(
     later = wall + int((due - now) * SECOND)
     name = names.at(later) if by_clock else file.name
     assert rotation.decide(file, name=name, now=due, wall=later) is not None
+
+
+@pytest.mark.parametrize("boundary", [-1, 0.5, 86401])
+def test_a_boundary_that_does_not_recur_every_day_is_refused(boundary: float) -> None:
+    assert Rotation(boundary=86400, zone=UTC)
+    with pytest.raises(ConfigError, match="rotation every"):
+        Rotation(boundary=boundary, zone=UTC)

@@ -55,6 +55,14 @@ def test_none_goes_early_and_none_is_much_late(speed: float, timestamps: list[in
         assert due - 1e-9 <= sent <= latest + 0.01 + 1e-9
 
 
+def test_what_is_due_at_once_goes_at_once() -> None:
+    timestamps = [5 * SECOND, 5 * SECOND, 4 * SECOND, 6 * SECOND, 6 * SECOND]
+    assert replayed(Replay(2.0), timestamps) == [0, 0, 0, 0.5, 0.5]
+    replay = Replay(2.0)
+    assert replay.delay(timestamps[0], now=0.0) == 0
+    assert [replay.burst(timestamps, 0, now=now) for now in (0.0, 0.5)] == [3, 5]
+
+
 def test_a_speed_is_a_factor_or_max() -> None:
     texts = ["max", "1x", "10x", "0.5x"]
     assert [parse_speed(text) for text in texts] == [None, 1.0, 10.0, 0.5]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
-from nsqtools.policy.verdicts import Statuses, Verdict, retry_after
+from nsqtools.policy.verdicts import Statuses, Verdict, blames_message, may_blame_one, retry_after
 
 DONE, DROP, GONE, RETRY = Verdict.DONE, Verdict.DROP, Verdict.GONE, Verdict.RETRY
 NOW = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
@@ -107,3 +107,10 @@ def test_a_date_of_any_of_the_three_forms_is_the_time_until_then(
 )  # fmt: skip
 def test_what_is_neither_is_none(text: str) -> None:
     assert retry_after(text, now=NOW.timestamp()) is None
+
+
+def test_4xx_blames_the_message_one_of_its_batch_or_the_time() -> None:
+    statuses = range(300, 600)
+    blaming = {400, 409, *range(411, 417), 422, 428, 431}
+    assert set(filter(blames_message, statuses)) == blaming
+    assert set(filter(may_blame_one, statuses)) == {*range(400, 500)} - {408, 425, 429}

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import signal
 import socket
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +21,8 @@ from tests.support.servers import free_port, is_free, server_socket
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from tests.support.process import Cli
 
 FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
 
@@ -168,3 +173,28 @@ async def test_a_stopped_nsqd_cuts_what_was_accepted_just_now(turns: int) -> Non
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.to_thread(dialled.recv, 1) == b""
     assert not nsqd.links
+
+
+@pytest.mark.parametrize("seeds", [("--seed-topic", "events", "--rate", "2.5"), ()])
+def test_the_command_says_where_it_listens_until_a_signal(
+    nsqtools_cli: Cli, seeds: Sequence[str]
+) -> None:
+    port = free_port(*FOLLOWING)
+    command = ("sandbox", "--port", str(port), *seeds)
+    running = nsqtools_cli.start(*command, stdout=subprocess.PIPE)
+    assert running.stdout
+    lines = [running.stdout.readline().decode() for _ in range(4 if seeds else 3)]
+    running.send_signal(signal.SIGINT)
+    assert (running.stdout.read(), running.wait(60)) == (b"", 130)
+    assert all(f"127.0.0.1:{port + each}" in "".join(lines[:2]) for each in (0, *FOLLOWING))
+    assert ("2.5" in lines[2], "memory" in lines[-1]) == (bool(seeds), True)
+
+
+def test_the_command_tells_the_ports_that_it_has_picked(nsqtools_cli: Cli) -> None:
+    running = nsqtools_cli.start("sandbox", "--port", "0", stdout=subprocess.PIPE)
+    assert running.stdout
+    told = json.loads(running.stdout.readline())
+    known = ("nsqd_tcp", "nsqd_http", "lookupd_tcp", "lookupd_http")
+    assert list(told) == [f"{each}_address" for each in known]
+    for address in told.values():
+        socket.create_connection(Address.parse(address, 0), timeout=60).close()

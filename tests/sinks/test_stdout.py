@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import tempfile
 import tty
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import pytest
 from nsqtools.errors import OutputClosedError, OutputError
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
+from nsqtools.sinks.peek import PeekSink
 from nsqtools.sinks.stdout import StreamSink
 from tests.support.archiving import Settled, batch
 from tests.support.clock import turns
@@ -268,3 +270,33 @@ class TestFailures:
             await StreamSink(fd, make_writer(Layout()), name="output").open()
         with pytest.raises(OutputError, match=os.strerror(errno.EBADF)):
             await StreamSink(sides.close_writer(), make_writer(Layout())).open()
+
+
+async def test_what_the_reader_of_a_socket_sends_is_ignored(settled: Settled) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        async with opened(ours.fileno()) as sink:
+            theirs.send(b"typed")
+            await turns()
+            assert not sink.failed.done()
+            await sink.handle(batch(b"1", settled=settled))
+            assert theirs.recv(100) == b"1\n"
+
+
+async def test_a_peek_writes_its_count_and_gives_back_what_it_writes_and_what_it_does_not() -> None:
+    settled = Settled()
+    with tempfile.TemporaryFile() as file:
+        sink = PeekSink(file.fileno(), make_writer(Layout()), 3)
+        await sink.open()
+        await sink.handle(batch(b"1", b"2", settled=settled))
+        assert not sink.failed.done()
+        await sink.gave_up(batch(b"3", b"4", b"5", settled=settled))
+        assert settled.requeued == [(b"4", 0, False), (b"5", 0, False)]
+        await sink.handle(batch(b"6", settled=settled))
+        await sink.failed
+        await sink.drain("t")
+        await sink.close()
+        file.seek(0)
+        assert file.read() == b"1\n2\n3\n"
+    assert sorted(body for body, *_ in settled.requeued) == [b"%d" % n for n in range(1, 7)]
+    assert settled.finished == []

@@ -176,6 +176,16 @@ async def test_a_lost_nsqd_returns_only_when_it_is_listed_again(network: Network
         assert len(kept.clients) == 1
 
 
+async def test_a_listed_nsqd_that_is_down_is_dialled_once_a_round(network: Network) -> None:
+    healthy, down = network.nsqd("healthy"), network.nsqd("down")
+    down.down = True
+    directory = Directory(healthy, down)
+    async with running(consume(Recorder(), find=directory.find)):
+        await elapse(299)
+        assert 4 <= len(directory.asked) <= 5
+        assert len(down.dials) == len(directory.asked)
+
+
 async def test_a_failing_find_keeps_the_connections_and_is_asked_again(network: Network) -> None:
     old, new = network.nsqd("old"), network.nsqd("new")
     directory = Directory(old)

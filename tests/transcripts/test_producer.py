@@ -133,6 +133,21 @@ async def test_a_bug_in_dialling_fails_publishes_at_once_until_it_is_connected_a
         assert list(flatten(nsqd.published)) == [b"y"]
 
 
+@pytest.mark.parametrize(("mode", "is_enough"), [("round-robin", True), ("all", False)])
+async def test_a_producer_is_connected_while_it_can_publish_at_once(
+    network: Network, mode: str, is_enough: bool
+) -> None:
+    nsqds = [network.nsqd(name) for name in "ab"]
+    async with producing(*nsqds, mode=mode) as producer:
+        found = [producer.is_connected]
+        for nsqd in nsqds:
+            nsqd.down = True
+            nsqd.break_off()
+            await elapse(0.01)
+            found.append(producer.is_connected)
+    assert found == [True, is_enough, False]
+
+
 async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd) as producer:
         nsqd.down = True

@@ -1,6 +1,7 @@
 """RDY on the wire: who gets how much, when it changes, and what goes out before what."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -36,7 +37,32 @@ async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: Scripte
         assert nsqd.commands[6:] == []
 
 
-async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_nothing() -> None:
+@pytest.mark.parametrize(("is_busy", "turn"), [(False, 10), (True, 30)])
+async def test_with_fewer_slots_than_nsqds_each_has_its_turn(
+    network: Network, is_busy: bool, turn: int
+) -> None:
+    """Which ends early if nothing comes."""
+    nsqds = [network.nsqd(name) for name in "abcd"]
+    for nsqd in nsqds:
+        nsqd.old = nsqd.one_by_one = is_busy
+    async with running(consume(Recorder(), *nsqds, max_in_flight=1)):
+        holders = []
+        for _ in range(16 * turn):
+            await elapse(0.5)
+            (holder,) = [nsqd for nsqd in nsqds if nsqd.ready]
+            holders.append(holder.address)
+            if is_busy:
+                holder.publish(b"x")
+            await elapse(0.5)
+    turns = [(holder, len(list(seconds))) for holder, seconds in itertools.groupby(holders)][:-1]
+    assert len({holder for holder, _ in turns[:4]}) == 4
+    assert [holder for holder, _ in turns[4:]] == [holder for holder, _ in turns[:-4]]
+    assert {seconds for _, seconds in turns} <= {turn, turn + 1}
+
+
+async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nsqd = Network().nsqd(msg_timeout=60_000)
     nsqd.one_by_one = True
 
@@ -60,6 +86,7 @@ async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_no
         await elapse(1000.1 - asyncio.get_running_loop().time())
         assert nsqd.ready == 5  # as soon as the handler has caught up
         assert nsqd.depth == nsqd.in_flight == 0
+    assert caplog.text.count("the handler is slow") == 1
     assert not any("dropped" in text for _, text in nsqd.log)
     assert sum(text == "NOP" for _, text in nsqd.log) == 100
     assert {number for number, _ in recorder.seen} == set(range(1, 23))

@@ -131,3 +131,5 @@ async def test_https_verifies_the_server_and_shows_the_client_certificate(
         error = await lookup_failure(url, tls=client_context(stranger))
         assert "--tls-root-ca-file" in error.text
         assert len(server.heads) == 1
+        unknown = await lookup_failure(url)
+    assert "--tls-root-ca-file" in unknown.text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.names import Address
 from nsqtools.net import tcp
 from nsqtools.net.http import server as serving_http
 from nsqtools.net.http.server import Request, Response, serve
@@ -16,7 +19,6 @@ from nsqtools.net.http.server import Request, Response, serve
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from nsqtools.names import Address
     from nsqtools.net.http.server import RequestHandler
     from nsqtools.net.tcp import StreamServer
 
@@ -156,3 +158,29 @@ async def test_one_connection_too_many_takes_the_place_of_one_that_waits_or_is_c
             assert await ask(server.address, GET) == b""
         answered.set()
         assert statuses(await asking) == [200]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.EADDRINUSE, "error while binding"), "Address already in use"),
+        (socket.gaierror(-2, "unknown"), "[Errno -2] unknown"),
+        (OSError("could not bind"), "could not bind"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_named_with_the_reason(
+    error: OSError, text: str
+) -> None:
+    with pytest.raises(OSError, match="h:1") as raised, tcp.naming(Address("h", 1)):
+        raise error
+    assert raised.value.strerror == text
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [(("::1", 5, 0, 0), ("::1", 5)), (("127.0.0.1", 5), ("127.0.0.1", 5)), (None, ("", 0))],
+)
+def test_a_peer_has_an_address_until_its_connection_ends(
+    peer: tuple[object, ...] | None, address: tuple[str, int]
+) -> None:
+    assert tcp.peer_address(asyncio.BaseTransport({"peername": peer})) == address

@@ -368,6 +368,8 @@ def test_a_file_of_a_run_without_manifest_is_in_none_and_one_that_owes_its_line_
         return archiving
 
     plain = leave(b"one", HOOK)
+    with started(plain.rules) as archives, pytest.raises(OutputError, match="on-rotate true to"):
+        archives.close()
     with started(plain.rules, manifest="manifest", on_rotate="true") as archives:
         archives.close()
     assert not manifest.exists()

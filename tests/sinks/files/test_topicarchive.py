@@ -153,6 +153,8 @@ class TestEmptyFiles:
         path = tmp_path / "out" / name
         (told,) = archiving.notes.recorded
         assert (told.records, told.size) == (0, path.stat().st_size)
+        archiving.elapse(60)
+        archiving.step()
         assert len(archiving.work()) == 1
         if compression == "gzip":
             assert gzip.decompress(path.read_bytes()) == b""
@@ -164,6 +166,7 @@ class TestEmptyFiles:
         assert archiving.next_due() == math.inf
         archiving.elapse(10_000)
         archiving.step()
+        assert archiving.work() == []
         with file_limit(2000), pytest.raises(OSError, match="File too large"):
             archiving.write(b"x" * 3000)
         assert len(archiving.work()) == 1

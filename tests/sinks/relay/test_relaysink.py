@@ -201,6 +201,8 @@ class TestPublishing:
             assert sorted(run.fates.finished) == finished
             counts = run.sink.counts["t"]
             assert (counts.received, counts.relayed, counts.filtered) == (4, 2, 2)
+            told = {each.name: each.samples[0] for each in run.sink.metrics()}
+            assert told["nsqtools_relay_filtered_total"] == ({"topic": "t", "destination": "T"}, 2)
 
     async def test_the_rate_is_kept_in_bursts_of_a_tenth_of_a_second(self) -> None:
         async with relaying(pace=Pace(100)) as run:
