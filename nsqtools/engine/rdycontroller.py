@@ -118,7 +118,7 @@ class RdyController:
         for address, count in plan.items():
             connections[address].set_ready(count, now)
 
-    def record(self, *, finished: int = 0, failed: int = 0, requeued: int = 0, now: float) -> bool:
+    def record(self, *, finished: int, failed: int, requeued: int, now: float) -> bool:
         """Count results for backoff; returns whether RDY has to be planned anew."""
         change = self._backoff.record(
             succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
