@@ -1,7 +1,5 @@
 """Fixtures for all tests, and what the run says of the programs it found or missed."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools
@@ -15,8 +13,11 @@ import socket
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -25,22 +26,21 @@ from xdist.scheduler import LoadScopeScheduling
 from nsqtools.cli.exits import report_through
 from tests.support import binaries
 from tests.support.authd import Authd
+from tests.support.examples import Stage
+from tests.support.minio import Minio
 from tests.support.process import Cli
 from tests.support.sandboxed import OUT_OF_SCOPE
-from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd
+from tests.support.servers import (
+    MakeNsqd,
+    MakeNsqlookupd,
+    Nsqd,
+    Nsqlookupd,
+    SandboxNsqd,
+    SandboxNsqlookupd,
+)
 from tests.support.spark import SHARED
 from tests.support.tls import Certificates, make_certificates
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from pathlib import Path
-    from types import FrameType
-
-    from tests.support.examples import Stage
-    from tests.support.minio import Minio
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd
-    from tests.support.webserver import Request, WebServer
-
+from tests.support.webserver import Request, WebServer
 
 IN_SPARK = "tests/spark/in_session/"
 CONFORMANCE = "tests/conformance/"

@@ -5,8 +5,6 @@ kept until a source changes. The test files that run a mistake's line are run un
 first that run much of its module in little time, but no more than take some ``--seconds`` together.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib
@@ -23,12 +21,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,13 +1,12 @@
 """The guides are true: recipes and snippets run and print what stands there."""
 
-from __future__ import annotations
-
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -18,11 +17,7 @@ from nsqtools.cli.docs import guides, sections
 from nsqtools.cli.docs.pages import guide_page
 from nsqtools.cli.docs.terminal import rendered
 from tests.support.examples import Stage, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.webserver import WebServer
+from tests.support.webserver import WebServer
 
 _RECIPES = sections("cookbook", "guides")
 

@@ -1,15 +1,13 @@
 """README.md is true: what it says is parsed or looked up, as are all command lines elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import click
@@ -21,13 +19,9 @@ from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.resolver import Resolver, variables
 from nsqtools.cli.tree import groups_of, walk
 from tests.support.examples import LINES, Stage, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd
-    from tests.support.webserver import WebServer
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd
+from tests.support.webserver import WebServer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

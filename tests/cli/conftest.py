@@ -1,20 +1,13 @@
 """Fixtures for the tests of the command line."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.exits import run
-from tests.support.process import neutral
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.process import Called
+from tests.support.process import Called, neutral
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,7 @@
 """The load of ``bench`` in virtual time: when batches are sent, and from when latency counts."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -14,8 +13,6 @@ from nsqtools.errors import PublishError
 from tests.support.clock import elapse, run_virtual
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from nsqtools.engine.producer import Producer
 
 LIMIT = 100_000

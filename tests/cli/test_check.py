@@ -1,9 +1,6 @@
 """What ``stats --check`` prints and leaves behind, without any server."""
 
-from __future__ import annotations
-
 from subprocess import PIPE
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +10,7 @@ from nsqtools.cli.commands.stats.check import limits_of, nagios
 from nsqtools.config.stats import CheckOptions
 from nsqtools.policy.checks import CheckResult, Datum, Limit, Limits, Peers, Status, Trouble, judge
 from tests.support.nagios import read
-
-if TYPE_CHECKING:
-    from tests.support.process import Called, Cli
+from tests.support.process import Called, Cli
 
 NASTY = "it's = 50% | 'x'=1;2\n\x1b[31m| é"
 TEXTS = st.text(min_size=1) | st.just(NASTY)

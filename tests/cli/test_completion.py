@@ -1,8 +1,6 @@
 """What TAB offers, and how shells are told."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +8,7 @@ from nsqtools.cli import COMMANDS, cli
 from nsqtools.cli.complete import LINE, TEXT, candidates
 from nsqtools.cli.exits import COMPLETE
 from tests.support.diskqueues import QueueFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.process import Cli
-
+from tests.support.process import Cli
 
 FORMATS = ["raw", "json", "length-prefixed"]
 SHARED = ["--config", "--profile", "--log-format", "--verbose", "--quiet", "--help"]

@@ -1,21 +1,15 @@
 """The configuration file where the golden file of ``config`` does not say it."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from nsqtools.config import connection
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from tests.support.process import Called
+from tests.support.process import Called
 
 
 def test_a_file_that_no_person_wrote_is_refused_in_one_line(

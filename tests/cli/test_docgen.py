@@ -1,7 +1,5 @@
 """What is generated of the commands: help and manual pages."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

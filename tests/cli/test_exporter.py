@@ -1,7 +1,5 @@
 """Scrapes that share polls, and what a snapshot becomes."""
 
-from __future__ import annotations
-
 import asyncio
 
 from nsqtools.cli.commands.stats.exporter import Exporter, cluster_metrics

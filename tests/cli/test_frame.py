@@ -1,14 +1,12 @@
 """The frame of the command line: how it helps, and how a run ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -26,11 +24,7 @@ from nsqtools.errors import (
     UnreachableError,
 )
 from nsqtools.names import Address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.process import Cli
+from tests.support.process import Cli
 
 ROOT = Path(__file__).parents[2]
 NSQTOOLS = [sys.executable, "-m", "nsqtools"]

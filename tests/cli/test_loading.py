@@ -1,11 +1,9 @@
 """What a run of nsqtools loads: a TAB press is a process, and imports are its time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,11 +12,8 @@ from nsqtools.cli.complete import LINE
 from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.tree import walk
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Run = tuple[Sequence[str], Mapping[str, str]]
-    """Arguments and variables."""
+Run = tuple[Sequence[str], Mapping[str, str]]
+"""Arguments and variables."""
 
 ROOT = Path(__file__).parents[2]
 

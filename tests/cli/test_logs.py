@@ -1,11 +1,9 @@
 """Log lines on stderr."""
 
-from __future__ import annotations
-
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -18,10 +16,7 @@ from nsqtools.config.program import LogOptions
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Said = Callable[[], list[str]]
+Said = Callable[[], list[str]]
 
 log = logging.getLogger("nsqtools.engine.consumer")
 

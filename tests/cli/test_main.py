@@ -1,7 +1,5 @@
 """The program before its command is loaded."""
 
-from __future__ import annotations
-
 import runpy
 import signal
 import sys

@@ -1,12 +1,11 @@
 """Options of a command, from flags, variables and defaults."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,11 +22,6 @@ from nsqtools.config.option import (
     text,
     texts,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from click.testing import Result
 
 
 class Where(Options):

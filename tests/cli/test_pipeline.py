@@ -2,17 +2,16 @@
 
 # size: it has the cases of seven commands
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -35,15 +34,9 @@ from nsqtools.spark.sparksession import open_session
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import EntryKind, PartitionLog
 from nsqtools.stores import open_store
-from tests.support.servers import free_port
+from tests.support.process import Called
+from tests.support.servers import Nsqd, free_port
 from tests.support.spark import needs_spark
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.process import Called
-    from tests.support.servers import Nsqd
-
 
 ARCHIVE = ("archive", "--topic", "t", "--channel", "c", "--output", "lake")
 SQL = ("sql", "--query", "SELECT * FROM nsq")

@@ -1,11 +1,9 @@
 """What is counted, and how it is served."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 from unittest.mock import AsyncMock
 
 import pytest
@@ -18,9 +16,6 @@ from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address, listening_address
 from tests.support.metrics import get, values
 from tests.support.scripted import undisturbed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 ANY = Address("127.0.0.1", 0)
 SOME = Metric(

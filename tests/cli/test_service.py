@@ -1,15 +1,15 @@
 """A command as a service: signals, systemd, and the exit code of a run; in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
 import socket
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -25,13 +25,7 @@ from nsqtools.names import Address
 from nsqtools.net.http.daemons import Answers
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, errors, exit_code, refusing, time
-from tests.support.scripted import Network, undisturbed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from tests.support.scripted import ScriptedNsqd
+from tests.support.scripted import Network, ScriptedNsqd, undisturbed
 
 
 def serve(

@@ -4,8 +4,6 @@ Enter follows TAB at once, and what ``nsqtools`` then gets as arguments says how
 completed, quoting included.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -14,9 +12,10 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pytest
 
@@ -24,11 +23,7 @@ from nsqtools.cli.docs import script
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.examples import LINES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.servers import MakeNsqd, Nsqlookupd
+from tests.support.servers import MakeNsqd, Nsqlookupd
 
 ROOT = Path(__file__).parents[2]
 SHELLS = ["bash", "zsh", "fish"]

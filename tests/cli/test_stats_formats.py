@@ -1,17 +1,16 @@
 """What reports look like to the next program in the pipe."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from click import unstyle
 
 from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines, Tables
-from nsqtools.cli.commands.stats.report import ConsumerRates, ConsumerRow, latencies
+from nsqtools.cli.commands.stats.report import ConsumerRates, ConsumerRow, Report, latencies
 from nsqtools.cli.output import TableLayout, aligned
 from nsqtools.engine.cluster import Snapshot
 from nsqtools.net.http.replies import (
@@ -22,11 +21,6 @@ from nsqtools.net.http.replies import (
     TopicStats,
 )
 from tests.support.reports import LOOKUPD, NSQD, REFUSED, SILENT, report, row
-
-if TYPE_CHECKING:
-    import pytest
-
-    from nsqtools.cli.commands.stats.report import Report
 
 # As nsq_stat 1.3.0 prints it.
 HEADER = """\

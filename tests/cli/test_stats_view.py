@@ -1,20 +1,15 @@
 """The live view without a terminal: keys and reports in, lines out."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 from rich.screen import Screen
+from rich.segment import Segment
 
 from nsqtools.cli.commands.stats.view import ViewState, short
 from tests.support.reports import report, row
-
-if TYPE_CHECKING:
-    from rich.segment import Segment
 
 WIDE, TALL = 160, 30
 

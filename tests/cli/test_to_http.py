@@ -1,8 +1,7 @@
 """What to-http makes of its options, and what it refuses before it connects anywhere."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,12 +10,8 @@ from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import DeadLetterOptions, SourceOptions
 from nsqtools.config.http import HttpOptions
 from nsqtools.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nsqtools.sinks.http.httpsink import HttpSink
-    from tests.support.tls import Certificates
+from nsqtools.sinks.http.httpsink import HttpSink
+from tests.support.tls import Certificates
 
 
 def make(**options: Any) -> HttpSink:

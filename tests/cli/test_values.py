@@ -1,32 +1,24 @@
 """Whom TAB asks for names, and what it makes of the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import click
 import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.tree import walk
 from nsqtools.cli.values import names, questions
+from nsqtools.config.option import Values
 from nsqtools.net.http.suggestions import ask
 from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
 from tests.support.scripted_http import serving
+from tests.support.tls import Certificate, Certificates
 from tests.support.webserver import HANG, Answer, Request, WebServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    import click
-
-    from nsqtools.config.option import Values
-    from tests.support.tls import Certificate, Certificates
-
 
 NODES = walk(cli)
 

@@ -1,22 +1,16 @@
 """``verify`` of directories, where its golden file does not say it."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
 import os
 from errno import EACCES
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from tests.support.archiving import Archiving, Notes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from tests.support.process import Called
+from tests.support.process import Called
 
 
 def test_of_a_directory_the_state_of_each_file_is_told_and_a_name_forges_no_line(

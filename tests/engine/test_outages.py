@@ -31,4 +31,6 @@ def test_each_failure_is_logged_once_a_minute_and_no_message_is_left_out(
         f"{topic}5 more messages requeued",
     ]
     assert len(caplog.messages) == 4 + 10 + 1
-    assert caplog.messages[-1] == "topic u: handler failed, 90 more messages requeued"
+    failures.failed(KeyError("x"), 1, 100.0)
+    assert [bool(record.exc_info) for record in caplog.records] == [False] * 15 + [True]
+    assert caplog.messages[14] == "topic u: handler failed, 90 more messages requeued"

@@ -4,14 +4,12 @@ import asyncio
 
 import pytest
 
-from nsqtools.engine.outages import FailureLog
 from nsqtools.errors import (
     ConfigError,
     LockedError,
     NSQError,
     OutputError,
     PeerError,
-    PublishError,
 )
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, errors, refusing, start, time
@@ -147,24 +145,3 @@ async def test_a_topic_that_is_not_drained_in_time_was_abandoned(
     (told,) = errors(caplog)
     assert told.startswith("topic t: the handler did not drain")
     assert (nsqd.depth, nsqd.in_flight) == (1, 0)
-
-
-def test_the_same_failure_is_logged_once_a_minute_with_all_its_messages(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    failures = FailureLog("t")
-    refusal, bug = PublishError("refused", [0], permanent=True), KeyError("x")
-    for error, count, now in (
-        *((refusal, 1, 5.0), (refusal, 2, 6.0), (refusal, 3, 64.9), (refusal, 4, 65.0)),
-        *((refusal, 5, 66.0), (bug, 1, 67.0), (refusal, 1, 68.0)),
-    ):
-        failures.failed(error, count, now)
-    told = [
-        (record.getMessage().split(", ")[1], bool(record.exc_info)) for record in caplog.records
-    ]
-    assert told == [
-        ("1 message requeued: refused", False),
-        ("9 messages requeued: refused", False),
-        ("1 message requeued", True),
-        ("1 message requeued: refused", False),
-    ]

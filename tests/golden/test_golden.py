@@ -8,28 +8,21 @@ after ``? ``. A line of stdout that is empty, or begins like another kind, stand
 differs from run to run is written as a name, such as ``$NSQD``, and may stand so in commands too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.cli import COMMANDS
-from tests.support.servers import free_port
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, Nsqlookupd, free_port
 from tests.support.spark import needs_spark
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqlookupd
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 OTHER = re.compile(r"$|#|[$!?|] ")

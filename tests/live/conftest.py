@@ -1,8 +1,7 @@
 """Fixtures that several files share: for tests of ``to-http`` and of whole clusters."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,14 +9,8 @@ from tests.support.archives import Archiver
 from tests.support.binaries import expect_nsq
 from tests.support.consuming import make_known
 from tests.support.posting import Posting
-from tests.support.servers import Nsqd, SandboxNsqd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqlookupd
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd, SandboxNsqd
 
 
 @pytest.fixture(scope="session")

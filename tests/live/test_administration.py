@@ -1,25 +1,18 @@
 """``topic``, ``channel``, ``node`` and ``lookup`` as processes on a cluster."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.cli import cli, exits
+from nsqtools.engine.changes import Stages, Step
 from nsqtools.errors import HTTPError
 from tests.support.eventually import eventually
-from tests.support.process import Terminal
-from tests.support.servers import fill, http, lookup, registered
-
-if TYPE_CHECKING:
-    from nsqtools.engine.changes import Stages, Step
-    from tests.support.process import Cli, Result
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+from tests.support.process import Cli, Result, Terminal
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
 
 
 @dataclass(slots=True)

@@ -1,16 +1,10 @@
 """Archives as other programs read them: DuckDB and pyarrow."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tests.support import archives
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.support.archives import Archiver
+from tests.support.archives import Archiver
 
 COUNT = 1000
 

@@ -1,25 +1,19 @@
 """AUTH with a real nsqd and the tests' auth server."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsqtools.config.connection import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import AuthError
+from tests.support.authd import Authd
 from tests.support.eventually import eventually_async
+from tests.support.process import Cli
 from tests.support.scripted import Recorder, consume, running, undisturbed
-from tests.support.servers import at, drained
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.authd import Authd
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd
-    from tests.support.tls import Certificates
+from tests.support.servers import MakeNsqd, Nsqd, at, drained
+from tests.support.tls import Certificates
 
 
 @pytest.fixture

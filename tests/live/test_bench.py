@@ -1,23 +1,16 @@
 """``bench`` as a process on real servers: what it counts, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.cli import cli, exits
 from nsqtools.errors import NSQError
 from tests.support.eventually import eventually
-from tests.support.process import Terminal
-from tests.support.servers import at_both, lookup
-
-if TYPE_CHECKING:
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+from tests.support.process import Cli, Terminal
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, at_both, lookup
 
 
 @pytest.mark.parametrize(

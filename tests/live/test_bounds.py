@@ -1,26 +1,19 @@
 """What servers, archives and limits may do to a command: at full size, in a process."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
 import resource
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support import archives
 from tests.support.dead import dead_cluster
 from tests.support.eventually import eventually
-from tests.support.servers import at, drained, empty
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, Nsqd, at, drained, empty
 
 MIB = 1 << 20
 LIMIT = 200 << 10

@@ -1,27 +1,21 @@
 """``channel trim`` as a process: what is old goes, what is younger stays, whoever consumes too."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsqtools.proto.messages import Message
 from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
+from tests.support.process import Cli
 from tests.support.raw import Raw
-from tests.support.servers import at, http
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd
+from tests.support.servers import MakeNsqd, Nsqd, at, http
 
 DAY = 86_400 * 10**9
 OLD, YOUNGER = 500, 300

@@ -3,29 +3,32 @@
 What is found in which facts is tested in tests/engine/test_diagnosis.py; these are the facts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.support.authd import Authd
 from tests.support.binaries import give_up
 from tests.support.eventually import eventually
+from tests.support.process import Cli
 from tests.support.raw import Raw
-from tests.support.servers import at, at_both, fill, free_port, http, lookup, registered
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.authd import Authd
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqlookupd
-    from tests.support.tls import Certificates
+from tests.support.servers import (
+    MakeNsqd,
+    Nsqlookupd,
+    at,
+    at_both,
+    fill,
+    free_port,
+    http,
+    lookup,
+    registered,
+)
+from tests.support.tls import Certificates
 
 
 @dataclass(slots=True)

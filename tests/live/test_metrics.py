@@ -1,27 +1,20 @@
 """What monitoring is told by commands that run on real servers: metrics, and systemd."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
 from tests.support.metrics import Serving
-from tests.support.servers import at, http, lookup
+from tests.support.process import Cli
+from tests.support.servers import Nsqd, Nsqlookupd, at, http, lookup
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.process import Cli
-    from tests.support.servers import Nsqd, Nsqlookupd
-
-    Measure = Callable[..., Serving]
+Measure = Callable[..., Serving]
 
 MONITORING = Path(__file__).parents[2] / ".github" / "monitoring"
 

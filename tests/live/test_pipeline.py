@@ -1,29 +1,22 @@
 """The commands of ``pipeline`` as processes, each with a Spark of its own."""
 
-from __future__ import annotations
-
 import os
+import random
 import re
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.support.authd import Authd
 from tests.support.eventually import eventually
 from tests.support.killing import Lake, Place, loses_nothing
 from tests.support.metrics import scrape
-from tests.support.servers import at, drained
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, at, drained
 from tests.support.spark import START, java_options, needs_spark
 from tests.support.streaming import publish
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
-
-    from tests.support.authd import Authd
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
-    from tests.support.tls import Certificates
+from tests.support.tls import Certificates
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -1,7 +1,5 @@
 """``pipeline archive --format delta``, with the Spark that has Delta Lake."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -9,7 +7,6 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,12 +15,9 @@ from tests.support.environments import environment
 from tests.support.eventually import eventually
 from tests.support.examples import shown
 from tests.support.killing import Lake, Place, kill
-from tests.support.servers import drained
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, drained
 from tests.support.spark import START, needs_artifact
-
-if TYPE_CHECKING:
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd
 
 TESTS = "tables of Delta Lake"
 GUIDE = sections("pipeline", "guides")["Delta Lake"]

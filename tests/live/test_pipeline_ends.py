@@ -1,25 +1,18 @@
 """Queries to the console that fail, are killed, stopped, or lose their reader."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.servers import at
+from tests.support.process import Cli
+from tests.support.servers import Nsqd, at
 from tests.support.spark import START, java_options, needs_spark
 from tests.support.streaming import publish
 from tests.support.trees import descendants, is_alive
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.process import Cli
-    from tests.support.servers import Nsqd
 
 BODIES = [b"%d" % number for number in range(1000)]
 TEXT = "CAST(body AS STRING)"

@@ -1,24 +1,17 @@
 """The commands of ``pipeline`` as processes, with all that they keep in an object store."""
 
-from __future__ import annotations
-
+import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.killing import Lake, loses_nothing
 from tests.support.minio import Minio
+from tests.support.process import Cli, Result
 from tests.support.replays import Taken
-from tests.support.servers import at, drained
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.process import Cli, Result
-    from tests.support.servers import MakeNsqd
+from tests.support.servers import MakeNsqd, at, drained
 
 pytestmark = pytest.mark.timeout(900)  # MinIO may have to be built
 

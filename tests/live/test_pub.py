@@ -1,7 +1,5 @@
 """``pub`` as a process on real servers, and what ``tail`` finds there afterwards."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -9,22 +7,17 @@ import re
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.process import Terminal
-from tests.support.servers import at, drained, lookup, registered
+from tests.support.process import Cli, Terminal
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, at, drained, lookup, registered
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
-
-    Start = Callable[..., subprocess.Popen[bytes]]
+Start = Callable[..., subprocess.Popen[bytes]]
 
 BINARY = [
     b"\x00",

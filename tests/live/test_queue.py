@@ -1,20 +1,15 @@
 """``queue`` on the files of a real nsqd: one that runs, was stopped, was killed, or met damage."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
+from tests.support.process import Cli, Result
 from tests.support.raw import Raw
-from tests.support.servers import empty
-
-if TYPE_CHECKING:
-    from tests.support.process import Cli, Result
-    from tests.support.servers import MakeNsqd, Nsqd
+from tests.support.servers import MakeNsqd, Nsqd, empty
 
 pytestmark = pytest.mark.nsqd_only("it is about messages on disk")
 

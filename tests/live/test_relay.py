@@ -1,12 +1,10 @@
 """``relay`` as a process on real servers: nsq_to_nsq's flags, exact JSON, exit codes, loops."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,17 +12,12 @@ from nsqtools.cli.commands.consume.clusterproducer import ClusterProducer
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.errors import UnreachableError
+from tests.support.binaries import Nsq
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually, eventually_async
+from tests.support.process import Cli
 from tests.support.proxy import Proxy
-from tests.support.servers import at
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.support.binaries import Nsq
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, at
 
 CHANNEL = "nsq_to_nsq"
 

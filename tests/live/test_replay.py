@@ -1,28 +1,21 @@
 """``pub --from-archive`` as a process on real servers: each kind of archive, damage, pace."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 from nsqtools.records.compression import METHODS, make_encoder
 from tests.support.eventually import eventually
+from tests.support.process import Cli, Result
 from tests.support.raw import prefixed
 from tests.support.replays import Taken
-from tests.support.servers import at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from tests.support.process import Cli, Result
-    from tests.support.servers import Nsqd
+from tests.support.servers import Nsqd, at
 
 BODIES = [bytes(range(32, 256)), b"plain", b"\0" * 3, "\N{SNOWMAN}".encode(), b"x" * 70_000]
 DAY = 86_400 * 10**9

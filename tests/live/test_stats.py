@@ -1,28 +1,20 @@
 """``stats`` on real clusters: what it says is what nsqds say, added up, and nsq_stat beside it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.binaries import Nsq
 from tests.support.dead import answering
 from tests.support.metrics import Serving
-from tests.support.nagios import read
-from tests.support.process import Terminal
+from tests.support.nagios import Output, read
+from tests.support.process import Cli, Terminal
 from tests.support.raw import Raw
-from tests.support.servers import fill, http, lookup, registered
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.binaries import Nsq
-    from tests.support.nagios import Output
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """``stats --watch`` on a terminal, read through tmux."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -9,8 +7,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,12 +16,7 @@ from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.forkserver import ROOT
 from tests.support.process import COMMAND, neutral
-from tests.support.servers import http
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.servers import MakeNsqd, Nsqd
+from tests.support.servers import MakeNsqd, Nsqd, http
 
 PATIENCE = 120.0
 HELP = "q quit"

@@ -1,25 +1,27 @@
 """``tail`` as a process on real servers: pipes, signals, failures, exit codes, and ``--peek``."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.consuming import Consuming, make_known
 from tests.support.eventually import eventually
-from tests.support.process import COMMAND, Terminal, neutral
+from tests.support.process import COMMAND, Cli, Terminal, neutral
 from tests.support.raw import Raw
-from tests.support.servers import at, at_both, empty, http, lookup, registered
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+from tests.support.servers import (
+    MakeNsqd,
+    Nsqd,
+    Nsqlookupd,
+    at,
+    at_both,
+    empty,
+    http,
+    lookup,
+    registered,
+)
 
 PIPE = subprocess.PIPE
 DEAD = "127.0.0.1:1"

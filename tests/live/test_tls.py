@@ -1,24 +1,19 @@
 """TLS and compression with a real nsqd, both ways, byte for byte."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from nsqtools.config.connection import ProducerConfig
+from nsqtools.engine.handler import Batch
 from nsqtools.engine.producer import Producer
 from tests.support.eventually import eventually_async
+from tests.support.process import Cli
 from tests.support.scripted import Recorder, consume, running, undisturbed
-from tests.support.servers import at, drained
-
-if TYPE_CHECKING:
-    from nsqtools.engine.handler import Batch
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd
-    from tests.support.tls import Certificates
+from tests.support.servers import MakeNsqd, Nsqd, at, drained
+from tests.support.tls import Certificates
 
 SIZES = (1, 2, 100, 4096, 65_535, 65_536, 65_537, 300_000, 1 << 20)
 

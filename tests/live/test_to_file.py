@@ -1,32 +1,25 @@
 """``to-file`` as a process on real servers: nsq_to_file's flags, exit codes, care for its files."""
 
-from __future__ import annotations
-
 import gzip
 import os
+import random
 import signal
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from nsqtools.stores import open_store
 from tests.support import archives
 from tests.support.archives import Archiver
-from tests.support.binaries import needs
+from tests.support.binaries import Nsq, needs
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.faults import filled, small_disk
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.support.binaries import Nsq
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
 
 @pytest.mark.nsqd_only("compares with nsq_to_file, for which there is the real nsqd")

@@ -3,34 +3,26 @@
 Deliveries are counted exactly, by the record of the endpoints.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import re
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from standardwebhooks import Webhook
 
+from tests.support.binaries import Nsq
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.nginx import Nginx
-from tests.support.posting import DIRECT
-from tests.support.webserver import HANG, Answer, WebServer, per_message, redirect
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.support.binaries import Nsq
-    from tests.support.posting import Posting
-    from tests.support.process import Cli
-    from tests.support.servers import Nsqd
-    from tests.support.tls import Certificates
-    from tests.support.webserver import Request
+from tests.support.posting import DIRECT, Posting
+from tests.support.process import Cli
+from tests.support.servers import Nsqd
+from tests.support.tls import Certificates
+from tests.support.webserver import HANG, Answer, Request, WebServer, per_message, redirect
 
 EVERY_BYTE = bytes(range(256))
 

@@ -1,31 +1,24 @@
 """``to-http --workers``: processes that share the work, killed with their parent."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.workers import Worker, _Crew
+from tests.support.consuming import Running
 from tests.support.eventually import eventually
 from tests.support.posting import Posting
-from tests.support.servers import free_port
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, free_port
 from tests.support.webserver import WebServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.consuming import Running
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd
 
 WINDOW = 50
 

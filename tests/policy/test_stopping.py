@@ -41,7 +41,7 @@ def test_the_first_limit_reached_is_the_reason(
 
 
 def test_the_help_and_the_guide_tell_the_time_that_a_server_may_be_silent() -> None:
-    guide = Path(__file__).parents[2] / "nsqtools/cli/docs/guides/nsqtools-delivery.7.txt"
+    guide = Path(__file__).parents[2] / "nsqtools/cli/docs/guides/delivery.md"
     assert f"silent for {UNKNOWN_TIMEOUT:g} s" in guide.read_text()
     assert f"silent for {UNKNOWN_TIMEOUT:g}s" in StopOptions.declared()["until_empty"].help
 

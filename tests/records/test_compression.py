@@ -1,7 +1,5 @@
 """Members of compressed files: written, and read back in pieces."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import subprocess

@@ -1,16 +1,15 @@
 """Disk queues: every message that damage has left is found, in files that nsqd may be changing."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import RecordError
+from nsqtools.proto.messages import Message
 from nsqtools.records.diskqueue.decoder import QueueDecoder, encode
 from nsqtools.records.diskqueue.queuefiles import (
     DiskQueue,
@@ -21,11 +20,6 @@ from nsqtools.records.diskqueue.queuefiles import (
 )
 from tests.support.diskqueues import LIMIT, QueueFiles, messages, numbers
 from tests.support.sessions import cut
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nsqtools.proto.messages import Message
 
 RECORD = len(encode(messages([0])))
 GARBAGE = st.one_of(

@@ -1,7 +1,5 @@
 """The table of record formats, and the options that name them."""
 
-from __future__ import annotations
-
 import pytest
 
 from nsqtools.config.lake import InputOptions

@@ -1,7 +1,5 @@
 """What of a file is whole: members and records before the first fault, and none of it held."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io
@@ -9,7 +7,8 @@ import itertools
 import json
 import tracemalloc
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,9 +18,6 @@ from nsqtools.records.compression import load_zstd, make_encoder
 from nsqtools.records.inspection import Inspection, inspect
 from nsqtools.records.layout import Layout
 from tests.support.raw import prefixed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COMPRESSED = ["gzip", "zstd"]
 NOUN = {"gzip": "gzip member", "zstd": "zstd frame"}

@@ -1,11 +1,9 @@
 """Records of a stream: the same however it is cut into chunks, up to the first fault."""
 
-from __future__ import annotations
-
 import itertools
 import json
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,9 +14,6 @@ from nsqtools.records.envelope import timestamp_of
 from nsqtools.records.readers import Delimited, JsonLines, LengthPrefixed, Reader, Whole
 from tests.support.raw import prefixed
 from tests.support.sessions import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 def split(reader: Reader, chunks: Iterable[bytes]) -> tuple[list[bytes], str]:

@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +11,6 @@ from nsqtools.records.layout import Layout
 from nsqtools.records.verification import Verification, check
 from nsqtools.sinks.files.aftercare import Manifest
 from tests.support.archiving import published
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RAW = Layout()
 

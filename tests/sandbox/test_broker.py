@@ -3,8 +3,6 @@
 Here is what takes time, or no nsqd can be made to do at will; the rest is in tests/conformance.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,18 +1,13 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from itertools import islice, repeat
-from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.sandbox.events import publish_at_rate, sample_events
 from tests.support.clock import VirtualLoop, elapse, run_virtual
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def test_events_are_json_objects_of_one_shape() -> None:

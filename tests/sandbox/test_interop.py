@@ -1,19 +1,13 @@
 """The sandbox among Go tools: it is an nsqd for them, too."""
 
-from __future__ import annotations
-
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.binaries import require_nsq
 from tests.support.eventually import eventually
-from tests.support.servers import drained
-
-if TYPE_CHECKING:
-    from tests.support.servers import MakeNsqd
-    from tests.support.tls import Certificates
+from tests.support.servers import MakeNsqd, drained
+from tests.support.tls import Certificates
 
 COUNT = 1000
 BODIES = [b"%d %s" % (number, b"x" * (number % 50)) for number in range(COUNT)]

@@ -1,12 +1,10 @@
 """How the embedded nsqd keeps nsqlookupds told that hang, misbehave or are not there yet."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -18,9 +16,6 @@ from nsqtools.sandbox.nsqd import Nsqd, lookup_peer
 from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
 from tests.support.eventually import eventually_async
 from tests.support.servers import server_socket
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 IDENTITY = {
     "version": "1.3.0",

@@ -1,8 +1,6 @@
 """Commands from bytes in any pieces; what they are is told by the conformance dialogues."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +9,6 @@ from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.sandbox.nsqd.parser import ClientCommand, CommandParser
 from tests.support.raw import mpub, sized
 from tests.support.sessions import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SCRIPT = (
     b"IDENTIFY\n"

@@ -1,22 +1,18 @@
 """Clients of the embedded nsqd, in memory and in virtual time: those that wait or do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.sandbox.nsqd import Nsqd
+from nsqtools.sandbox.nsqd.channel import Channel
 from nsqtools.sandbox.nsqd.protocol import Client
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.raw import sized
 from tests.support.transport import FakeTransport
-
-if TYPE_CHECKING:
-    from nsqtools.sandbox.nsqd.channel import Channel
 
 BIG = b"x" * (70 << 10)  # above what a transport buffers
 

@@ -1,12 +1,12 @@
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +16,8 @@ from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address
 from nsqtools.sandbox import Sandbox
 from nsqtools.sandbox.nsqd import Nsqd
+from tests.support.process import Cli
 from tests.support.servers import free_port, is_free, server_socket
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from tests.support.process import Cli
 
 FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
 

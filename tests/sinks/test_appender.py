@@ -1,11 +1,10 @@
 """Messages appended to a queue: nsqd finds none of them or all, and what was there before."""
 
-from __future__ import annotations
-
 import fcntl
 import os
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,6 @@ from nsqtools.records.diskqueue.decoder import encode
 from nsqtools.sinks.appender import QueueAppender
 from tests.support.diskqueues import QueueFiles, messages, numbers, push
 from tests.support.neighbour import killed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 RECORD = len(encode(messages([0])))
 NEW = [b"%d " % number for number in range(100, 103)]

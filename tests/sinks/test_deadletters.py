@@ -1,14 +1,13 @@
 """Dead letters in every place they can go, safe when ``write`` returns."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
 import fcntl
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,15 +15,9 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import OutputError, PublishError
 from nsqtools.records.readers import JsonLines
-from nsqtools.sinks.deadletters import ToDirectory, ToTopic
+from nsqtools.sinks.deadletters import DeadLetters, ToDirectory, ToTopic
 from tests.support.archiving import START, batch
 from tests.support.faults import broken, file_limit
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from nsqtools.sinks.deadletters import DeadLetters
 
 REASON = "too many attempts"
 

@@ -1,7 +1,5 @@
 """Batches that a sink holds, and when they are let go."""
 
-from __future__ import annotations
-
 import asyncio
 
 from nsqtools.sinks.holding import Held

@@ -1,17 +1,12 @@
 """What repeats in the log is a count."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from nsqtools.sinks import repeats
 from nsqtools.sinks.repeats import Repeats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ERROR = logging.ERROR
 

@@ -1,7 +1,5 @@
 """The stdout sink on every kind of descriptor."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -9,7 +7,8 @@ import os
 import socket
 import tempfile
 import tty
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +20,6 @@ from nsqtools.sinks.stdout import StreamSink
 from tests.support.archiving import Settled, batch
 from tests.support.clock import turns
 from tests.support.faults import file_limit
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 GUARD = 60.0
 LARGE = b"x" * (4 << 20)

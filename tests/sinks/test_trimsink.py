@@ -1,23 +1,17 @@
 """What ``channel trim`` holds, defers and gives back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
+from nsqtools.engine.handler import Batch, Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.trim import Trim
 from nsqtools.sinks.holding import HoldingHandler
 from nsqtools.sinks.trimsink import TrimSink
 from tests.support.archiving import HOUR, START, Settled, batch, message
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from nsqtools.engine.handler import Batch, Handler
 
 
 @contextlib.asynccontextmanager

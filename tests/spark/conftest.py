@@ -1,23 +1,16 @@
 """The Spark session that all tests of Spark share, and what is skipped where there is none."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from nsqtools.spark.jobs.replay import ReplaySettings
+from tests.support.process import Cli
+from tests.support.replays import Taken
+from tests.support.servers import Nsqd
 from tests.support.spark import SparkModule, java_options, needs_spark
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from nsqtools.spark.jobs.replay import ReplaySettings
-    from tests.support.process import Cli
-    from tests.support.replays import Taken
-    from tests.support.servers import Nsqd
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:

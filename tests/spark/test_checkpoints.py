@@ -1,11 +1,10 @@
 """That what Spark notes lasts before messages are finished under it, or rows are removed."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
 from nsqtools.spark.lake.folders import sync_log
@@ -15,9 +14,6 @@ from nsqtools.spark.source.source import NsqStreamReader
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.stores.mounted import LocalStore
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_the_newest_entries_and_all_names_above_are_synced(

@@ -1,17 +1,16 @@
 """The pipeline on a real cluster: the package comes with the driver, and executors get killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import venv
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,17 +19,12 @@ import nsqtools
 from nsqtools.cli.docs import sections
 from tests.support.eventually import eventually
 from tests.support.examples import shown
+from tests.support.process import Cli
 from tests.support.replays import Taken
-from tests.support.servers import at, drained, free_port
+from tests.support.servers import MakeNsqd, at, drained, free_port
 from tests.support.spark import QUICK_JVM, START, needs_spark, submit, with_plugin
 from tests.support.streaming import numbered, publish, rows
 from tests.support.trees import descendants, signal_process
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd
 
 WORKERS = 2
 

@@ -1,16 +1,14 @@
 """The output directory of ``compact`` through crashes at every step, without Spark."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from opendal import Operator
@@ -18,16 +16,11 @@ from opendal import Operator
 from nsqtools.errors import ConfigError, LockedError
 from nsqtools.spark.jobs import compacted
 from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known, prefix
-from nsqtools.spark.lake.inputs import find
+from nsqtools.spark.lake.inputs import Input, find
 from nsqtools.stores import open_store
 from nsqtools.stores.objectstore import ObjectStore
 from tests.support.faults import Mortal
 from tests.support.lakes import NINE, RAW, at, sent, to_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nsqtools.spark.lake.inputs import Input
 
 NINE_O_CLOCK, TEN_O_CLOCK = "date=2026-11-21/hour=09", "date=2026-11-21/hour=10"
 OLD, NEW = ({NINE_O_CLOCK: text, TEN_O_CLOCK: text} for text in ("old", "new"))

@@ -1,23 +1,16 @@
 """How many messages a micro-batch is planned for."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.net.http.replies import ChannelStats, TopicStats
 from nsqtools.spark.source.depths import Depths, depth
-from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.source.sourceoptions import SourceSettings, parse_source
 from tests.support.eventually import eventually
-from tests.support.servers import free_port
-
-if TYPE_CHECKING:
-    from nsqtools.spark.source.sourceoptions import SourceSettings
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
+from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd, free_port
 
 BODIES = [b"x"] * 3
 

@@ -1,7 +1,5 @@
 """What is said of an error of Spark, in one line."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

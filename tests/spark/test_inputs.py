@@ -1,10 +1,9 @@
 """Which files are inputs of a job, and the rows that archives give back."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,9 +15,6 @@ from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.spark.lake.archives import INPUT_SCHEMA, read
 from nsqtools.spark.lake.inputs import Input, find, real
 from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE = [b"", b"a\nb\n", b"\0" * 5, b"\xff\xfe\x00", "schön \u2028".encode(), b'{"body":"x"}']
 

@@ -1,7 +1,5 @@
 """Quotas from depths, and offsets through Spark's log."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

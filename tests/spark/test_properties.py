@@ -1,10 +1,8 @@
 """Which properties a session starts with, and whose value of a property counts."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pyspark
 import pytest
@@ -16,9 +14,6 @@ from nsqtools.spark.properties import (
     properties,
     refuse_speculative_task,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 S3A = "spark.hadoop.fs.s3a."
 ZONE = "spark.sql.session.timeZone"

@@ -1,13 +1,12 @@
 """How ``replay`` publishes files: in order, and on from where a run has ended."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,12 +28,8 @@ from nsqtools.stores.mounted import LocalStore
 from tests.support.faults import KilledError
 from tests.support.lakes import JSON
 from tests.support.replays import HOSTILE, Taken, nothing
+from tests.support.servers import Nsqd
 from tests.support.streaming import numbered
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.support.servers import Nsqd
 
 LARGE = [body + bytes(1000) for body in numbered(2000)]
 CHUNK = 100_000

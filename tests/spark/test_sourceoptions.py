@@ -1,9 +1,9 @@
 """What options mean, and the one line that says what is wrong with them."""
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,6 @@ from nsqtools.spark.source.sourceoptions import (
     respelled,
     with_secret,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 NEEDED = {"subscribe": "clicks", "channel": "lake", "staginglocation": "/staging"}
 

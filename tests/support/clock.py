@@ -4,16 +4,12 @@ For tests in which all transports are in memory: hours pass in milliseconds, and
 the same times. Threads and real sockets are not waited for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect
 import selectors
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, overload
 
 C = TypeVar("C")
 P = ParamSpec("P")

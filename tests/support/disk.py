@@ -4,24 +4,20 @@ Each call that changes something is an event at which the process may be killed,
 or the disk may be full. When a host loses its power, what was not fsynced is gone, or some of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
 import os
 import shutil
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
 
 from tests.support.processes import CURRENT, Killed, Process
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from random import Random
-
-    import pytest
 
 _CHANGES = (
     *("open", "write", "writev", "pwrite", "fsync", "ftruncate", "link", "rename", "replace"),

@@ -3,8 +3,6 @@
 ``Forked`` is what tests use. The server ends when the process that started it does.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,15 +1,15 @@
 """What follows when a file is published: its line in the manifest, the deletion of old files."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +19,9 @@ from nsqtools.policy.matcher import NameMatcher
 from nsqtools.policy.retention import Kept
 from nsqtools.sinks.files import uploads
 from nsqtools.sinks.files.aftercare import Aftercare, Manifest, find
-from nsqtools.sinks.files.journal import HOOK, MANIFEST, Journal
+from nsqtools.sinks.files.journal import HOOK, MANIFEST, Entry, Journal
 from tests.support.archiving import Archiving, Notes, entry_of, make_rules, published
 from tests.support.sinking import started
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from nsqtools.sinks.files.journal import Entry
-
 
 FLAT = NameMatcher(NamePattern(filename_format="<TOPIC><REV>.log"), hostname="h", topics=("a", "b"))
 DEEP = NameMatcher(

@@ -1,15 +1,14 @@
 """Names of files on disk: given once, durable, and never another file's."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from nsqtools.sinks.files import disk
 from nsqtools.stores.mounted import sync_directory
 from tests.support.archiving import below
 from tests.support.faults import broken, file_limit, other_disk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 WAYS = ["link", "rename", "copy"]
 EIO = "Input/output"

@@ -1,14 +1,13 @@
 """When messages are written and finished, and when what is not safe goes back to nsqd."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from tests.support.eventually import eventually_async
 from tests.support.faults import file_limit
 from tests.support.gathering import errors
 from tests.support.sinking import SOON, Sinking, blocked, sinking, slow
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIRST, SECOND = "events-000000.log", "events-000001.log"
 

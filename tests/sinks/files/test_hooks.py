@@ -1,24 +1,20 @@
 """The command of --on-rotate: what it gets, when it is run again, and how a run ends with it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex
 import signal
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsqtools.sinks.files.hooks import Hook
 from tests.support.archiving import published
 from tests.support.eventually import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 WAIT = 60.0
 NEVER = (3600.0,)

@@ -1,7 +1,5 @@
 """What the journal knows after a crash: whose files are under way, and what files still owe."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging
@@ -10,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from nsqtools.errors import OutputError
 from nsqtools.sinks.files import aftercare
 from nsqtools.sinks.files import journal as journal_module
 from nsqtools.sinks.files.journal import DEBTS, FOLDER, Journal, entries, owing, owing_near
+from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.topicarchive import Arrival, OwedError
 from tests.support.archiving import (
     START,
@@ -35,9 +34,6 @@ from tests.support.archiving import (
 from tests.support.faults import broken, filled, small_disk
 from tests.support.neighbour import holding
 from tests.support.sinking import make_archives, started
-
-if TYPE_CHECKING:
-    from nsqtools.sinks.files.rules import Rules
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"

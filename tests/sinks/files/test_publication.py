@@ -1,22 +1,23 @@
 """What a crash left behind is published whole, once, and nothing is cut off that is not kept."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools
 import json
 import logging
+import random
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from nsqtools.sinks.files.journal import Journal
-from nsqtools.sinks.files.topicarchive import Arrival
+from nsqtools.sinks.files.rules import Rules
+from nsqtools.sinks.files.topicarchive import ArchiveEnding, Arrival
+from nsqtools.sinks.files.workfile import Part
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
@@ -32,13 +33,6 @@ from tests.support.archiving import (
 from tests.support.faults import broken, other_disk
 from tests.support.neighbour import holding, killed
 from tests.support.sinking import make_archives
-
-if TYPE_CHECKING:
-    import random
-
-    from nsqtools.sinks.files.rules import Rules
-    from nsqtools.sinks.files.topicarchive import ArchiveEnding
-    from nsqtools.sinks.files.workfile import Part
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"

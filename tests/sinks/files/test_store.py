@@ -1,19 +1,13 @@
-from __future__ import annotations
-
 import os
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from nsqtools.errors import ConfigError, LockedError
+from nsqtools.sinks.files.rules import Rules
 from tests.support.archiving import below, make_rules
 from tests.support.sinking import make_archives
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nsqtools.sinks.files.rules import Rules
 
 NAME = "events.host-000000.2026-11-20_19.log"
 

@@ -1,16 +1,15 @@
 """The archive of a topic on a disk that works: what is written, and when a file is over."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import math
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from nsqtools.engine.handler import Message
 from nsqtools.sinks.files.topicarchive import Arrival
 from tests.support.archiving import (
     COMPRESSIONS,
@@ -25,9 +24,6 @@ from tests.support.archiving import (
 )
 from tests.support.binaries import needs
 from tests.support.faults import file_limit
-
-if TYPE_CHECKING:
-    from nsqtools.engine.handler import Message
 
 NAME = "events.host-000000.2026-11-20_19.log"
 AT_20 = NAME.replace("_19", "_20")

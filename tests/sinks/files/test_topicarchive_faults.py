@@ -1,7 +1,5 @@
 """Disks that fail and other programs in the directories: nothing is finished that is not safe."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools
@@ -9,9 +7,10 @@ import logging
 import os
 import random
 import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,9 +31,6 @@ from tests.support.archiving import (
 )
 from tests.support.faults import broken, file_limit
 from tests.support.sinking import blocked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"

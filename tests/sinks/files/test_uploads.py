@@ -1,15 +1,14 @@
 """Uploads: when a file is uploaded again, what is said of that, and how a run ends with them."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import pytest
 
@@ -22,10 +21,6 @@ from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from tests.support.archiving import published
 from tests.support.eventually import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import BinaryIO
 
 WAIT = 60.0
 NEVER = (3600.0,)

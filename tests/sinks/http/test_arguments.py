@@ -1,10 +1,11 @@
 """What --post, --get, --header and their like may be; nothing that is refused shows a secret."""
 
-from __future__ import annotations
-
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +15,6 @@ from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.signing import Signer
 from tests.support.archiving import message
 from tests.support.requesting import header, receive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import httpx
 
 SIGNER = Signer([bytes(32)])
 CONTROLS = [chr(code) for code in (*range(9), *range(10, 32), 127)]

@@ -1,7 +1,5 @@
 """Which endpoint gets a message, and what the others get when that one fails."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 

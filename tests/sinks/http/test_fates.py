@@ -1,10 +1,9 @@
 """Whatever endpoints answer: who gets a message, how often, and what becomes of it."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,13 +11,8 @@ from hypothesis import strategies as st
 from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
 from tests.support.clock import run_virtual
-from tests.support.delivering import OK, REFUSES, RESETS, Answer, Delivering, delivering
+from tests.support.delivering import OK, REFUSES, RESETS, Answer, Delivering, Sent, delivering
 from tests.support.raw import unprefixed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.support.delivering import Sent
 
 LATE = Answer(after=1e3)
 STATUSES = (302, 400, 408, 422, 425, 429, 500)

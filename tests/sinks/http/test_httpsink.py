@@ -1,7 +1,5 @@
 """What a response, or none, does to messages, and when they are sent: alone or together."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """One request to one endpoint: what its response says, and what is counted and told."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,11 +1,9 @@
 """Which requests go through a proxy: those that --proxy or the environment has one for."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -14,12 +12,8 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.post import read
 from nsqtools.sinks.http.proxies import with_proxies
 from tests.support.delivering import Scripted
+from tests.support.tls import Certificates
 from tests.support.webserver import WebServer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.support.tls import Certificates
 
 CONTEXT = ssl.create_default_context()
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUEST_METHOD")

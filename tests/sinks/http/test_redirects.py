@@ -1,8 +1,7 @@
 """Redirects are failures, or followed where they leave the request what it is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import httpx
 import pytest
@@ -14,9 +13,6 @@ from tests.support.archiving import batch
 from tests.support.clock import virtual
 from tests.support.delivering import WALL, Answer, Scripted
 from tests.support.requesting import receive
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SECRETS = [(b"Authorization", b"Bearer x"), (b"cookie", b"id=1"), (b"X-Other", b"kept")]
 

@@ -1,13 +1,12 @@
 """What a server gets of a message, or of several, byte for byte."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote_plus, unquote_to_bytes
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,15 +14,10 @@ from hypothesis import strategies as st
 from nsqtools import __version__
 from nsqtools.records.readers import LengthPrefixed
 from nsqtools.sinks.http.arguments import make_endpoints, read_headers
-from nsqtools.sinks.http.requests import MAX_IDS
+from nsqtools.sinks.http.requests import MAX_IDS, Endpoint
 from nsqtools.sinks.http.signing import Signer
 from tests.support.archiving import START, message
 from tests.support.requesting import header, receive
-
-if TYPE_CHECKING:
-    import httpx
-
-    from nsqtools.sinks.http.requests import Endpoint
 
 URL = "http://127.0.0.1:8080/hook"
 ID = b"%016x" % 1

@@ -1,9 +1,9 @@
-from __future__ import annotations
-
 import base64
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,15 +11,9 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.arguments import make_endpoints
+from nsqtools.sinks.http.requests import Endpoint
 from nsqtools.sinks.http.signing import Signer
 from tests.support.archiving import message
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
-
-    from nsqtools.sinks.http.requests import Endpoint
 
 OLD = bytes(range(32))
 NEW = bytes(range(100, 124))

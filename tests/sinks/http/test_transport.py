@@ -1,18 +1,13 @@
 """What httpx's requests and errors are over our own connections."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from nsqtools.sinks.http.transport import Transport
 from tests.support.scripted_http import reply, serving
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What passes, what is left of it, and where it goes; JSON of which nothing is written anew."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

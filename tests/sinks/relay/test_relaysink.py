@@ -1,16 +1,16 @@
 """The sink of relay: what it publishes, when it settles, and what it never does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
 from nsqtools.config.relay import RelayOptions
+from nsqtools.engine.handler import Batch
 from nsqtools.errors import AuthError, NSQError, OutputError, PublishError, ServerError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.relay.filter import Filter, make_filter
@@ -22,11 +22,6 @@ from tests.support.delivering import Letters
 from tests.support.eventually import eventually_async
 from tests.support.scripted import undisturbed
 from tests.support.sinking import InLoop
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from nsqtools.engine.handler import Batch
 
 TOO_BIG = ServerError("E_BAD_MESSAGE MPUB message too big")
 

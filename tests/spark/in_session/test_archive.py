@@ -1,30 +1,23 @@
 """Archives: what is written of a message, and what a batch that is written again replaces."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.jobs.archive import ArchiveSettings, Shape, archive
+from nsqtools.spark.jobs.progress import Totals
 from nsqtools.spark.lake.bodies import read_schema, with_columns
-from tests.support.servers import free_port
+from tests.support.servers import Nsqd, free_port
 from tests.support.streaming import OfTopic, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pyspark.sql import SparkSession
-
-    from nsqtools.spark.jobs.progress import Totals
-    from tests.support.servers import Nsqd
 
 BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xff\x00", b"null"]
 

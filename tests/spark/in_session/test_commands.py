@@ -1,18 +1,18 @@
 """The commands of ``pipeline`` from their options to their files: help's examples, round trips."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from nsqtools.cli import cli
 from nsqtools.cli.exits import run
@@ -22,12 +22,6 @@ from tests.support.lakes import Sent, to_parquet
 from tests.support.servers import drained
 from tests.support.spark import START
 from tests.support.streaming import publish, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import SparkSession
-
 
 MORE = pytest.mark.full("more of what jobs make of rows in Spark")
 

@@ -1,24 +1,19 @@
 """Archives as Spark reads them: columns from the names of directories, and no more than needed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.lake import dataframes
 from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import NINE, RAW, sent, to_file, to_parquet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def to_lake(folder: Path, *, topics: bool) -> Path:

@@ -3,15 +3,16 @@
 That it works on a cluster is shown on a real one, in ``test_cluster``.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigError
@@ -21,13 +22,6 @@ from nsqtools.spark.lake.dataframes import frame
 from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import RAW, sent, to_file
 from tests.support.spark import PLUGIN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
 
 PYTHON = "/opt/python/bin/python"
 

@@ -1,14 +1,15 @@
 """The sink: what rows become, and that none is lost; with and without Spark around it."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from nsqtools.errors import ConfigError, RecordError, UnreachableError
@@ -16,17 +17,10 @@ from nsqtools.spark.source.sink import Columns, NsqWriter, TaskCommit, split
 from nsqtools.spark.sparksession import explain
 from tests.support.eventually import eventually
 from tests.support.lakes import sent, to_parquet
+from tests.support.process import Cli
 from tests.support.replays import Taken
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 from tests.support.streaming import numbered
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
 
 def options(*nsqds: Nsqd, **more: str) -> dict[str, str]:

@@ -1,27 +1,19 @@
 """The source in Spark itself, with a real nsqd."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from nsqtools.errors import AuthError, ConfigError
 from nsqtools.spark.sparksession import explain
-from tests.support.servers import drained
+from tests.support.authd import Authd
+from tests.support.servers import MakeNsqd, Nsqd, drained
 from tests.support.streaming import numbered, publish, source
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, Row, SparkSession
-
-    from tests.support.authd import Authd
-    from tests.support.servers import MakeNsqd, Nsqd
-
-    Batches = list[list[Row]]
+Batches = list[list[Row]]
 
 
 def drain(

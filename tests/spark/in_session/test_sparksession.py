@@ -1,26 +1,20 @@
 """A session of Spark: what it needs, what it says where, and its errors in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark import requirements
 from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.sparksession import first_line, open_session
 from tests.support.spark import java_options, needs_spark
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 
 def test_what_is_missing_or_of_a_wrong_version_is_named(

@@ -1,13 +1,14 @@
 """Queries of topics and of archives, and where their results go."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.spark.interrupts import StoppedError
@@ -23,17 +24,10 @@ from nsqtools.spark.jobs.sql import (
 )
 from nsqtools.spark.lake.dataframes import body_schema
 from tests.support.lakes import sent, to_parquet
+from tests.support.process import Cli
 from tests.support.replays import Taken, nothing
+from tests.support.servers import Nsqd
 from tests.support.streaming import OfTopic, publish, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from tests.support.process import Cli
-    from tests.support.servers import Nsqd
 
 MORE = pytest.mark.full("more of what jobs make of rows in Spark")
 

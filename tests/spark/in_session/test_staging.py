@@ -1,14 +1,14 @@
 """What ``replay`` chooses with Spark and how that gets into a topic."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.interrupts import StoppedError
@@ -26,11 +26,6 @@ from tests.support.faults import KilledError, killed
 from tests.support.lakes import HOUR, sent, to_parquet
 from tests.support.replays import Taken, nothing
 from tests.support.streaming import numbered
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 
 def replay(spark: SparkSession, settings: ReplaySettings) -> Replayed:

@@ -1,16 +1,11 @@
 """The files of batches: how a batch is named, how many tasks write it, and what is removed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from nsqtools.spark.jobs.batches import named, remove_batch, tasks_for
 from nsqtools.spark.source.plans import Quota
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUERY = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab"
 

@@ -1,8 +1,6 @@
 """What a run of ``compact`` makes of facts about its inputs, without Spark."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,9 +9,6 @@ from hypothesis import strategies as st
 from nsqtools.spark.jobs.compact import slices
 from nsqtools.spark.jobs.compacted import ALL, CompactOutput, FileFacts, HourFile, Known
 from nsqtools.spark.lake.inputs import Input
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MINUTES = st.dictionaries(st.integers(0, 300), st.integers(1, 10**6), min_size=1)
 

@@ -1,14 +1,13 @@
 """One run at a time on a place in a store without locks."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from nsqtools.spark.jobs.guard import Lease, only_one
 from nsqtools.stores.mounted import LocalStore
 from tests.support.eventually import eventually
 from tests.support.faults import broken
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

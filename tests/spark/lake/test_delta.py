@@ -1,10 +1,9 @@
 """What the log of a Delta table says of a batch."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from opendal import Operator
@@ -12,10 +11,6 @@ from opendal import Operator
 from nsqtools.spark.lake.delta import sync_batch
 from nsqtools.stores.mounted import LocalStore
 from nsqtools.stores.objectstore import ObjectStore
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 OURS, THEIRS = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab", "5e0fa0a1-9c1d-4f0b-8a00-000000000000"
 HOUR = "date=2026-11-22/hour=9"

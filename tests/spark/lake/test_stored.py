@@ -1,8 +1,7 @@
 """Files of archives in an object store: which are inputs, and that they are read as local ones."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -11,18 +10,13 @@ from opendal import Operator
 
 from nsqtools import stores
 from nsqtools.errors import ConfigError, RecordError
+from nsqtools.records.layout import Layout
 from nsqtools.spark.lake.archives import INPUT_SCHEMA, read
 from nsqtools.spark.lake.inputs import check_unchanged, find, open_file
+from nsqtools.stores.interface import Store
 from nsqtools.stores.objectstore import ObjectStore
 from tests.support.lakes import JSON, RAW, sent, to_file, to_parquet
 from tests.support.streaming import numbered
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from nsqtools.records.layout import Layout
-    from nsqtools.stores.interface import Store
 
 ROOT = "s3a://bucket/"
 

@@ -1,12 +1,12 @@
 """Files as tasks write them: their names, their bounds, and what an error leaves."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,10 +15,6 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.spark.lake import write
 from nsqtools.spark.lake.write import PartFile, WriteTask, escaped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 MIB = 1 << 20
 
