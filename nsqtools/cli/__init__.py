@@ -26,13 +26,12 @@ class LazyCommand(NamedTuple):
 
 
 _ADMIN = "nsqtools.cli.commands.admin"
-_CONSUME = "nsqtools.cli.commands.consume"
 
 COMMANDS = {
-    "tail": LazyCommand("Consume", "Print the messages of a topic.", f"{_CONSUME}.tail"),
-    "to-file": LazyCommand("Consume", "Archive topics in files.", f"{_CONSUME}.to_file"),
-    "to-http": LazyCommand("Consume", "Deliver messages to HTTP endpoints.", f"{_CONSUME}.to_http"),
-    "relay": LazyCommand("Consume", "Relay topics to topics of another nsqd.", f"{_CONSUME}.relay"),
+    "tail": LazyCommand("Consume", "Print the messages of a topic."),
+    "to-file": LazyCommand("Consume", "Archive topics in files."),
+    "to-http": LazyCommand("Consume", "Deliver messages to HTTP endpoints."),
+    "relay": LazyCommand("Consume", "Relay topics to topics of another nsqd."),
     "pipeline": LazyCommand("Consume", "Archive, merge, replay and query topics, with Spark."),
     "pub": LazyCommand("Publish", "Publish messages to a topic."),
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),

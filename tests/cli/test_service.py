@@ -14,7 +14,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from nsqtools.cli.commands.consume.to_file import choose_topics
+from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import SourceOptions, StopOptions

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.cli.commands.consume.to_http import http_sink
+from nsqtools.cli.commands.to_http import http_sink
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import DeadLetterOptions, SourceOptions
 from nsqtools.config.http import HttpOptions

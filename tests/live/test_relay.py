@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nsqtools.cli.commands.consume.clusterproducer import ClusterProducer
+from nsqtools.cli.clusterproducer import ClusterProducer
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.errors import UnreachableError

@@ -1,1 +1,3 @@
-"""The commands: a module or a package for each, or for several of one kind."""
+"""The commands: one module, or one package, for each."""
+
+# size: a file for each command is where one looks for it

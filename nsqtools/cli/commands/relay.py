@@ -73,7 +73,7 @@ def _sink(
     target: ProducerConfig,
 ) -> RelaySink:
     """The sink that relays these topics, not connected yet. Raises ConfigError."""
-    from nsqtools.cli.commands.consume.clusterproducer import dead_letters
+    from nsqtools.cli.clusterproducer import dead_letters
     from nsqtools.cli.remotes import addresses, fixed_nsqds
     from nsqtools.engine.loops import LoopGuard, RelayEnd
     from nsqtools.engine.producer import Producer

@@ -80,7 +80,7 @@ def http_sink(
     """The sink that delivers to these endpoints, not connected yet. Raises ConfigError."""
     from functools import partial
 
-    from nsqtools.cli.commands.consume.clusterproducer import dead_letters
+    from nsqtools.cli.clusterproducer import dead_letters
     from nsqtools.cli.remotes import warn_if_public
     from nsqtools.net.tls import client_context, explain
     from nsqtools.sinks.http.assembly import make_sink

@@ -1,1 +1,0 @@
-"""The commands that consume topics into a sink: one module each."""
