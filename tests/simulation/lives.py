@@ -279,9 +279,11 @@ class Life:
             self.world.violated(f"{command.process}: exit {command.code} after SIGTERM")
 
     def is_excused(self, command: Command) -> bool:
-        """Whether a disk may have kept the command from ending well."""
-        return any(
-            fault.kind.startswith("disk") and fault.at + fault.lasts > command.began
+        """Whether the disk took no more, or failed, while the command ran."""
+        return command.process.host == self.host(0) and any(
+            fault.kind in ("disk full", "disk fails")
+            and fault.at <= self.world.now
+            and fault.at + fault.lasts > command.began
             for fault in self.plan.faults
         )
 
