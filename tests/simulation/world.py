@@ -266,6 +266,8 @@ class World:
             self.violated(f"{process}: left timers: {timers}")
         if ends := self.network.ends_of(process):
             self.violated(f"{process}: left connections: {ends}")
+        if files := self.disk.files_of(process):
+            self.violated(f"{process}: left files: {files}")
         return ended[0].result()
 
     def _exit(self, code: int) -> None:

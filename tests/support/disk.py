@@ -74,6 +74,10 @@ class Disk:
         for fd in self._open_files(lambda owner: owner is process):
             fcntl.flock(fd, fcntl.LOCK_UN)
 
+    def files_of(self, process: Process) -> list[str]:
+        """The paths of the files that a process has not closed."""
+        return [self._path(fd) for fd in self._open_files(lambda owner: owner is process)]
+
     def _open_files(self, chosen: Callable[[Process], bool]) -> list[int]:
         """The descriptors of some processes, but for those that a file object has closed."""
         found = []
