@@ -20,6 +20,7 @@ from nsqtools.net.connection import Connection
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
 from nsqtools.sandbox.nsqd import channel as channels
+from nsqtools.sinks.threads import Threads
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.outputs import PIPE, Pipe, SimulatedOutput
 from tests.simulation.threads import SimulatedHook, threading_of
@@ -28,6 +29,7 @@ from tests.support.processes import CURRENT, Killed, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
     from nsqtools.names import Address
@@ -59,6 +61,8 @@ class World:
         self.max_in_flight: dict[Process | None, int] = {}
         """What the consumers of a process may have in flight together."""
         self._talk = talk
+        self._pools: dict[Process | None, list[tuple[str, ThreadPoolExecutor]]] = {}
+        """The threads of sinks, with their names."""
         self._urandom = self.random("ids")
         self.loop.set_task_factory(self._make_task)
 
@@ -212,6 +216,7 @@ class World:
         patch.setattr(channels.Channel, "finish", finished)
         patch.setattr(channels.Channel, "_deliver", delivered)
         self._watch_ready(patch)
+        self._watch_threads(patch)
         honest = nsqd_stats._channel_stats
 
         def stats(nsqd: Any, channel: Any, *args: Any, **options: Any) -> dict[str, Any]:
@@ -235,6 +240,16 @@ class World:
                 self.violated(f"{process}: RDY {total} of at most {most}")
 
         patch.setattr(Connection, "set_ready", watched)
+
+    def _watch_threads(self, patch: pytest.MonkeyPatch) -> None:
+        """The threads of a sink's part are released by its close."""
+        make = Threads.__init__
+
+        def made(threads: Threads, count: int, name: str) -> None:
+            make(threads, count, name)
+            self._pools.setdefault(CURRENT.get(), []).append((name, threads._pool))
+
+        patch.setattr(Threads, "__init__", made)
 
     def server_of(self, channel: Any) -> Server:
         """The nsqd that has this channel."""
@@ -266,6 +281,8 @@ class World:
             self.violated(f"{process}: left timers: {timers}")
         if ends := self.network.ends_of(process):
             self.violated(f"{process}: left connections: {ends}")
+        if names := [name for name, pool in self._pools.get(process, ()) if not pool._shutdown]:
+            self.violated(f"{process}: left threads: {names}")
         if files := self.disk.files_of(process):
             self.violated(f"{process}: left files: {files}")
         return ended[0].result()
