@@ -75,8 +75,8 @@ async def all_topics(servers: Servers, found: Survey) -> set[str]:
             return [topic.name for topic in (await client.report()).topics]
 
     alive = [each.node for each in found.holdings if not each.error]
-    told = await call_each(alive, lambda node: attempt(names(node)))
-    held = [each for each in told if not isinstance(each, HTTPError)]
+    answers = await call_each(alive, lambda node: attempt(names(node)))
+    held = [each for each in answers if not isinstance(each, HTTPError)]
     listed = [each.topics for each in found.registries]
     return {name for names in (*held, *listed) for name in names}
 

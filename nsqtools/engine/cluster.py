@@ -182,22 +182,22 @@ class Cluster:
             return await client.report(topic, channel, include_clients=clients)
 
         async def ask(name: str) -> NsqdStats | HTTPError:
-            said = await attempt(report(name))
-            if isinstance(said, HTTPError):
+            answer = await attempt(report(name))
+            if isinstance(answer, HTTPError):
                 await self._hang_up(name)
-            return said
+            return answer
 
         asked = [name for name in nodes if name not in failures]
         stats: dict[str, NsqdStats] = {}
-        for name, said in zip(asked, await call_each(asked, ask), strict=True):
-            if isinstance(said, HTTPError):
-                failures[name] = said
+        for name, answer in zip(asked, await call_each(asked, ask), strict=True):
+            if isinstance(answer, HTTPError):
+                failures[name] = answer
             else:
-                stats[name] = said
-                if name in self._infos and self._infos[name].start_time != said.start_time:
+                stats[name] = answer
+                if name in self._infos and self._infos[name].start_time != answer.start_time:
                     del self._infos[name]  # it was restarted, perhaps with other options
         times = {name: self._clients[name].at for name in stats}
-        listed = {str(address): said for address, said in answers.answers}
+        listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
         lookupds |= {str(address): error for address, error in answers.failures}
         at = fmean(times.values()) if times else monotonic()

@@ -322,8 +322,8 @@ class Backlog:
         urls = self._urls or tuple(self._nsqds.values())
         answers = dict(zip(urls, await call_each(urls, self._ask), strict=True))
         unknown += [str(each) for each in answers.values() if isinstance(each, HTTPError)]
-        told = {url: each for url, each in answers.items() if not isinstance(each, HTTPError)}
-        return told, tuple(unknown)
+        answered = {url: each for url, each in answers.items() if not isinstance(each, HTTPError)}
+        return answered, tuple(unknown)
 
     async def _ask(self, url: str) -> list[TopicStats] | HTTPError:
         async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:

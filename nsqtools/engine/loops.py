@@ -46,14 +46,16 @@ class _NsqdIdentity:
     """
 
     name: str
-    said: _Self | None
+    reported: _Self | None
     started: int
 
     def may_be(self, other: _NsqdIdentity) -> bool:
         """Whether the two may be the same nsqd."""
         if self.started and other.started:
-            return (self.said, self.started) == (other.said, other.started)
-        return self.name == other.name or (self.said is not None and self.said == other.said)
+            return (self.reported, self.started) == (other.reported, other.started)
+        return self.name == other.name or (
+            self.reported is not None and self.reported == other.reported
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ class LoopGuard:
         """Raise ConfigError if an nsqd is both; UnreachableError if no nsqlookupd answers."""
         sources = await _known(self._source)
         for goal in await _known(self._destination):
-            if goal.said:
-                self._own.add(Address(goal.said.broadcast_address, goal.said.tcp_port))
+            if goal.reported:
+                self._own.add(Address(goal.reported.broadcast_address, goal.reported.tcp_port))
             for source in sources:
                 if source.may_be(goal):
                     raise self._error(next(iter(self._loops)), source.name, goal.name)
@@ -114,7 +116,7 @@ async def _known(end: RelayEnd) -> list[_NsqdIdentity]:
     if end.lookupds:
         timeouts = _CONNECT_TIMEOUT, _REQUEST_TIMEOUT
         listed = await nodes(end.lookupds, end.config, timeouts)
-        found = [(node.tcp, str(node.http), _said(node)) for node in listed]
+        found = [(node.tcp, str(node.http), _reported(node)) for node in listed]
     else:
         found = [(tcp, str(Address(tcp.host, tcp.port + 1)), None) for tcp in end.nsqds]
     found += [(None, url, None) for url in end.http]
@@ -128,11 +130,11 @@ async def _nsqd(
     info = await _ask(http, config)
     if info and tcp and info.tcp_port != tcp.port:  # the HTTP address is another nsqd's
         info = None
-    said = _said(info) if info else listed
-    return _NsqdIdentity(str(tcp or http), said, info.start_time if info else 0)
+    reported = _reported(info) if info else listed
+    return _NsqdIdentity(str(tcp or http), reported, info.start_time if info else 0)
 
 
-def _said(by: NsqdInfo | Registration) -> _Self:
+def _reported(by: NsqdInfo | Registration) -> _Self:
     return _Self(by.hostname, by.broadcast_address, by.tcp_port, by.http_port)
 
 

@@ -235,9 +235,9 @@ class Producer(Listener):
             refused = sorted(set(chain.from_iterable(positions for positions, _ in refusals)))
             errors = [error for _, error in refusals]
             # An invalid body is the cause only if all errors are about bodies.
-            said = sorted((e for e in errors if isinstance(e, PeerError)), key=_blames_a_body)
+            causes = sorted((e for e in errors if isinstance(e, PeerError)), key=_blames_a_body)
             permanent = all(map(_is_permanent, errors))
-            cause = next(iter(said), None)
+            cause = next(iter(causes), None)
             raise PublishError(str(errors[0]), refused, permanent=permanent) from cause
 
     def _split(

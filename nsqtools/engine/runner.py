@@ -291,13 +291,13 @@ class Runner:
 
     async def _discover(self, finder: TopicFinder) -> None:
         """Add and drop topics as nsqlookupds list them."""
-        told, pause = False, 0.5
+        has_warned, pause = False, 0.5
         while True:
             await finder.look(self._follow, patient=self._patient)
             if not self._topics.current:
-                if finder.answered and not told:
+                if finder.answered and not has_warned:
                     log.warning("--topic-pattern: no topic matches")
-                    told = True
+                    has_warned = True
                 self._on_reached()
             pause = self._refresh if finder.answered else min(2 * pause, self._refresh)
             await asyncio.sleep(pause)

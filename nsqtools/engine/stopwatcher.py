@@ -98,8 +98,8 @@ class StopWatcher:
         self._unknown: tuple[str, ...] = ()
         self._warned: set[str] = set()
         self._last_message = 0.0
-        self._said = ""
-        self._say_at = 0.0
+        self._last_status = ""
+        self._next_status = 0.0
 
     async def met(self) -> StopReason | None:
         """Wait for the first condition that is met; returns None at once if there is none."""
@@ -167,7 +167,7 @@ class StopWatcher:
         self._warn(left.unknown)
         if left.messages:
             self._empties, self._silent_since = 0, None
-            self._say(left)
+            self._log_status(left)
         elif left.unknown:
             self._empties = 0
             if self._silent_since is None:
@@ -184,10 +184,14 @@ class StopWatcher:
                 self._warned.add(server)
         self._unknown = unknown
 
-    def _say(self, left: Left) -> None:
+    def _log_status(self, left: Left) -> None:
         """Say what is waited for, if no message came since the check before."""
         last, now = self._topics.stats().last_message, asyncio.get_running_loop().time()
-        if last == self._last_message and str(left) != self._said and now >= self._say_at:
+        if (
+            last == self._last_message
+            and str(left) != self._last_status
+            and now >= self._next_status
+        ):
             status.info("--until-empty: waiting for messages: %s", left)
-            self._said, self._say_at = str(left), now + _STATUS_INTERVAL
+            self._last_status, self._next_status = str(left), now + _STATUS_INTERVAL
         self._last_message = last

@@ -92,7 +92,7 @@ class Peers:
         return [f"{p} {error}" for p, asked in programs for error in asked.values() if error]
 
     @property
-    def nobody(self) -> bool:
+    def none_answers(self) -> bool:
         """Whether no server answers."""
         return all((*self.nsqds.values(), *self.lookupds.values()))
 
@@ -196,7 +196,7 @@ def judge(
     or nsqlookupd is a WARNING. It is CRITICAL if no nsqd answers, or none has the named topic or
     channel.
     """
-    if peers.nobody:
+    if peers.none_answers:
         return unknown(f"no server answers: {'; '.join(peers.errors)}")
     seen = [row for row in shown(rows, channel) if row.nodes]
     found = [*_of_peers(limits, peers), *_missing(seen, peers, topic, channel)]

@@ -172,16 +172,16 @@ class _ManifestCheck:
             if isinstance(each, Published)
         }
         waiting = self.waiting_near(os.path.join(os.path.realpath(self.folder), "manifest"))
-        for number, offset, told in _lines(self.file, self.folder):
-            if not isinstance(told, Published):
-                yield Verification(problem=f"line {number} at byte {offset}: {told}")
+        for number, offset, published in _lines(self.file, self.folder):
+            if not isinstance(published, Published):
+                yield Verification(problem=f"line {number} at byte {offset}: {published}")
                 continue
-            if number < last[told.name]:
+            if number < last[published.name]:
                 continue
-            place = f"line {number}: {told.name}"
-            topic = self.topics.setdefault(told.topic, _TopicFiles())
-            report = self._look(told)
-            waits = os.path.realpath(told.path) in waiting
+            place = f"line {number}: {published.name}"
+            topic = self.topics.setdefault(published.topic, _TopicFiles())
+            report = self._look(published)
+            waits = os.path.realpath(published.path) in waiting
             self.waiting += waits and bool(report or self.uploaded)
             if report:
                 topic.there = True
@@ -202,20 +202,24 @@ class _ManifestCheck:
             if report.unreadable and self.uploaded:  # each file would take as long to fail
                 return
 
-    def _look(self, told: Published) -> Verification | None:
+    def _look(self, published: Published) -> Verification | None:
         """Inspect the file that a line lists; None if it does not exist."""
-        if not self.uploaded and _is_special(told.path):
+        if not self.uploaded and _is_special(published.path):
             return Verification(problem="not a regular file")
         try:
-            with self.uploaded(told.name) if self.uploaded else open(told.path, "rb") as file:
+            with (
+                self.uploaded(published.name)
+                if self.uploaded
+                else open(published.path, "rb") as file
+            ):
                 hashed = _Hashed(file)
-                found = _inspect(hashed, told.layout, told.compression, self.max_msg_size)  # type: ignore[arg-type]
+                found = _inspect(hashed, published.layout, published.compression, self.max_msg_size)  # type: ignore[arg-type]
                 size = file.seek(0, os.SEEK_END)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             return Verification(problem=_reason(error), unreadable=True)
-        problem = found.problem or _difference(told, size, found.records, hashed.sha256)
+        problem = found.problem or _difference(published, size, found.records, hashed.sha256)
         return Verification(found.records, found.good, problem)
 
 
@@ -240,16 +244,16 @@ def _lines(file: BinaryIO, folder: str) -> Iterator[tuple[int, int, Published | 
         offset += len(line)
 
 
-def _difference(told: Published, size: int, records: int, sha256: str) -> str:
-    if size != told.size:
-        return f"{size} bytes, expected {told.size}"
-    if sha256 != told.sha256:
-        return f"its sha256 is {sha256}, expected {told.sha256}"
-    if told.records < 0 or records == told.records:
+def _difference(published: Published, size: int, records: int, sha256: str) -> str:
+    if size != published.size:
+        return f"{size} bytes, expected {published.size}"
+    if sha256 != published.sha256:
+        return f"its sha256 is {sha256}, expected {published.sha256}"
+    if published.records < 0 or records == published.records:
         return ""
-    if told.format == "raw" and records > told.records:
+    if published.format == "raw" and records > published.records:
         return ""  # some bodies contain the delimiter
-    return f"{records} records, expected {told.records}"
+    return f"{records} records, expected {published.records}"
 
 
 class _Hashed:

@@ -57,8 +57,8 @@ def router(routes: Mapping[tuple[str, str], ApiEndpoint]) -> RequestHandler:
         if path not in allowed:
             raise Refused(404, "NOT_FOUND")
         if endpoint := routes.get((request.method, path)):
-            said = endpoint(request)
-            return _reply(await said if isawaitable(said) else said)
+            result = endpoint(request)
+            return _reply(await result if isawaitable(result) else result)
         methods = ", ".join([*sorted(allowed[path]), "OPTIONS"])
         if request.method == "OPTIONS":
             return Response(headers=(("Allow", methods),))
@@ -118,10 +118,10 @@ def json_reply(value: Any) -> Response:
     return Response(200, to_json(value), _JSON, _V1)
 
 
-def _reply(said: ApiReply) -> Response:
-    if isinstance(said, Response):
-        return said
-    return Response(headers=_V1) if said is None else json_reply(said)
+def _reply(result: ApiReply) -> Response:
+    if isinstance(result, Response):
+        return result
+    return Response(headers=_V1) if result is None else json_reply(result)
 
 
 def to_json(value: Any) -> bytes:

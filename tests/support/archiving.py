@@ -133,7 +133,7 @@ class Notes:
     def follow(self, entry: Entry) -> None:
         self.followed.append(entry.published)
 
-    def settle(self, entry: Entry) -> None:
+    def pay(self, entry: Entry) -> None:
         self.settled.append(entry.published)
 
 

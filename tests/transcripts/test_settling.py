@@ -278,3 +278,26 @@ async def test_what_is_forgotten_is_in_flight_no_more_without_a_command(nsqd: Sc
         stats = consumer.stats()
         assert (stats.in_flight, stats.finished, stats.requeued) == (0, 0, 0)
         assert nsqd.commands == sent
+
+
+async def test_what_nsqd_refuses_to_requeue_was_not_requeued(nsqd: ScriptedNsqd) -> None:
+    async def act(batch: Batch) -> None:
+        raise ValueError
+
+    nsqd.refuses = lambda text: (
+        f"E_REQ_FAILED REQ {1:016x} failed" if text.startswith("REQ 1") else None
+    )
+    consumer = consume(Recorder(act), nsqd, default_requeue_delay=100)
+    async with running(consumer):
+        nsqd.publish(b"x")
+        await elapse(1)
+        stats = consumer.stats()
+        assert (stats.finished, stats.requeued, stats.too_late) == (0, 0, 1)
+
+
+async def test_a_consumer_runs_once(nsqd: ScriptedNsqd) -> None:
+    consumer = consume(Recorder(), nsqd)
+    async with running(consumer):
+        await elapse(1)
+        with pytest.raises(RuntimeError, match="runs once"):
+            await consumer.run()

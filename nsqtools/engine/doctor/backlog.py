@@ -139,9 +139,11 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
         return
     depth, in_flight = _sum(found, "depth"), _sum(found, "in_flight")
     stuck = [(nsqd, client) for nsqd, client in clients if _is_stuck(facts, nsqd, client)]
-    nobody = bool(depth) and not any(client.ready_count for _, client in clients)
+    all_blocked = bool(depth) and not any(client.ready_count for _, client in clients)
     for nsqd, client in stuck[:_MOST]:
-        yield _about_stuck(facts, nsqd, client, nobody=nobody, alone=len(stuck) == len(clients))
+        yield _about_stuck(
+            facts, nsqd, client, all_blocked=all_blocked, alone=len(stuck) == len(clients)
+        )
     working = [client for each in clients if each not in stuck for client in each[1:]]
     if not working:
         return
@@ -180,7 +182,7 @@ def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
 
 
 def _about_stuck(
-    facts: Facts, nsqd: NsqdFacts, client: ClientStats, *, nobody: bool, alone: bool
+    facts: Facts, nsqd: NsqdFacts, client: ClientStats, *, all_blocked: bool, alone: bool
 ) -> Finding:
     """Return the finding on a consumer that takes no messages.
 
@@ -195,7 +197,7 @@ def _about_stuck(
             "it is in backoff, is stopping, or its --max-in-flight is below the number of "
             f"nsqds: {look}"
         )
-        return Finding("failure" if nobody else "warning", "consumers", text, fix)
+        return Finding("failure" if all_blocked else "warning", "consumers", text, fix)
     text = (
         f"{_who(client)} has {_messages(client.in_flight)} in flight, with RDY "
         f"{client.ready_count} on nsqd {nsqd.name}, and finished none in 1 s"

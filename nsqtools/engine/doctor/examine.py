@@ -139,10 +139,10 @@ class _Examination:
             greeting = await self._greet(tcp)
         features, needs_tls, error = greeting
         version = asked.version or (features.version if features else "")
-        told = replace(
+        seen = replace(
             asked, features=features, needs_tls=needs_tls, tcp_error=error, version=version
         )
-        return await self._explain(told, tcp, error) if error and not needs_tls else told
+        return await self._explain(seen, tcp, error) if error and not needs_tls else seen
 
     async def _ask_lookupd(self, url: str) -> LookupdFacts:
         topic = self._question.topic
@@ -321,10 +321,10 @@ async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
     if uses_tls(config):
         await connection.close(drain=0)
         return False
-    said = connection.request(commands.NOP)
+    reply = connection.request(commands.NOP)
     await connection.close()
     try:
-        await said
+        await reply
     except ServerError as error:
         return _wants_tls(error)
     except ProtocolError:

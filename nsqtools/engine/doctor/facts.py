@@ -103,8 +103,8 @@ class NsqdFacts:
     def is_there(self) -> bool:
         """Whether a server answers there, even if it refuses the client or is no nsqd."""
         refused = isinstance(self.tcp_error, AuthError | RefusedError)
-        said = self.http_error is not None and self.http_error.status > 0
-        return self.answers or refused or said or bool(self.tcp_speaks or self.http_speaks)
+        answered = self.http_error is not None and self.http_error.status > 0
+        return self.answers or refused or answered or bool(self.tcp_speaks or self.http_speaks)
 
     def channel(self, name: str, *, later: bool = False) -> ChannelStats | None:
         """Return a channel of the topic, None if the nsqd does not have it."""

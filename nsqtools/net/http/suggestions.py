@@ -66,8 +66,8 @@ def _get(question: SuggestionQuery) -> list[str]:
     reply = _exchange(question)
     if reply is None or reply.status != 200:
         return []
-    said = json.loads(reply.body)
-    found = said.get("data", said)
+    document = json.loads(reply.body)
+    found = document.get("data", document)
     return _read_nodes(found) if question.nodes else _read_names(found, question.topic)
 
 

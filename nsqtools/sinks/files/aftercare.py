@@ -93,9 +93,9 @@ class Aftercare:
             published = entry.published
             if not self._manifest.has(published.path, sha256=published.sha256):
                 self._manifest.append(published)
-            self._journal.settle(entry)
+            self._journal.paid(entry)
 
-    def settle(self, entry: Entry) -> None:
+    def pay(self, entry: Entry) -> None:
         """Do what a file owes after ``record``, as far as this run has the options for it.
 
         Raises nothing.
@@ -103,13 +103,13 @@ class Aftercare:
         if entry.owes[:1] == (DELETE,):
             if DELETE in self.owes and not self._delete_uploaded(entry.published):
                 return  # the next start tries again
-            self._journal.settle(entry)
+            self._journal.paid(entry)
         elif entry.owes and (queues := self._queues.get(entry.owes[0])):
-            queues.submit(entry.published, partial(self._settled, entry))
+            queues.submit(entry.published, partial(self._paid, entry))
 
-    def _settled(self, entry: Entry) -> None:
-        self._journal.settle(entry)
-        self.settle(entry)
+    def _paid(self, entry: Entry) -> None:
+        self._journal.paid(entry)
+        self.pay(entry)
 
     def _delete_uploaded(self, published: Published) -> bool:
         if self._files is not None:
@@ -121,11 +121,11 @@ class Aftercare:
         published = entry.published
         self._count(published)
         if self._retention.unlimited:
-            self.settle(entry)
+            self.pay(entry)
             return
         files = self._listed().setdefault(published.topic, {})
         files[published.path] = Kept(published.path, published.size, time.time_ns())
-        self.settle(entry)
+        self.pay(entry)
         self._delete(files)
 
     def prune(self) -> None:

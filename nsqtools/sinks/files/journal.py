@@ -225,7 +225,7 @@ class Journal:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.key, _ENTRY))
 
-    def settle(self, entry: Entry) -> None:
+    def paid(self, entry: Entry) -> None:
         """Note that the first of what a published file owes is done. Failures are logged."""
         entry.owes = entry.owes[1:]
         try:

@@ -134,7 +134,7 @@ class Publication:
                 self.follow(entry)
             case FileState.OWING:
                 self.complete(entry, work)
-                self._aftercare.settle(entry)
+                self._aftercare.pay(entry)
             case FileState.GONE if not entry.work_dir_is_there():
                 raise OutputError(
                     f"the work directory {entry.work_dir} has been replaced: mount the previous "

@@ -168,16 +168,17 @@ class EachOf(Courier):
     def __init__(self, post: Post, *, rng: Random) -> None:
         super().__init__(post)
         self._ways = {name: OneOf(post, Endpoints([name]), rng=rng) for name in post.endpoints}
-        self._said: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
+        self._reports: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
         """Try all endpoints at once; RETRY of any outweighs DROP, and DROP outweighs DONE."""
         keys = [(batch.topic, message.id, message.timestamp) for batch, message in parcel]
-        said = [self._said.setdefault(key, {}) for key in keys]
-        while len(self._said) > _REMEMBERED:
-            self._said.popitem(last=False)
+        reports = [self._reports.setdefault(key, {}) for key in keys]
+        while len(self._reports) > _REMEMBERED:
+            self._reports.popitem(last=False)
         results = await asyncio.gather(
-            *[self._put(name, parcel, said, patient) for name in self._ways], return_exceptions=True
+            *[self._put(name, parcel, reports, patient) for name in self._ways],
+            return_exceptions=True,
         )
         outcomes = []
         for result in results:
@@ -189,19 +190,19 @@ class EachOf(Courier):
         worst = _worst(outcomes)
         if _is_final(worst, parcel):
             for key in keys:
-                self._said.pop(key, None)
+                self._reports.pop(key, None)
         return worst
 
     async def _put(
         self,
         name: str,
         parcel: Parcel,
-        said: Sequence[dict[str, Outcome]],
+        reports: Sequence[dict[str, Outcome]],
         patient: Callable[[], bool],
     ) -> Outcome:
         way = self._ways.get(name)
-        outcomes = [known[name] for known in said if name in known]
-        todo = [item for item, known in zip(parcel, said, strict=True) if name not in known]
+        outcomes = [known[name] for known in reports if name in known]
+        todo = [item for item, known in zip(parcel, reports, strict=True) if name not in known]
         if way and todo:
             try:
                 outcome = await way.deliver(todo, patient)
@@ -209,7 +210,7 @@ class EachOf(Courier):
                 self._ways.pop(name, None)
                 outcome = DONE
             if _is_final(outcome, parcel):
-                for known in said:
+                for known in reports:
                     known.setdefault(name, outcome)
             outcomes.append(outcome)
         return _worst(outcomes)

@@ -183,8 +183,8 @@ class Post:
     def _judged(self, verdict: Verdict, response: httpx.Response, body: bytes) -> Outcome:
         code = response.status_code
         delay = None
-        if code in RETRY_AFTER and (told := response.headers.get("retry-after")):
-            delay = retry_after(told, now=self._wall())
+        if code in RETRY_AFTER and (retry_header := response.headers.get("retry-after")):
+            delay = retry_after(retry_header, now=self._wall())
         reason = f"status {code}"
         if 300 <= code < 400 and not self._follow_redirects:
             reason += " (a redirect; --follow-redirects is not set)"

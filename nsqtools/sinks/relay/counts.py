@@ -29,8 +29,8 @@ class Counts:
     def __str__(self) -> str:
         """Return one line with all counts."""
         names = [each.name for each in fields(self)[2:]]
-        said = ", ".join(f"{getattr(self, name)} {name.replace('_', '-')}" for name in names)
-        return f"{self.topic} -> {self.destination}: {said}"
+        text = ", ".join(f"{getattr(self, name)} {name.replace('_', '-')}" for name in names)
+        return f"{self.topic} -> {self.destination}: {text}"
 
 
 _ROWS = (

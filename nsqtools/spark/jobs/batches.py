@@ -41,7 +41,7 @@ class BatchFiles:
         name = named(query, number)
         if self._stamp.changed:
             remove_batch(self._output, name)
-            self._stamp.settle()
+            self._stamp.confirm()
         offsets = self._stamp.checkpoint.planned() if few else []
         tasks = tasks_for([quota for offset in offsets for quota in offset.quotas])
         # A run may have been killed within this batch, and some SQL has other tasks each time.

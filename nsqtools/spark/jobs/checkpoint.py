@@ -60,10 +60,10 @@ class Checkpoint:
         """
         if not self.is_finished():
             return False
-        said = self.read_stamp()
-        if said is None:
+        found = self.read_stamp()
+        if found is None:
             return self.is_unused()
-        return said == {**stamp, _GROUP: said.get(_GROUP)} and not self.planned()
+        return found == {**stamp, _GROUP: found.get(_GROUP)} and not self.planned()
 
     def staged(self) -> int:
         """Return the number of messages in the staging."""
@@ -86,9 +86,9 @@ class Checkpoint:
 
     def group(self) -> str:
         """Return the beginning of the names of its streams; empty if that is not known."""
-        said = self.read_stamp()
-        if said is not None and _GROUP in said:
-            return str(said[_GROUP])
+        found = self.read_stamp()
+        if found is not None and _GROUP in found:
+            return str(found[_GROUP])
         return uuid4().hex[:16] if self.is_unused() else ""
 
     def check_orphans(self) -> None:
@@ -141,11 +141,11 @@ class Stamp:
         self.group = checkpoint.group()
         """The beginning of the names of its streams, for the source."""
         self._stamp = {**stamp, _GROUP: self.group}
-        said = self.check(checkpoint, stamp)
+        found = self.check(checkpoint, stamp)
         # Without a stamp what was left is not known: until that is removed this is not like it.
-        self.changed = said != self._stamp
+        self.changed = found != self._stamp
         """Whether files of other settings may have been left."""
-        if said is None or _GROUP not in said:
+        if found is None or _GROUP not in found:
             self._write({**self._stamp, "settled": False})
 
     @staticmethod
@@ -155,12 +155,12 @@ class Stamp:
         Raises ConfigError for other topics, another channel or another output, and OutputError if
         the stamp cannot be read.
         """
-        said = checkpoint.read_stamp()
-        if said is not None and not checkpoint.is_unused():
-            _compare(checkpoint.place, said, stamp)
-        return said
+        found = checkpoint.read_stamp()
+        if found is not None and not checkpoint.is_unused():
+            _compare(checkpoint.place, found, stamp)
+        return found
 
-    def settle(self) -> None:
+    def confirm(self) -> None:
         """Write the stamp, after files of other settings have been removed."""
         if self.changed:
             self._write(self._stamp)
@@ -192,14 +192,14 @@ def _real(place: str) -> str:
     return place.rstrip("/") if path is None else os.path.realpath(path)
 
 
-def _compare(checkpoint: str, said: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:
+def _compare(checkpoint: str, found: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:
     for name, flag in (("topics", "--topic"), ("channel", "--channel")):
-        if said.get(name) != stamp[name]:
+        if found.get(name) != stamp[name]:
             raise ConfigError(
-                f"--checkpoint {checkpoint}: belongs to {flag} {_words(said.get(name))}, not "
+                f"--checkpoint {checkpoint}: belongs to {flag} {_words(found.get(name))}, not "
                 f"{_words(stamp[name])}: give another --checkpoint, or that {flag}"
             )
-    before, now = said.get("output"), stamp["output"]
+    before, now = found.get("output"), stamp["output"]
     if before and now and before != now:
         raise ConfigError(
             f"--checkpoint {checkpoint}: belongs to --output {_place(before, checkpoint)}, not"

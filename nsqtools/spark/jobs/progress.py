@@ -126,13 +126,13 @@ class ProgressListener(StreamingQueryListener):
 def facts(progress: StreamingQueryProgress, written: Written, now: float) -> Progress:
     """Return the progress of a batch from Spark's and the writer's facts."""
     rows = progress.numInputRows
-    said = _said([source.latestOffset for source in progress.sources])
+    offsets = _parsed([source.latestOffset for source in progress.sources])
     return Progress(
         batch=progress.batchId,
         rows=rows,
         written=written.rows,
         seconds=progress.batchDuration / 1000,
-        backlog=sum(each["backlog"] for each in said) if said else None,
+        backlog=sum(each["backlog"] for each in offsets) if offsets else None,
         lag=max(0.0, now - written.newest) if rows and written.newest is not None else None,
         corrupt=sum(
             row[CORRUPT_COUNT]
@@ -140,18 +140,18 @@ def facts(progress: StreamingQueryProgress, written: Written, now: float) -> Pro
             if name.startswith(CORRUPT_COUNT)
         ),
         late=sum(each.numRowsDroppedByWatermark for each in progress.stateOperators),
-        notes=tuple(note for each in said for note in each.get("notes", ())),
+        notes=tuple(note for each in offsets for note in each.get("notes", ())),
     )
 
 
-def _said(offsets: list[str | None]) -> list[dict[str, Any]]:
+def _parsed(offsets: list[str | None]) -> list[dict[str, Any]]:
     """What sources say in ``reportLatestOffset``, those of ours."""
     found = []
     for text in filter(None, offsets):
         try:
-            said = json.loads(text)
+            offset = json.loads(text)
         except (TypeError, ValueError):
             continue
-        if isinstance(said, dict) and isinstance(said.get("backlog"), int):
-            found.append(said)
+        if isinstance(offset, dict) and isinstance(offset.get("backlog"), int):
+            found.append(offset)
     return found

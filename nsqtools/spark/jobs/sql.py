@@ -302,11 +302,11 @@ class _ResultWriter:
         """Write the result of a batch; it replaces files of an earlier attempt."""
         target = self._target
         if target.kind == "delta":
-            self._stamp.settle()
+            self._stamp.confirm()
             return append_delta(batch, target.output, (), query, number)
         if target.output:  # state has as many partitions as the first run made
             return self._files.write(batch, query, number, few=not self._is_stateful)
-        self._stamp.settle()
+        self._stamp.confirm()
         if target.kind == "topic":
             return Written(_publish(batch, target.sink))
         assert target.show

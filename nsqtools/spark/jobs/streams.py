@@ -100,7 +100,7 @@ def run(
             streams.removeListener(listener)
         stamp.checkpoint.clean(listener.committed)
     if stream.trigger is None and not stop.is_set():
-        stamp.settle()
+        stamp.confirm()
     return listener.totals
 
 

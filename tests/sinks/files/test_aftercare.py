@@ -134,7 +134,7 @@ class TestUploads:
             files = self.upload(tmp_path, delete_uploaded=may)
             entry = files.complete("a.0.log")
             entry.owes = ("--delete-uploaded",)
-            files.aftercare.settle(entry)
+            files.aftercare.pay(entry)
             assert list(files.journal.owed()) == []
             assert files.names() == ([] if may else ["a.0.log"])
 

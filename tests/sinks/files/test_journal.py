@@ -338,7 +338,7 @@ class TestWhatFilesOwe:
         assert [told.path for told in notes.settled] == [str(owing_file)]
         assert notes.followed == []
         assert paths(journal) == {"--on-rotate": [str(owing_file)]}
-        journal.settle(entry)
+        journal.paid(entry)
         assert paths(journal) == {}
         journal.close()
         assert files_of(rules) == []
@@ -367,7 +367,7 @@ class TestWhatFilesOwe:
             with pytest.raises(OwedError, match=debt):
                 archiving.write(b"two")
             assert archiving.published() == {"events.log": b"one\n"}
-        journal.settle(entry)
+        journal.paid(entry)
         archiving.write(b"two")
         archiving.close()
         assert archiving.published() == {"events.log": b"one\ntwo\n"}
@@ -380,7 +380,7 @@ class TestWhatFilesOwe:
         (folder_of(rules) / "names").mkdir()
         journal = journal_of(rules)
         (entry,) = journal.adopt(bool)
-        journal.settle(entry)
+        journal.paid(entry)
         journal.close()
         assert owing(rules.output_dir) == set()
         assert [each.base for each in entries(rules.output_dir, print)] == [entry.base]
