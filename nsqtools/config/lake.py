@@ -197,7 +197,7 @@ class BodyOptions(Options):
     )
     infer: str = path(
         "Sample of JSON bodies, to infer their columns from: an archive, or a file with one body "
-        "per line, as tail prints. -v logs the columns; nsqtools-pipeline(7) lists the types.",
+        "per line, as tail prints. -v logs the columns; nsqtools-spark(7) lists the types.",
         metavar="SAMPLE",
     )
 

@@ -295,7 +295,7 @@ def _without(name: str) -> str:
     return (
         f"Spark needs {_MODULES[name]} for this URL: add --conf "
         f"spark.jars.packages=org.apache.hadoop:{_MODULES[name]}:{version}, or less of it as "
-        "'nsqtools help pipeline' says"
+        "'nsqtools help clusters' says"
     )
 
 

@@ -20,7 +20,7 @@ from tests.support.servers import MakeNsqd, drained
 from tests.support.spark import START, needs_artifact
 
 TESTS = "tables of Delta Lake"
-GUIDE = sections("pipeline", "guides")["Delta Lake"]
+GUIDE = sections("spark", "guides")["Delta Lake"]
 
 _BODIES = """
 import sys, deltalake

@@ -204,7 +204,7 @@ def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_execu
 
         nsqd.create(topic, "program")
         nsqd.publish(topic, [b"one", b"two"])
-        blocks = shown(sections("pipeline", "guides")["PySpark"])
+        blocks = shown(sections("spark", "guides")["PySpark"])
         (text,) = [block for block in blocks if "readStream" in block]
         source = f'"nsqd.tcp.addresses", "{nsqd.tcp}/{nsqd.http.port}"'
         for written, real in (

@@ -326,7 +326,7 @@ def _check_published(place: str) -> None:
 
 def _delta(folder: str) -> ConfigError:
     return ConfigError(
-        f"{folder}: a Delta table cannot be an --input: 'nsqtools help pipeline' says how to merge "
+        f"{folder}: a Delta table cannot be an --input: 'nsqtools help spark' says how to merge "
         "its files, and how Spark reads it"
     )
 

@@ -291,7 +291,7 @@ def orphaned(place: str, stream: str, rows: int) -> OutputError:
     return OutputError(
         f"{place}: has {counted(rows, 'message')} of another checkpoint (stream {stream}), which "
         "may be the only copies: continue with that checkpoint or, if it is lost, see 'Read the "
-        "staging' in nsqtools help pipeline"
+        "staging' in nsqtools help lake"
     )
 
 
