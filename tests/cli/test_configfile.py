@@ -53,8 +53,10 @@ def test_a_fifo_is_read_if_somebody_writes_to_it(
     os.mkfifo(fifo)
     with monkeypatch.context() as patch:
         patch.setattr(connection, "_FIFO_WAIT", 0.01)
+        opened = os.listdir("/proc/self/fd")
         said = nsqtools("--config", "fifo", "tail")[2]
         assert "--config fifo: a FIFO that nobody writes to" in said
+        assert os.listdir("/proc/self/fd") == opened
     writer = threading.Thread(target=fifo.write_text, args=("[tail]\nbogus = 1\n",))
     writer.start()
     assert "unknown key 'bogus'" in nsqtools("--config", "fifo", "config", "check")[2]

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
+from nsqtools.cli.remotes import nsqds_of
+from nsqtools.config.admin import ApiOptions
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.option import (
     Options,
@@ -189,3 +191,10 @@ def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
 def test_an_essential_option_that_does_not_exist_is_a_mistake_of_the_declaration() -> None:
     with pytest.raises(TypeError, match="colour"):
         click.command(cls=Command, essential="count colour")(options(what=What)(lambda what: None))
+
+
+def test_the_nsqd_of_this_host_is_asked_if_no_server_is_given() -> None:
+    given, lookupd = ("10.0.0.1:4151",), ("10.0.0.1:4161",)
+    assert nsqds_of(ApiOptions()) == ("127.0.0.1:4151",)
+    assert nsqds_of(ApiOptions(lookupd_http_address=lookupd)) == ()
+    assert nsqds_of(ApiOptions(nsqd_http_address=given)) == given
