@@ -98,13 +98,20 @@ class ConfigOption(click.Option):
             attrs |= {"count": True, "type": ValueType(declared)}
         else:
             attrs |= {"type": ValueType(declared), "metavar": declared.placeholder}
+        attrs["hidden"] = not declared.is_listed
         super().__init__(
             param_decls, multiple=declared.multiple, help=declared.help, default=None, **attrs
         )
 
+    @property
+    def listed_names(self) -> list[str]:
+        """The names for help, the short one first, without the alias."""
+        alias = f"--{flag_name(self.known.declared.alias)}"
+        return sorted((name for name in self.opts if name != alias), key=len)
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """``-n, --count N`` and ``Help.  [default: ...; range: ...]``."""
-        names = sorted(self.opts, key=len)
+        names = self.listed_names
         if self.secondary_opts:
             names[-1] = f"--[no-]{names[-1].removeprefix('--')}"
         spec = ", ".join(names)
@@ -198,7 +205,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options under the titles of the classes that declare them, shared ones last."""
         params = self.get_params(ctx)
-        options = [each for each in params if isinstance(each, click.Option)]
+        options = [each for each in params if isinstance(each, click.Option) and not each.hidden]
         for title, members in by_section(options).items():
             records = [each.get_help_record(ctx) for each in members]
             with formatter.section(title):

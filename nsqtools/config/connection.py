@@ -141,12 +141,15 @@ class ClientConfig(Options):
     tls_insecure_skip_verify: bool = flag("Do not verify the server's certificate.")
     tls_min_version: str = choice(
         "Lowest TLS version accepted.",
-        *("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+        *("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
         default="tls1.2",
+        other_choices=("ssl3.0",),
     )
     snappy: bool = flag("Compress the connection with snappy.", excludes=("deflate",))
     deflate: bool = flag("Compress the connection with deflate.")
-    deflate_level: int = integer("Compression level of deflate.", 6, minimum=1, maximum=9)
+    deflate_level: int = integer(
+        "Compression level of deflate.", 6, minimum=1, maximum=9, hidden=True
+    )
     auth_secret: str = text(
         "Secret for an nsqd that requires AUTH.",
         flag=False,
@@ -275,6 +278,13 @@ class BatchConsumerConfig(ConsumerConfig):
     max_in_flight: int = like(ConsumerConfig.max_in_flight, default=2500)
 
 
+class ExaminedConfig(BatchConsumerConfig):
+    """ConsumerConfig of ``doctor``. It consumes nothing, so some options have no effect."""
+
+    default_requeue_delay: float = like(ConsumerConfig.default_requeue_delay, unused=True)
+    drain_timeout: float = like(ConsumerConfig.drain_timeout, unused=True)
+
+
 class ProducerConfig(ClientConfig):
     """Options of a producer.
 
@@ -297,10 +307,11 @@ class ProducerConfig(ClientConfig):
         help="A connection that stays silent this long is dropped, and its batches go elsewhere.",
     )
     mode: str = choice(
-        "How to choose among several nsqds: round-robin takes turns, hostpool avoids "
-        "failing ones, epsilon-greedy prefers fast ones; if one fails, another gets the "
-        "batch. all publishes a copy to each.",
-        *("round-robin", "hostpool", "epsilon-greedy", "all"),
+        "How to choose among several nsqds: round-robin takes turns, hostpool avoids failing "
+        "nsqds, all publishes a copy to each. Except with all, a batch that fails goes to another "
+        "nsqd.",
+        *("round-robin", "hostpool", "all"),
+        other_choices=("epsilon-greedy",),
     )
     max_msg_size: int = size("Maximum size of a message; nsqd's -max-msg-size.", 1 << 20, minimum=1)
     max_body_size: int = size(

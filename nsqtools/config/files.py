@@ -45,9 +45,13 @@ class ArchiveSourceOptions(SourceOptions):
         CONNECT_TIMEOUT,
         help="Timeout for connecting to nsqlookupd, for the list of topics.",
         own=True,
+        hidden=True,
     )
     http_client_request_timeout: float = like(
-        REQUEST_TIMEOUT, help="Timeout for nsqlookupd's response with the list of topics.", own=True
+        REQUEST_TIMEOUT,
+        help="Timeout for nsqlookupd's response with the list of topics.",
+        own=True,
+        hidden=True,
     )
 
     def check_complete(self) -> None:
@@ -163,7 +167,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         "error",
         "fatal",
     )
-    log_prefix: str = text("Text before each log line.")
+    log_prefix: str = text("Text before each log line.", hidden=True)
 
     def validate(self) -> None:
         """Raise ConfigError if one file would be used for two purposes."""

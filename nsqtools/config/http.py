@@ -65,9 +65,11 @@ class HttpOptions(Options):
         hides=URL_SECRETS,
     )
     mode: str = choice(
-        "How to choose a URL: hostpool avoids failing ones, round-robin takes turns, "
-        "epsilon-greedy prefers fast ones; all sends to each.",
-        *("hostpool", "round-robin", "epsilon-greedy", "all"),
+        "How to choose among several URLs: round-robin takes turns, hostpool avoids failing URLs, "
+        "all sends to each.",
+        *("round-robin", "hostpool", "all"),
+        default="hostpool",
+        other_choices=("epsilon-greedy",),
     )
     concurrency: int = integer(
         "Maximum concurrent requests.", 100, minimum=1, maximum=10000, short="n"
@@ -77,7 +79,10 @@ class HttpOptions(Options):
     )
     rate: float = number("Maximum requests per second; 0 for no limit.", 0.0)
     sample: float = number(
-        "Fraction of messages to deliver; the others are finished at once.", 1.0, maximum=1.0
+        "Fraction of messages to deliver; the others are finished at once.",
+        1.0,
+        maximum=1.0,
+        hidden=True,
     )
     batch: int = integer(
         "Maximum messages in a request; twice as many may be in flight. Not with --get.",

@@ -154,7 +154,7 @@ def _without_flags(node: CommandNode) -> list[Block]:
     """
     found: dict[Any, CommandOption] = {}
     for each in command_options(node.groups):
-        if not each.declared.flag:
+        if not each.declared.flag and each.declared.is_listed:
             found.setdefault((each.name, each.declared), each)
     times = Counter(each.name for each in found.values())
     titles: dict[str, list[CommandOption]] = {}
@@ -181,7 +181,8 @@ def _units(node: CommandNode) -> list[Block]:
 def _flags(option: click.Option, ctx: click.Context) -> Spans:
     """The short name first, and the value."""
     spans: list[Span] = []
-    for name in (*sorted(option.opts, key=len), *option.secondary_opts):
+    names = option.listed_names if isinstance(option, ConfigOption) else option.opts
+    for name in (*sorted(names, key=len), *option.secondary_opts):
         spans += [*([Span(", ")] if spans else []), Span(name, "code")]
     if option.is_flag or option.count:
         return tuple(spans)
