@@ -222,6 +222,10 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
         return f"at least {low}" if low else high and f"at most {high}"
 
 
+NO_LIMIT = "no limit"
+"""The ``default_note`` of an option for which 0 is no limit."""
+
+
 def like(declared: Any, **changes: Any) -> Any:
     """Return a copy of another class's option, ``Class.name``, with some fields changed."""
     return declared._replace(**changes)

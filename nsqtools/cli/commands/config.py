@@ -185,7 +185,7 @@ def _text(value: Any) -> str:
 )
 @argument(
     "file",
-    Option("path", "A configuration file; by default the one that commands read."),
+    Option("path", "A configuration file, by default the file of all commands."),
     required=False,
 )
 @options()
@@ -255,7 +255,7 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
 def init(ctx: click.Context) -> None:
     """Print a configuration file, all commented out.
 
-    It begins with ten settings that most users need. Every other option follows, with its default.
+    It begins with the ten settings most users need. Every other option follows, with its default.
     """
     from nsqtools.cli.docs.starter import starting_file
 

@@ -32,8 +32,8 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
 def doctor(*, where: DoctorOptions, config: ExaminedConfig) -> None:
     """Find out why a consumer sees nothing.
 
-    Give it the options of the command that sees nothing, such as tail. It examines the servers of
-    the topic and prints what it finds, each warning or failure with what to do. It changes nothing.
+    Give doctor the options of the consumer, such as those of tail. It examines the servers of the
+    topic, and prints its findings and what to do about each warning or failure. It changes nothing.
     The exit status is 1 if there are failures, and 3 if no server answers.
     """
     import asyncio

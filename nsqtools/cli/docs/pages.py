@@ -25,6 +25,7 @@ from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import ConfigOption, by_section
 from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import CommandNode, CommandOption, command_options, contexts
+from nsqtools.config.option import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,12 +170,15 @@ def _without_flags(node: CommandNode) -> list[Block]:
 
 
 def _units(node: CommandNode) -> list[Block]:
-    kinds = {each.known.declared.kind for each in node.options if isinstance(each, ConfigOption)}
+    known = [each for each in node.options if isinstance(each, ConfigOption)]
+    kinds = {each.known.declared.kind for each in known}
     text = "--no-OPTION turns off what --OPTION turns on. " if "flag" in kinds else ""
     if "duration" in kinds:
         text += "A DURATION is written 500ms, 30s or 1h30m. "
     if "size" in kinds:
         text += "A SIZE is written 65536, 64KiB or 5MB. "
+    if any(each.known.default_text.endswith(NO_LIMIT) for each in known):
+        text += "0 sets no limit where the default is no limit. "
     return [plain(text)] if text else []
 
 

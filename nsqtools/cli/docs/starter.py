@@ -23,7 +23,7 @@ _HEAD = """\
 # default_profile = "prod"
 
 [defaults]
-# The ten settings that most users need, with examples. Remove the # before a setting to use it.
+# The ten settings most users need, with examples. Remove the # before a setting to use it.
 """
 
 _FIRST: Mapping[str, tuple[str, str]] = {
