@@ -117,7 +117,10 @@ class LazyGroup(Group):
         names = sorted({*self.table, *guides})
         error = click.exceptions.NoSuchCommand(name, possibilities=names, ctx=ctx)
         if guides and not error.possibilities:
-            return click.UsageError(f"no help for {name!r}: guides are {', '.join(guides)}", ctx)
+            known = ", ".join(guides)
+            return click.UsageError(
+                f"no help for {name!r}: name a command or a guide: {known}", ctx
+            )
         return error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
