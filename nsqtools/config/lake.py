@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.consuming import HTTP_FOUND, SourceOptions
@@ -27,12 +27,15 @@ from nsqtools.config.option import (
 from nsqtools.config.program import LOCK
 from nsqtools.config.publishing import RATE
 from nsqtools.config.records import DELIMITER, FORMATS
+from nsqtools.config.units import parse_duration
 from nsqtools.errors import ConfigError
 from nsqtools.names import is_ephemeral
 
 _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(spark|k8s)://.+|yarn"
 """The masters that Spark's SparkContext.scala accepts, and the cluster managers that Spark ships.
 """
+
+_TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
 
 OUTPUT = path("Directory or URL to write to.", metavar="DIR", required=True)
 
@@ -60,12 +63,19 @@ def _lasting(value: str) -> None:
 
 
 def utc(value: str) -> datetime:
-    """Return a time in ISO 8601, in UTC unless it says otherwise; raises ConfigError."""
+    """Return a time in ISO 8601, by default in UTC, or a duration before now.
+
+    Raises ConfigError for other texts.
+    """
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(value))
+    except (ConfigError, OverflowError):
+        pass
     try:
         found = datetime.fromisoformat(value)
     except ValueError:
         raise ConfigError(
-            f"{value!r} is not a time: expected YYYY-MM-DD or YYYY-MM-DDTHH:MM"
+            f"{value!r} is not a time: write YYYY-MM-DD, YYYY-MM-DDTHH:MM, or a duration such as 1d"
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -344,13 +354,13 @@ class CompactOptions(Options):
 
     output: str = OUTPUT
     since: str = text(
-        "Skip files of --input of earlier hours, such as 2026-11-21 or 2026-11-21T09:00, in UTC.",
+        f"Read files of --input from this hour on: {_TIME}",
         metavar="TIME",
         default_note="all",
         rule=utc,
     )
     until: str = text(
-        "Skip files of --input of this hour and of later hours.",
+        f"Read files of --input from before this hour: {_TIME}",
         metavar="TIME",
         default_note="all",
         rule=utc,

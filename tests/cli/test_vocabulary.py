@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "null": STREAM,
     "older_than": "channel trim judges messages, pipeline compact files",
     "rate": "to-http counts requests, which may hold many messages",
-    "since": "queue cat has times of messages, pipeline compact hours of directories",
+    "since": "queue cat has times of messages, pipeline compact hours of files",
     "staging": "pipeline replay stages its selection, other pipelines what they receive",
     "status_every": "to-http counts requests, relay messages",
     "timeout": "stats repeats its queries, and channel trim continues after its search",
