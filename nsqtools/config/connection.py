@@ -201,9 +201,9 @@ class ConsumerConfig(ClientConfig):
         "Maximum bytes in flight, estimated from the mean body size.", 64 << 20, minimum=1
     )
     msg_timeout: float = duration(
-        "Time after which nsqd delivers an unfinished message again; 0 for nsqd's own default.",
+        "Time after which nsqd delivers an unfinished message again.",
         0.0,
-        default_note="nsqd's own default",
+        default_note="0s, nsqd's own default",
         rule=_msg_timeout,
     )
     sample_rate: int = integer(

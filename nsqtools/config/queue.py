@@ -49,11 +49,13 @@ class QueueCatOptions(TailOptions):
     since: str = text(
         f"Print messages published at this time or later: {_TIME}",
         metavar="TIME",
+        default_note="all",
         rule=parse_time,
     )
     until: str = text(
         f"Print messages published before this time: {_TIME}",
         metavar="TIME",
+        default_note="all",
         rule=parse_time,
     )
     damaged: bool = flag("Also read .bad files, given up by nsqd.")

@@ -151,7 +151,9 @@ def _rows(ctx: click.Context, selected: SelectedFile, *, changed: bool) -> Itera
     for name, resolved in selected.values.items():
         found.setdefault(name, (FileOptions.declared()[name], resolved))
     for name, (declared, (value, source, origin)) in found.items():
-        if changed and (source is Source.DEFAULT or value == declared.default):
+        if source is Source.DEFAULT and (changed or not declared.is_listed):
+            continue
+        if changed and value == declared.default:
             continue
         yield OptionRow(
             command=" ".join(words(ctx)),
