@@ -31,10 +31,15 @@ def test_the_starting_file_is_right_as_it_is_and_with_every_line_in_force(
     file = tmp_path / "a.toml"
     file.write_text(out)
     assert nsqtools("config", "check", "a.toml") == (0, "a.toml: ok\n", "")
-    _, _, tables = out.partition("\n[defaults]")
-    in_force, count = re.subn(r"(?m)^# (?=[a-z-0-9]+ = )", "", tables)
+    head, _, tables = out.partition("# All other settings")
+    settings = re.sub(r"(?m)^# (?=[a-z0-9-]+ = )", "", head.partition("[defaults]")[2])
+    assert len(tomllib.loads(settings)) == 10
+    one = re.sub("(?m)^nsqd-tcp-address.*", "", settings)
+    file.write_text("[defaults]" + one)
+    assert nsqtools("config", "check", "a.toml") == (0, "a.toml: ok\n", "")
+    in_force, count = re.subn(r"(?m)^# (?=[a-z-0-9]+ = )", "", tables.partition("# A profile")[0])
     assert count > 80
-    file.write_text("[defaults]" + in_force)
+    file.write_text("[defaults]\n# " + in_force)
     assert nsqtools("config", "check", "a.toml") == (0, "a.toml: ok\n", "")
     for command in (["tail"], ["pub"], ["lookup", "topics"]):
         shown = nsqtools("config", "show", *command, "--config", "a.toml", "--changed")

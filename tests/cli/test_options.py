@@ -1,5 +1,6 @@
 """Options of a command, from flags, variables and defaults."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -181,6 +182,21 @@ def test_precedence_is_flag_then_opt_then_variable_then_default() -> None:
     assert client(env=env | opt_env).max_in_flight == 3
     assert client(env=opt_env).max_in_flight == 2
     assert client().max_in_flight == 1
+
+
+def test_what_the_go_tools_have_is_accepted_without_a_place_in_help() -> None:
+    class Old(Options):
+        title = "Old"
+        mode: str = choice("How.", "fast", other_choices=("epsilon",))
+        level: int = integer("A level.", 6, hidden=True)
+        prefix: str = text("A prefix.", alias="start", unused=True)
+
+    result, found = invoke("--mode", "EPSILON", "--level=3", "-start", "x", "-v", old=Old)
+    assert (found["old"].mode, found["old"].level) == ("epsilon", 3)
+    assert "--prefix: ignored, as this command does not use it" in result.stderr
+    shown = invoke("--help", old=Old)[0].output
+    assert "[fast]" in shown
+    assert not re.search("epsilon|level N|--prefix|--start", shown)
 
 
 def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
