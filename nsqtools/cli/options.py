@@ -137,7 +137,7 @@ class Command(click.Command):
     """A command of ``options``: sections in help, examples as data, Go's spelling of flags.
 
     ``examples`` are pairs of a sentence without its full stop and a command line. They, and more
-    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.txt``; by default
+    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.md``; by default
     ``guide`` is the name of the command.
 
     ``essential`` are the names of the options that ``-h`` shows, with spaces between; a command
