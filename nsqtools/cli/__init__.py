@@ -66,7 +66,7 @@ class LazyGroup(Group):
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if the table has none of that name."""
+        """Import a command; None if unknown."""
         if cmd_name not in self.table:
             return None
         from importlib import import_module

@@ -253,7 +253,7 @@ class ConfigFile:
         for depth, word in enumerate(command, 1):
             values = node.get(word.replace("-", "_"))
             if not isinstance(values, dict):
-                break  # there is none, or it is an option, called as a command is
+                break  # no such table, or an option named like a command
             where = prefix + ".".join(command[:depth])
             node = self._spelled(values, where)
             found.insert(0, self._table(node, tuple(command[:depth]), where, source))

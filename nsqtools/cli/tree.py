@@ -69,7 +69,7 @@ class CommandOption(NamedTuple):
 
     @property
     def default_text(self) -> str:
-        """The default as help and documents show it, or nothing worth to be shown."""
+        """The default as help and documents show it; empty if nothing is worth showing."""
         if self.declared.required and not self.declared.instead:
             return ""
         if self.declared.default_note:
@@ -90,7 +90,7 @@ class CommandOption(NamedTuple):
 def command_options(groups: Groups) -> Iterator[CommandOption]:
     """All options of a command's classes, with flag or without.
 
-    What several classes declare comes several times; the first one counts for a flag or a key.
+    Duplicates are yielded; use the first for a flag or a key.
     """
     for cls in groups.values():
         for name, declared in cls.declared().items():

@@ -152,9 +152,8 @@ class ClientConfig(Options):
     tls_insecure_skip_verify: bool = flag("Do not verify the server's certificate.")
     tls_min_version: str = choice(
         "Lowest TLS version accepted.",
-        *("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
-        default="tls1.2",
-        other_choices=("ssl3.0",),
+        *("tls1.2", "tls1.3"),
+        other_choices=("ssl3.0", "tls1.0", "tls1.1"),
     )
     snappy: bool = flag("Compress the connection with snappy.", excludes=("deflate",))
     deflate: bool = flag("Compress the connection with deflate.")

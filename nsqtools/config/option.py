@@ -130,9 +130,9 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
     """An option of the same class that may be given instead of this required option."""
     in_file: bool = True
     excludes: tuple[str, ...] = ()
-    """Options of the same class that exclude this one; the higher precedence counts."""
+    """Options of the same class that exclude this option; the higher precedence counts."""
     outranks: tuple[str, ...] = ()
-    """Options of the same class that exclude this one only where their precedence differs."""
+    """Options of the same class; a value of higher precedence disables this option."""
     needs: str = ""
     """An option of the same class that this one requires."""
     default_note: str = ""

@@ -46,7 +46,7 @@ _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 _unused: set[str] = set()
-"""TLS options without tls_v1 that were warned of."""
+"""TLS options without effect, reported once."""
 
 _in_clear: list[Address] = []
 """The first address to which a secret was sent without TLS."""
@@ -94,7 +94,13 @@ def client_context(config: ClientConfig, *, flags: str = "--tls") -> ssl.SSLCont
     """
     files = (config.tls_root_ca_file, config.tls_cert, config.tls_key)
     verify = not config.tls_insecure_skip_verify
-    newest = config.tls_min_version == "tls1.3"
+    lowest = config.tls_min_version
+    if lowest not in ("tls1.2", "tls1.3") and lowest not in _unused:
+        _unused.add(lowest)
+        log.info(
+            "%s %s: ignored, TLS 1.2 is the minimum", config.spelled("tls_min_version"), lowest
+        )
+    newest = lowest == "tls1.3"
     return _context(files, tuple(map(_version, files)), verify, newest, flags)
 
 

@@ -56,14 +56,21 @@ def test_an_option_has_the_same_kind_placeholder_and_help_in_all_commands() -> N
     assert different == EXCEPTIONS.keys()
 
 
-def test_what_is_not_limited_served_or_chosen_is_said_in_the_same_words() -> None:
-    odd = {
-        (words, name)
-        for name, uses in _declarations().items()
-        for words, each in uses
-        if "no limit" in each.declared.help or "unlimited" in each.default_text
+def test_a_number_without_effect_is_said_in_the_same_few_words() -> None:
+    notes = {
+        each.declared.default_note
+        for uses in _declarations().values()
+        for _, each in uses
+        if each.declared.kind in ("integer", "number", "duration", "size")
     }
-    assert not odd
+    known = ("no limit", "all", "never", "not checked", "0s, nsqd's own default")
+    assert {note for note in notes if not note.endswith(known)} == {
+        "",
+        "never, but at the end with --until-empty",
+        "10s, or no limit with --count",
+    }
+    helps = [each.declared.help for uses in _declarations().values() for _, each in uses]
+    assert not [text for text in helps if "no limit" in text]
 
 
 def test_no_help_lists_what_is_there_for_old_scripts() -> None:

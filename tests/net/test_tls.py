@@ -124,8 +124,15 @@ def test_no_common_version_leads_to_the_option_for_it(
 
 
 @pytest.mark.parametrize("name", ["ssl3.0", "tls1.2"])
-def test_no_option_lowers_the_version_below_1_2(name: str) -> None:
-    context = client_context(ClientConfig(tls_min_version=name))
+def test_no_option_lowers_the_version_below_1_2(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_unused", set())
+    with caplog.at_level("INFO"):
+        context = client_context(ClientConfig(tls_min_version=name))
+        client_context(ClientConfig(tls_min_version=name))
+    notes = ["--tls-min-version ssl3.0: ignored, TLS 1.2 is the minimum"]
+    assert caplog.messages == (notes if name == "ssl3.0" else [])
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
