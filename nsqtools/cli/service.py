@@ -313,11 +313,12 @@ def _status(runner: Runner) -> str:
 
 
 def _report(totals: ConsumerStats, seconds: float) -> None:
-    requeued = f", {totals.requeued:,} requeued" if totals.requeued else ""
+    facts = ((totals.requeued, "requeued"), (totals.given_up, "given up"))
+    others = "".join(f", {count:,} {name}" for count, name in facts if count)
     received = counted(totals.received_bytes, "byte")
     took = format_duration(round(seconds, 2))
     finished = counted(totals.finished, "message")
-    report_end(f"{finished} finished{requeued}, {received} received, in {took}")
+    report_end(f"{finished} finished{others}, {received} received, in {took}")
 
 
 def _exit_code(outcome: RunOutcome, seconds: float) -> Exit:

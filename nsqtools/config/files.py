@@ -65,7 +65,9 @@ class ArchiveOptions(ArchiveRecordOptions):
 
     title = "Archive files"
 
-    output_dir: str = path("Directory for complete files.", ".", metavar="DIR")
+    output_dir: str = path(
+        "Directory for complete files.", ".", metavar="DIR", default_note="the current directory"
+    )
     work_dir: str = path(
         "Directory for incomplete files.",
         metavar="DIR",

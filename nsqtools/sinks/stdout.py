@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class StreamSink(Handler):
     """A handler that writes batches to an Output, one write each.
 
-    Once ``failed`` has ended every batch goes back to nsqd at once; of a batch that was written in
-    part nothing is finished. Several consumers may share one: it writes a batch at a time, whole.
+    Once ``failed`` has ended every batch is held, and given back at the end of the run: before that
+    nsqd would deliver it again. Of a batch that was written in part nothing is finished. Several
+    consumers may share one: it writes a batch at a time, whole.
     """
 
     failed: asyncio.Future[None]
@@ -38,7 +39,7 @@ class StreamSink(Handler):
         self.failed = self._output.failed
 
     async def handle(self, batch: Batch) -> None:
-        """Write the batch, then finish it; requeue it if writing fails, or ``failed`` has ended."""
+        """Write the batch, then finish it; hold it if writing fails, or ``failed`` has ended."""
         async with self._lock:
             if not self._output.failed.done():
                 records = self._writer.render(batch, batch)
@@ -48,7 +49,7 @@ class StreamSink(Handler):
                     self.bytes += sum(map(len, records))
                     self.written(batch)
                     return
-        batch.requeue(delay=0, backoff=False)
+        batch.hold()
 
     def written(self, batch: Batch) -> None:
         """Finish a batch that was written."""

@@ -91,6 +91,7 @@ def test_help_shows_the_page_of_a_command_of_a_guide_and_of_the_exit_codes() -> 
     for title in ("SYNOPSIS", "OPTIONS", "CONSOLE", "ENVIRONMENT", "EXAMPLES", "SEE ALSO"):
         assert f"\n{title}\n" in page
     assert said("tail", "-h") == said("tail")
+    assert "\nENVIRONMENT\n" in said("nsqtools")
     for code in Exit:
         assert f"\n{int(code)}\n  {code.meaning[:20]}" in said("exit-codes")
 

@@ -278,6 +278,9 @@ class EndingLife(TailLife):
         self.archive = os.path.join(self.world.disk.make("host-0"), "out")
         await super().begin()
 
+    def ended(self, command: Command) -> None:
+        """What its exit code means is checked at the end."""
+
     def argv(self, number: int) -> list[str]:
         if self.plan.style != "to-file":
             return ["tail"]
@@ -295,12 +298,7 @@ class UntilEmptyLife(EndingLife):
     def argv(self, number: int) -> list[str]:
         return [*super().argv(number), "--until-empty"]
 
-    def start(self, number: int) -> Command:
-        command = super().start(number)
-        command.on_exit = self._ended
-        return command
-
-    def _ended(self, command: Command) -> None:
+    def ended(self, command: Command) -> None:
         if command.code == 0 and (left := self.left()):
             self.world.violated(f"--until-empty: exit 0, and {left} messages are left")
 

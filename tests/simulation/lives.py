@@ -116,8 +116,14 @@ class Life:
         name = f"{self.plan.kind}-{number}"
         command = self.world.command(name, self.host(number), argv)
         self.world.max_in_flight[command.process] = self.in_flight
+        command.on_exit = self.ended
         self.commands[number] = command
         return command
+
+    def ended(self, command: Command) -> None:
+        """A command without an end of its own runs until it is told to end."""
+        if command.code and not command.is_ending and not self.is_excused(command):
+            self.world.violated(f"{command.process}: exit {command.code} by itself")
 
     async def publish(self) -> None:
         """Publish the messages in the window, in a few bursts."""

@@ -64,6 +64,7 @@ def command_page(node: CommandNode, nodes: Sequence[CommandNode]) -> Page:
 
 def page(root: click.Context, topic: Sequence[str]) -> Page | None:
     """The page of a guide, of the exit codes, or of the command of these words; None if unknown."""
+    topic = topic[topic[:1] == ["nsqtools"] :]
     name = " ".join(topic)
     if name in guides():
         return guide_page(name)
