@@ -116,7 +116,7 @@ class Tasks:
 async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event) -> bool:
     """Run ``work``, and cancel and await it once ``event`` is set; returns whether it completed.
 
-    Raises the work's error, even if the caller was cancelled meanwhile.
+    Raises the work's error, even if the caller was cancelled once meanwhile.
     """
     loop = asyncio.get_running_loop()
     working = loop.create_task(work)

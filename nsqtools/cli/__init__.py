@@ -37,7 +37,7 @@ COMMANDS = {
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
     "bench": LazyCommand("Look", "Measure the speed of publishing and consuming."),
     "verify": LazyCommand("Look", "Check archives, manifests, and whole directories of to-file."),
-    "lookup": LazyCommand("Look", "List topics, channels and nsqds that nsqlookupd knows."),
+    "lookup": LazyCommand("Look", "List the topics, channels and nsqds of nsqlookupd."),
     "doctor": LazyCommand("Look", "Find out why a consumer sees nothing."),
     "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
     "channel": LazyCommand("Administer", "Create, trim, empty, pause and delete channels.", _ADMIN),
@@ -116,7 +116,10 @@ class LazyGroup(Group):
         names = sorted({*self.table, *guides})
         error = click.exceptions.NoSuchCommand(name, possibilities=names, ctx=ctx)
         if guides and not error.possibilities:
-            return click.UsageError(f"no help for {name!r}: guides are {', '.join(guides)}", ctx)
+            known = ", ".join(guides)
+            return click.UsageError(
+                f"no help for {name!r}: name a command or a guide: {known}", ctx
+            )
         return error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

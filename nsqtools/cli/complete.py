@@ -87,11 +87,7 @@ def candidates(cli: click.Group, line: str) -> Answer:
     word = word.removesuffix(_CURSOR)
     if words[:1] == ["help"]:
         found = _after(cli, words[1:], word, commands_only=True)
-        if words[1:]:
-            return found
-        commands = {item.value for item in found.items}
-        guides = [item for item in _guides(word) if item.value not in commands]
-        return found._replace(items=[*found.items, *guides])
+        return found if words[1:] else found._replace(items=[*found.items, *_guides(word)])
     found = _after(cli, words, word)
     if not words and "help".startswith(word):
         shown = CompletionItem("help", help="Show the options of a command.")
@@ -102,7 +98,7 @@ def candidates(cli: click.Group, line: str) -> Answer:
 def _guides(word: str) -> list[CompletionItem[str]]:
     from nsqtools.cli.docs import guide_summaries
 
-    about = guide_summaries()
+    about = {**guide_summaries(), "exit-codes": "Exit codes of all commands."}
     return [CompletionItem(name, help=about[name]) for name in about if name.startswith(word)]
 
 

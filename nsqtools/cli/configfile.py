@@ -42,7 +42,11 @@ NO_FILE = "none"
 _DEFAULT_PROFILE = "default_profile"
 _TOP_TABLES = ("defaults", "profile")
 _MAX_SIZE = 1 << 20  # bytes
-_NEWLINE_IN_TEXT = "Illegal character '\\n'"
+_NOT_CLOSED = (
+    "Illegal character '\\n'",
+    "Unterminated string",
+    *(f"Expected {end!r}" for end in ("'", "'''")),
+)
 
 
 class Source(StrEnum):
@@ -345,8 +349,10 @@ def _load(path: str, asked_by: str) -> ConfigFile:
 
 def _plain(text: str) -> str:
     """A message of tomllib, with the position first."""
-    found = re.fullmatch(r"(.*) \(at (line \d+), column \d+\)", text)
+    found = re.fullmatch(r"(.*) \(at (line \d+), column \d+\)|(.*) \(at end of document\)", text)
     if not found:
         return text
-    what = "a text in quotes is not closed" if found[1] == _NEWLINE_IN_TEXT else found[1]
-    return f"{found[2]}: {what[0].lower()}{what[1:]}"
+    reason = found[1] or found[3]
+    if reason in _NOT_CLOSED:
+        reason = "a text in quotes is not closed"
+    return f"{found[2] or 'end of the file'}: {reason[0].lower()}{reason[1:]}"

@@ -98,13 +98,20 @@ class ConfigOption(click.Option):
             attrs |= {"count": True, "type": ValueType(declared)}
         else:
             attrs |= {"type": ValueType(declared), "metavar": declared.placeholder}
+        attrs["hidden"] = not declared.is_listed
         super().__init__(
             param_decls, multiple=declared.multiple, help=declared.help, default=None, **attrs
         )
 
+    @property
+    def listed_names(self) -> list[str]:
+        """The names for help, the short one first, without the alias."""
+        alias = f"--{flag_name(self.known.declared.alias)}"
+        return sorted((name for name in self.opts if name != alias), key=len)
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """``-n, --count N`` and ``Help.  [default: ...; range: ...]``."""
-        names = sorted(self.opts, key=len)
+        names = self.listed_names
         if self.secondary_opts:
             names[-1] = f"--[no-]{names[-1].removeprefix('--')}"
         spec = ", ".join(names)
@@ -130,7 +137,7 @@ class Command(click.Command):
     """A command of ``options``: sections in help, examples as data, Go's spelling of flags.
 
     ``examples`` are pairs of a sentence without its full stop and a command line. They, and more
-    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.txt``; by default
+    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.md``; by default
     ``guide`` is the name of the command.
 
     ``essential`` are the names of the options that ``-h`` shows, with spaces between; a command
@@ -176,10 +183,24 @@ class Command(click.Command):
         takes_none = not any(isinstance(param, click.Argument) for param in self.params)
         ctx.allow_extra_args |= takes_none  # they are refused below, with a hint
         with augment_usage_errors(ctx):
-            rest = super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
+            try:
+                rest = super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
+            except click.NoSuchOption as error:
+                raise self._as_argument(ctx, error) from None
         if rest and takes_none and not ctx.resilient_parsing and not self.allow_extra_args:
             raise click.UsageError(f"takes no arguments{self._hint(ctx, rest)}", ctx)
         return rest
+
+    def _as_argument(self, ctx: click.Context, error: click.NoSuchOption) -> click.UsageError:
+        """The error for an option that is an argument of this command: ``--topic`` of a verb."""
+        name = error.option_name.lstrip("-").replace("-", "_")
+        arguments = [each for each in self.params if isinstance(each, click.Argument)]
+        if name not in {each.name for each in arguments}:
+            return error
+        shown = " ".join([ctx.command_path, *(each.make_metavar(ctx) for each in arguments)])
+        return click.UsageError(
+            f"No such option {error.option_name!r}. Give it as an argument: {shown}", ctx
+        )
 
     def _hint(self, ctx: click.Context, words: Sequence[str]) -> str:
         """Which option is meant by words that may be topics, if none is named so far."""
@@ -198,7 +219,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options under the titles of the classes that declare them, shared ones last."""
         params = self.get_params(ctx)
-        options = [each for each in params if isinstance(each, click.Option)]
+        options = [each for each in params if isinstance(each, click.Option) and not each.hidden]
         for title, members in by_section(options).items():
             records = [each.get_help_record(ctx) for each in members]
             with formatter.section(title):

@@ -101,7 +101,7 @@ class Resolver:
         tables_only: bool = False,
     ) -> None:
         self.ignored: list[str] = []
-        """Pairs that were accepted for the Go tools' sake and set nothing, each with its origin."""
+        """A note for each option or pair without effect, accepted for the sake of the Go tools."""
         self._ctx = ctx
         self._groups = groups
         self._tables = tables
@@ -144,6 +144,9 @@ class Resolver:
                 discarded |= excluded | _related(cls, name, "outranks")
         found = {}
         for name, declared in cls.declared().items():
+            if declared.unused and name in resolved:
+                origin = resolved[name].origin
+                self.ignored.append(f"{origin}: ignored, as this command does not use it")
             is_none = name in discarded and declared.multiple
             default = ResolvedValue(() if is_none else declared.default, Source.DEFAULT, "")
             found[name] = resolved.get(name, default)

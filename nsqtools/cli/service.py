@@ -51,6 +51,8 @@ _MANY_OBJECTS = 100_000
 _KEPT_MEMORY = 32 << 20
 
 _PROGRESS_INTERVAL = 0.25
+_SPINNER_WIDTH = 2
+_SHOW_CURSOR = b"\x1b[?25h"
 
 # timeout(1) signals the command, and then its process group, which includes the command.
 _SAME = 0.1
@@ -113,7 +115,14 @@ class Signals:
         log.warning("ending at once: %s", self._consequence)
         self._leave()
         # Otherwise a thread that hangs in a DNS look-up would delay the exit.
-        self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
+        self._loop.call_later(_LEAVE_TIMEOUT, _exit_at_once, self.exit_code(Exit.FAILURE))
+
+
+def _exit_at_once(code: int) -> None:
+    """Exit without waiting for threads, with the cursor that ``progress`` has hidden."""
+    if os.isatty(2):
+        os.write(2, _SHOW_CURSOR)
+    os._exit(code)
 
 
 def _listen(caught: Callable[[int], object]) -> asyncio.AbstractEventLoop:
@@ -171,18 +180,22 @@ async def progress(line: Callable[[], str], *, wanted: bool = True) -> AsyncIter
 
     async def draw() -> None:
         while True:
-            spinner.update(text=Text(line(), overflow="ellipsis", no_wrap=True))
+            text = Text(line())
+            text.truncate(console.width - _SPINNER_WIDTH, overflow="ellipsis")
+            spinner.update(text=text)
             await asyncio.sleep(_PROGRESS_INTERVAL)
 
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
         spinner = Spinner("dots")
-        console = Console(file=terminal)
+        console = Console(file=terminal, soft_wrap=True)  # a log line above stays one line
         with Live(spinner, console=console, redirect_stdout=False, transient=True):
             drawing = asyncio.get_running_loop().create_task(draw())
             try:
                 yield
             finally:
                 await end((drawing,))
+                if not drawing.cancelled():
+                    drawing.result()
 
 
 @asynccontextmanager
@@ -209,6 +222,8 @@ async def supervised(
             yield
     finally:
         await end((beating,))
+        if not beating.cancelled():
+            beating.result()
 
 
 async def consume(

@@ -115,7 +115,7 @@ def common_options(nodes: Iterable[CommandNode]) -> dict[str, CommandOption]:
     found: dict[str, list[CommandOption]] = {}
     for node in nodes:
         for name, each in file_options(node.groups).items():
-            if each.shared:
+            if each.shared and each.declared.is_listed:
                 found.setdefault(name, []).append(each)
     return {
         name: first

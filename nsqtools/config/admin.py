@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsqtools.config.connection import CA_FILE
-from nsqtools.config.consuming import ServerOptions
+from nsqtools.config.consuming import HTTP_FOUND, ServerOptions
 from nsqtools.config.option import (
     Options,
     channel_name,
@@ -34,12 +34,10 @@ class LookupOptions(TimeoutOptions):
 
     title = "Look-up"
 
-    lookupd_http_address: tuple[str, ...] = urls(
-        "nsqlookupd to ask; may be repeated.", f"127.0.0.1:{LOOKUPD_HTTP_PORT}"
+    lookupd_http_address: tuple[str, ...] = like(
+        ServerOptions.lookupd_http_address, default=(f"127.0.0.1:{LOOKUPD_HTTP_PORT}",)
     )
-    tls_root_ca_file: str = like(
-        CA_FILE, help="CA certificates to trust for https instead of the system's (PEM file)."
-    )
+    tls_root_ca_file: str = CA_FILE
     json: bool = JSON
 
 
@@ -48,12 +46,9 @@ class ApiOptions(TimeoutOptions):
 
     title = "Cluster"
 
-    lookupd_http_address: tuple[str, ...] = urls(
-        "nsqlookupd that lists the nsqds; may be repeated."
-    )
+    lookupd_http_address: tuple[str, ...] = ServerOptions.lookupd_http_address
     nsqd_http_address: tuple[str, ...] = urls(
-        "HTTP address of an nsqd to ask directly, also in addition to nsqlookupds; may be"
-        " repeated.",
+        "HTTP address of an nsqd to query, in addition to those of nsqlookupds; may be repeated.",
         outranks=("lookupd_http_address",),
         default_note=f"127.0.0.1:{NSQD_HTTP_PORT}, unless an nsqlookupd is given",
     )
@@ -71,7 +66,7 @@ class ClusterOptions(ApiOptions):
 class ChangeOptions(ApiOptions):
     """The servers that ``topic``, ``channel`` and ``node`` change, and the output format."""
 
-    dry_run: bool = flag("Print requests and losses; send nothing.", own=True)
+    dry_run: bool = flag("Print the plan; change nothing.", own=True)
     json: bool = JSON
 
 
@@ -99,7 +94,7 @@ class TrimOptions(LossOptions):
     """Options of ``channel trim``: what is old, and where it is archived."""
 
     older_than: float = duration(
-        "Finish messages that were published longer ago than this.",
+        "Finish messages published longer ago than this.",
         0.0,
         minimum=0.001,
         own=True,
@@ -107,8 +102,8 @@ class TrimOptions(LossOptions):
         in_file=False,
     )
     archive: str = path(
-        "Directory for an archive of the messages, as of to-file --format json --gzip; none is "
-        "finished before it is there.",
+        "Directory for an archive of the messages, as of to-file --format json --gzip. Each "
+        "message is archived before it is finished.",
         metavar="DIR",
         own=True,
     )
@@ -121,18 +116,13 @@ class DrainOptions(TimeoutOptions):
     title = "Drain"
 
     evict: bool = flag(
-        "Tombstone all topics of the nsqd first, so that consumers and publishers that ask "
-        "nsqlookupd no longer find it.",
+        "Tombstone all topics of the nsqd first, to hide it from consumers and publishers with "
+        "nsqlookupd.",
         own=True,
         needs="lookupd_http_address",
     )
-    lookupd_http_address: tuple[str, ...] = like(
-        ApiOptions.lookupd_http_address,
-        help="nsqlookupd that lists the nsqd, for --evict; may be repeated.",
-    )
-    timeout: float = like(
-        TimeoutOptions.timeout, help="Maximum time to wait.", default=300.0, own=True
-    )
+    lookupd_http_address: tuple[str, ...] = ApiOptions.lookupd_http_address
+    timeout: float = like(TimeoutOptions.timeout, default=300.0, own=True)
     tls_root_ca_file: str = LookupOptions.tls_root_ca_file
     json: bool = JSON
 
@@ -146,6 +136,6 @@ class DoctorOptions(ServerOptions, TimeoutOptions):
     channel: str = channel_name("Channel to examine.", own=True)
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd to examine; may be repeated.",
-        default_note="what nsqlookupd says, or the port after the TCP port",
+        default_note=HTTP_FOUND,
     )
     json: bool = JSON

@@ -8,6 +8,7 @@ import stat
 
 from nsqtools import __version__
 from nsqtools.config.option import (
+    NO_LIMIT,
     Option,
     Options,
     choice,
@@ -28,6 +29,11 @@ from nsqtools.names import Address
 _LONGEST_SECRET = 65536
 _FIFO_WAIT = 10.0
 """Maximum seconds until a FIFO has its first byte, as of a process substitution."""
+
+CHOICE = (
+    "How to choose among several destinations: round-robin takes turns, hostpool avoids failing "
+    "ones, all sends a copy to each."
+)
 
 CA_FILE = path("CA certificates to trust instead of the system's (PEM file).")
 
@@ -95,14 +101,14 @@ class ClientConfig(Options):
         "Timeout for making a TCP connection.", 1.0, minimum=0.001, flag=False
     )
     read_timeout: float = duration(
-        "A connection that stays silent this long is dropped.",
+        "Drop a connection after this long without data from nsqd.",
         60.0,
         minimum=0.1,
         maximum=300.0,
         flag=False,
     )
     write_timeout: float = duration(
-        "A connection that accepts no data for this long is dropped.",
+        "Drop a connection that accepts no data for this long.",
         1.0,
         minimum=0.1,
         maximum=300.0,
@@ -115,24 +121,29 @@ class ClientConfig(Options):
         rule=lambda value: Address.parse(value, 0),
     )
     client_id: str = text(
-        "Name of this client in nsqd's statistics; the short host name by default."
+        "Name of this client in nsqd's statistics.", default_note="the short host name"
     )
-    hostname: str = text("Host name shown in /stats; this host's unless set.", flag=False)
+    hostname: str = text(
+        "Host name shown in /stats.", flag=False, default_note="the name of this host"
+    )
     user_agent: str = text("User agent shown in /stats.", f"nsqtools/{__version__}", flag=False)
     heartbeat_interval: float = duration(
         "Time between nsqd's heartbeats.", 30.0, minimum=1.0, flag=False
     )
     output_buffer_size: int = size(
-        "Bytes that nsqd gathers before it writes; -1 for none.", 65536, minimum=-1, flag=False
+        "Size of nsqd's output buffer for this connection; -1 for no buffer.",
+        65536,
+        minimum=-1,
+        flag=False,
     )
     output_buffer_timeout: float = duration(
-        "Maximum time that nsqd holds gathered bytes; 0 for its own default.",
+        "Maximum time in nsqd's output buffer; 0 for nsqd's own default.",
         0.25,
         flag=False,
         rule=_buffer_timeout,
     )
     max_msg_size: int = size(
-        "Maximum size of a message; a larger one is an error.", 64 << 20, minimum=1
+        "Maximum size of a message; a larger message is an error.", 64 << 20, minimum=1
     )
     tls_v1: bool = flag("Use TLS.")
     tls_root_ca_file: str = CA_FILE
@@ -141,14 +152,17 @@ class ClientConfig(Options):
     tls_insecure_skip_verify: bool = flag("Do not verify the server's certificate.")
     tls_min_version: str = choice(
         "Lowest TLS version accepted.",
-        *("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+        *("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
         default="tls1.2",
+        other_choices=("ssl3.0",),
     )
     snappy: bool = flag("Compress the connection with snappy.", excludes=("deflate",))
     deflate: bool = flag("Compress the connection with deflate.")
-    deflate_level: int = integer("Compression level of deflate.", 6, minimum=1, maximum=9)
+    deflate_level: int = integer(
+        "Compression level of deflate.", 6, minimum=1, maximum=9, hidden=True
+    )
     auth_secret: str = text(
-        "Secret for an nsqd that requires AUTH.",
+        "AUTH secret.",
         flag=False,
         secret=True,
         excludes=("auth_secret_file",),
@@ -187,17 +201,19 @@ class ConsumerConfig(ClientConfig):
         "Maximum bytes in flight, estimated from the mean body size.", 64 << 20, minimum=1
     )
     msg_timeout: float = duration(
-        "Time after which nsqd delivers an unfinished message again; 0 for nsqd's default.",
+        "Time after which nsqd delivers an unfinished message again.",
         0.0,
+        default_note="0s, nsqd's own default",
         rule=_msg_timeout,
     )
     sample_rate: int = integer(
-        "Percentage of messages to receive; nsqd drops the rest from the channel. 0 for all.",
+        "Percentage of messages to receive; nsqd drops the rest from the channel.",
         0,
         maximum=99,
+        default_note="all",
     )
     max_attempts: int = integer(
-        "Maximum deliveries of a message before it is given up; 0 for no limit.", 0, maximum=65535
+        "Give a message up after this many deliveries.", 0, maximum=65535, default_note=NO_LIMIT
     )
     default_requeue_delay: float = duration(
         "Delay of a requeued message, multiplied by the number of its attempts.",
@@ -233,10 +249,10 @@ class ConsumerConfig(ClientConfig):
         "Time between redistributions of RDY.", 5.0, minimum=0.001, maximum=5.0, flag=False
     )
     lookupd_poll_interval: float = duration(
-        "Time between two polls of nsqlookupd.", 60.0, minimum=0.01, maximum=300.0, flag=False
+        "Time between polls of nsqlookupd.", 60.0, minimum=0.01, maximum=300.0, flag=False
     )
     lookupd_poll_jitter: float = number(
-        "Random part of the time between two polls.", 0.3, maximum=1.0, flag=False
+        "Random part of the time between polls.", 0.3, maximum=1.0, flag=False
     )
     lookupd_poll_timeout: float = duration(
         "Timeout for nsqlookupd's response.", 60.0, minimum=0.001, flag=False
@@ -249,15 +265,16 @@ class ConsumerConfig(ClientConfig):
         alias="skip_lookupd_authorization",
     )
     reconnect_delay: float = duration(
-        "First delay before a fixed nsqd is dialled again; it doubles each time, and is shortened "
-        "at random by up to half.",
+        "First delay before an nsqd is dialled again; it doubles each time.",
         1.0,
         flag=False,
     )
     max_reconnect_delay: float = duration(
         "Maximum delay before an nsqd is dialled again.", 120.0, flag=False
     )
-    drain_timeout: float = duration("Timeout for finishing messages in flight at the end.", 30.0)
+    drain_timeout: float = duration(
+        "Timeout for finishing messages in flight when a run ends.", 30.0
+    )
 
 
 def _consumer_only() -> dict[str, Option]:
@@ -273,6 +290,13 @@ class BatchConsumerConfig(ConsumerConfig):
     """ConsumerConfig with the default of most commands: they take large batches."""
 
     max_in_flight: int = like(ConsumerConfig.max_in_flight, default=2500)
+
+
+class ExaminedConfig(BatchConsumerConfig):
+    """ConsumerConfig of ``doctor``. It consumes nothing, so some options have no effect."""
+
+    default_requeue_delay: float = like(ConsumerConfig.default_requeue_delay, unused=True)
+    drain_timeout: float = like(ConsumerConfig.drain_timeout, unused=True)
 
 
 class ProducerConfig(ClientConfig):
@@ -294,13 +318,11 @@ class ProducerConfig(ClientConfig):
     read_timeout: float = like(
         ClientConfig.read_timeout,
         default=25.0,
-        help="A connection that stays silent this long is dropped, and its batches go elsewhere.",
     )
     mode: str = choice(
-        "How to choose among several nsqds: round-robin takes turns, hostpool avoids "
-        "failing ones, epsilon-greedy prefers fast ones; if one fails, another gets the "
-        "batch. all publishes a copy to each.",
-        *("round-robin", "hostpool", "epsilon-greedy", "all"),
+        CHOICE,
+        *("round-robin", "hostpool", "all"),
+        other_choices=("epsilon-greedy",),
     )
     max_msg_size: int = size("Maximum size of a message; nsqd's -max-msg-size.", 1 << 20, minimum=1)
     max_body_size: int = size(
@@ -310,7 +332,6 @@ class ProducerConfig(ClientConfig):
         ConsumerConfig.reconnect_delay,
         default=0.25,
         minimum=0.001,
-        help="First delay before an nsqd is dialled again; it doubles each time.",
     )
     max_reconnect_delay: float = like(
         ConsumerConfig.max_reconnect_delay, default=8.0, minimum=0.001

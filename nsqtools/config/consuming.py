@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nsqtools.config.option import (
+    NO_LIMIT,
     Options,
     addresses,
     channel_name,
@@ -19,9 +20,12 @@ from nsqtools.config.option import (
 from nsqtools.config.records import RecordOptions
 from nsqtools.names import NSQD_TCP_PORT, listening_address
 
+HTTP_FOUND = "from nsqlookupd, or the port after the TCP port"
+"""The ``default_note`` of an option for the HTTP addresses of nsqds."""
+
 METRICS_ADDRESS = text(
-    "Serve metrics for Prometheus at this address. :PORT listens on 127.0.0.1; port 0"
-    " picks a free port, which -v logs.",
+    "Serve metrics for Prometheus at this address. :PORT listens on 127.0.0.1; port 0 picks a free "
+    "port, logged with -v.",
     metavar="HOST:PORT",
     default_note="not served",
     rule=listening_address,
@@ -34,13 +38,11 @@ class ServerOptions(Options):
     shared = True
 
     nsqd_tcp_address: tuple[str, ...] = addresses(
-        "nsqd to consume from; may be repeated.",
+        "TCP address of nsqd; may be repeated.",
         f"127.0.0.1:{NSQD_TCP_PORT}",
         excludes=("lookupd_http_address",),
     )
-    lookupd_http_address: tuple[str, ...] = urls(
-        "nsqlookupd that lists the nsqds to consume from; may be repeated."
-    )
+    lookupd_http_address: tuple[str, ...] = urls("HTTP address of nsqlookupd; may be repeated.")
 
 
 class SourceOptions(ServerOptions):
@@ -62,8 +64,8 @@ class TailSourceOptions(SourceOptions):
     """What ``tail`` consumes, or only looks at."""
 
     peek: bool = flag(
-        "Give the -n messages of --channel back instead of finishing them; each then has one more "
-        "attempt. One --topic; ends after 2s without a message if fewer wait.",
+        "Print -n messages of --channel and put them back, which costs each an attempt. Needs one "
+        "--topic; ends after 2s without a message.",
         own=True,
         in_file=False,
         needs="channel",
@@ -83,19 +85,19 @@ class StopOptions(Options):
     title = "When to stop"
 
     count: int = integer(
-        "Stop after this many messages, over all topics.", 0, short="n", default_note="no limit"
+        "Stop after this many messages in total.", 0, short="n", default_note=NO_LIMIT
     )
-    max_duration: float = duration("Stop after this time.", 0.0, default_note="no limit")
+    max_duration: float = duration("Stop after this time.", 0.0, default_note=NO_LIMIT)
     idle_timeout: float = duration(
-        "Stop when no message has arrived for this long.", 0.0, default_note="no limit"
+        "Stop after this long without a message.", 0.0, default_note=NO_LIMIT
     )
     until_empty: bool = flag(
-        "Stop when no message waits, is in flight or is deferred on any nsqd, checked twice. Fail "
+        "Stop once the channel is empty on all nsqds: nothing queued, in flight or deferred. Fail "
         "if no nsqd has the topic, or a server is silent for 30s."
     )
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd, for --until-empty; may be repeated.",
-        default_note="what nsqlookupd says, or the port after the TCP port",
+        default_note=HTTP_FOUND,
     )
 
     @property
@@ -143,9 +145,9 @@ class DeadLetterOptions(Options):
     title = "Dead letters"
 
     dead_letter_topic: str = topic_name(
-        "Topic for messages that are given up.", excludes=("dead_letter_dir",)
+        "Topic for dead letters: messages given up or rejected.", excludes=("dead_letter_dir",)
     )
     dead_letter_dir: str = path(
-        "Directory for messages that are given up: TOPIC.dead.jsonl, which pub --json reads.",
+        "Directory for dead letters: files TOPIC.dead.jsonl, for pub --json.",
         metavar="DIR",
     )

@@ -7,7 +7,7 @@ import re
 from nsqtools.config.admin import CONNECT_TIMEOUT, REQUEST_TIMEOUT
 from nsqtools.config.connection import ClientConfig
 from nsqtools.config.consuming import SourceOptions
-from nsqtools.config.option import choice, duration, flag, integer, like, path, size, text
+from nsqtools.config.option import NO_LIMIT, choice, duration, flag, integer, like, path, size, text
 from nsqtools.config.program import JSON, LOCK
 from nsqtools.config.records import ArchiveRecordOptions
 from nsqtools.errors import ConfigError
@@ -28,26 +28,26 @@ def _whole_seconds(value: float) -> None:
 class ArchiveSourceOptions(SourceOptions):
     """The topics that ``to-file`` archives, by name or by pattern."""
 
-    topic: tuple[str, ...] = like(
-        SourceOptions.topic, help="Topic to archive; may be repeated.", instead="topic_pattern"
-    )
+    topic: tuple[str, ...] = like(SourceOptions.topic, instead="topic_pattern")
     channel: str = like(SourceOptions.channel, default="nsq_to_file")
     topic_pattern: str = text(
-        "Archive every topic whose name this regular expression matches.",
+        "Archive all topics with names that match this regular expression.",
         metavar="REGEX",
         own=True,
         rule=_regular_expression,
     )
     topic_refresh: float = duration(
-        "Interval at which --topic-pattern looks for topics.", 60.0, minimum=0.1, own=True
+        "Time between two looks for topics of --topic-pattern.", 60.0, minimum=0.1, own=True
     )
     http_client_connect_timeout: float = like(
         CONNECT_TIMEOUT,
-        help="Timeout for connecting to nsqlookupd, for the list of topics.",
         own=True,
+        hidden=True,
     )
     http_client_request_timeout: float = like(
-        REQUEST_TIMEOUT, help="Timeout for nsqlookupd's response with the list of topics.", own=True
+        REQUEST_TIMEOUT,
+        own=True,
+        hidden=True,
     )
 
     def check_complete(self) -> None:
@@ -67,27 +67,30 @@ class ArchiveOptions(ArchiveRecordOptions):
 
     output_dir: str = path("Directory for complete files.", ".", metavar="DIR")
     work_dir: str = path(
-        "Directory of files that are being written.",
+        "Directory for incomplete files.",
         metavar="DIR",
-        default_note="beside the published file, with .part after its name",
+        default_note="beside the complete file, with .part after its name",
     )
     filename_format: str = text(
         "Template of file names: <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV> are "
         "replaced, and / makes directories.",
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
     )
-    datetime_format: str = text("Format of <DATETIME>, as in strftime.", "%Y-%m-%d_%H")
+    datetime_format: str = text(
+        "Format of <DATETIME>, as in strftime. Each new value of <DATETIME> begins a new file.",
+        "%Y-%m-%d_%H",
+    )
     host_identifier: str = text(
         "Text for <HOST>; <SHORT_HOST> and <HOSTNAME> in it are replaced.",
         default_note="the host name up to its first dot",
     )
     name_by: str = choice(
-        "Time for <DATETIME>: clock is when a message arrives, message is when it was published.",
+        "Time for <DATETIME>: clock is the time of arrival, message is the time of publishing.",
         *("clock", "message"),
     )
     utc: bool = flag("Name and rotate files by UTC instead of local time.")
     close_idle: float = duration(
-        "With --name-by message: publish a file that has received no record for this long.",
+        "With --name-by message: complete a file after this long without a new record.",
         300.0,
         minimum=0.001,
     )
@@ -99,16 +102,16 @@ class ArchiveOptions(ArchiveRecordOptions):
     zstd_level: int = integer("Compression level of zstd.", 3, minimum=1, maximum=19)
     skip_empty_files: bool = flag("Make no file for an interval without messages.")
     rotate_size: int = size(
-        "Begin a new file after this many bytes, before compression.", 0, default_note="no limit"
+        "Begin a new file after this many bytes, before compression.", 0, default_note=NO_LIMIT
     )
     rotate_interval: float = duration(
-        "Begin a new file this long after the last one began.", 0.0, default_note="no limit"
+        "Begin a new file after this time.", 0.0, default_note=NO_LIMIT
     )
     rotate_boundary: float = duration(
-        "Begin a new file at each multiple of this since midnight, such as every full hour.",
+        "Begin a new file at each multiple of this time since midnight: 1h is every full hour.",
         0.0,
         maximum=86400.0,
-        default_note="no limit",
+        default_note="never",
         rule=_whole_seconds,
     )
     sync_interval: float = duration(
@@ -118,38 +121,36 @@ class ArchiveOptions(ArchiveRecordOptions):
         minimum=0.001,
     )
     upload: str = text(
-        "Upload each published file to this directory, under its name relative to --output-dir: a "
-        "URL of s3, gs, az or file, or a path. An existing file is never replaced.",
+        "Directory to upload each complete file to, under its name relative to --output-dir: a URL "
+        "of s3, gs, az or file, or a path. An existing file is never replaced.",
         metavar="URL",
     )
     delete_uploaded: bool = flag(
-        "Delete a file that has been uploaded; with --on-rotate, after the command has succeeded.",
+        "Delete files after their upload; with --on-rotate, after the command has succeeded.",
         needs="upload",
     )
     on_rotate: str = text(
-        "Shell command to run with each published file. {} stands for its quoted path; without {} "
+        "Shell command to run with each complete file. {} stands for its quoted path; without {} "
         "the path is appended.",
         metavar="COMMAND",
     )
     on_rotate_timeout: float = duration(
-        "Timeout for the --on-rotate command; it is then killed, and repeated later.",
+        "Timeout for the --on-rotate command. It is killed then, and run again later.",
         600.0,
         minimum=0.001,
     )
     keep: int = integer(
-        "Maximum complete files per topic; the oldest are deleted.", 0, default_note="all"
+        "Maximum complete files per topic; the oldest are deleted.", 0, default_note=NO_LIMIT
     )
-    max_age: float = duration(
-        "Delete complete files that are older than this.", 0.0, default_note="no limit"
-    )
+    max_age: float = duration("Delete complete files older than this.", 0.0, default_note=NO_LIMIT)
     max_total: int = size(
         "Maximum bytes of complete files per topic; the oldest are deleted.",
         0,
-        default_note="no limit",
+        default_note=NO_LIMIT,
     )
     manifest: str = path(
-        "File that gets a line of JSON per complete file: name, records, bytes, times, "
-        "sha256. Relative to --output-dir.",
+        "File for a line of JSON per complete file: name, records, bytes, times, sha256. Relative "
+        "to --output-dir.",
         metavar="FILE",
     )
     lock: str = LOCK
@@ -163,7 +164,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         "error",
         "fatal",
     )
-    log_prefix: str = text("Text before each log line.")
+    log_prefix: str = text("Text before each log line.", hidden=True)
 
     def validate(self) -> None:
         """Raise ConfigError if one file would be used for two purposes."""
@@ -178,8 +179,8 @@ class VerifyOptions(ArchiveRecordOptions):
 
     max_msg_size: int = ClientConfig.max_msg_size
     uploaded: str = text(
-        "Check the files of a manifest as they are below this directory, the one of to-file "
-        "--upload: a URL of s3, gs, az or file, or a path.",
+        "Check the uploaded files of a manifest in this directory, the --upload of to-file: a URL "
+        "of s3, gs, az or file, or a path.",
         metavar="URL",
     )
-    json: bool = like(JSON, help="Print one JSON object per file.")
+    json: bool = JSON

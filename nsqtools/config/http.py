@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
-from nsqtools.config.connection import ConsumerConfig, check_pair
+from nsqtools.config.admin import CONNECT_TIMEOUT
+from nsqtools.config.connection import CHOICE, ConsumerConfig, check_pair
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.option import (
+    NO_LIMIT,
     URL_SECRETS,
     Options,
     choice,
@@ -65,19 +67,23 @@ class HttpOptions(Options):
         hides=URL_SECRETS,
     )
     mode: str = choice(
-        "How to choose a URL: hostpool avoids failing ones, round-robin takes turns, "
-        "epsilon-greedy prefers fast ones; all sends to each.",
-        *("hostpool", "round-robin", "epsilon-greedy", "all"),
+        CHOICE,
+        *("round-robin", "hostpool", "all"),
+        default="hostpool",
+        other_choices=("epsilon-greedy",),
     )
     concurrency: int = integer(
         "Maximum concurrent requests.", 100, minimum=1, maximum=10000, short="n"
     )
     workers: int = integer(
-        "Processes that share --concurrency, --max-in-flight and --rate.", 1, minimum=1, maximum=256
+        "Processes to share --concurrency, --max-in-flight and --rate.", 1, minimum=1, maximum=256
     )
-    rate: float = number("Maximum requests per second; 0 for no limit.", 0.0)
+    rate: float = number("Maximum requests per second.", 0.0, default_note=NO_LIMIT)
     sample: float = number(
-        "Fraction of messages to deliver; the others are finished at once.", 1.0, maximum=1.0
+        "Fraction of messages to deliver; the others are finished at once.",
+        1.0,
+        maximum=1.0,
+        hidden=True,
     )
     batch: int = integer(
         "Maximum messages in a request; twice as many may be in flight. Not with --get.",
@@ -105,7 +111,7 @@ class HttpOptions(Options):
     content_type: str = text(
         "Content-Type of POST requests.",
         metavar="TYPE",
-        default_note="application/octet-stream, or that of the batch format",
+        default_note="application/octet-stream, or the type of --batch-format",
         excludes=("get",),
     )
     compress: str = choice("Compression of request bodies.", "none", "gzip", excludes=("get",))
@@ -116,31 +122,33 @@ class HttpOptions(Options):
         excludes=("get",),
     )
     success_on: str = text(
-        "Status codes that finish a message, such as 2xx,304 or 200-204.",
+        "Statuses of success, such as 2xx,304 or 200-204: the message is finished.",
         "2xx",
         metavar="STATUSES",
         rule=_statuses,
     )
     drop_on: str = text(
-        "Statuses that make a message a dead letter at once; 410 counts only if named by itself.",
+        "Statuses of permanent failure: the message is a dead letter at once. 4xx does not include "
+        "410; list it explicitly.",
         metavar="STATUSES",
         rule=_statuses,
     )
     retry_on: str = text(
-        "Statuses to retry although --success-on or --drop-on names them; others are retried too.",
+        "Statuses to retry even if --success-on or --drop-on lists them. Statuses in no list are "
+        "retried, too.",
         metavar="STATUSES",
         rule=_statuses,
     )
     follow_redirects: bool = flag(
-        "Follow redirects that keep method and body: for a POST, 307 and 308. Without it, a "
+        "Follow redirects with the same method and body: for a POST, 307 and 308. Otherwise a "
         "redirect is a failure."
     )
-    http_client_connect_timeout: float = duration("Timeout for connecting.", 2.0, minimum=0.001)
+    http_client_connect_timeout: float = CONNECT_TIMEOUT
     http_client_request_timeout: float = duration(
         "Timeout for a whole request, connecting included.", 20.0, minimum=0.001
     )
     proxy: str = text(
-        "HTTP proxy, or none. Proxies of the environment are not used for this host.",
+        "HTTP proxy, or none for no proxy. Those of the environment do not apply to this host.",
         metavar="URL",
         hides=URL_SECRETS,
         default_note="$http_proxy, $https_proxy and $no_proxy",

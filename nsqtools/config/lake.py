@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
-from nsqtools.config.consuming import SourceOptions
+from nsqtools.config.consuming import HTTP_FOUND, SourceOptions
 from nsqtools.config.option import (
     Options,
     addresses,
@@ -27,6 +27,7 @@ from nsqtools.config.option import (
 from nsqtools.config.program import LOCK
 from nsqtools.config.publishing import RATE
 from nsqtools.config.records import DELIMITER, FORMATS
+from nsqtools.config.units import parse_duration
 from nsqtools.errors import ConfigError
 from nsqtools.names import is_ephemeral
 
@@ -34,7 +35,9 @@ _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(s
 """The masters that Spark's SparkContext.scala accepts, and the cluster managers that Spark ships.
 """
 
-OUTPUT = path("Directory, or URL of one, to write to.", metavar="DIR", required=True)
+_TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
+
+OUTPUT = path("Directory or URL to write to.", metavar="DIR", required=True)
 
 
 def _master(value: str) -> None:
@@ -60,12 +63,19 @@ def _lasting(value: str) -> None:
 
 
 def utc(value: str) -> datetime:
-    """Return a time in ISO 8601, in UTC unless it says otherwise; raises ConfigError."""
+    """Return a time in ISO 8601, by default in UTC, or a duration before now.
+
+    Raises ConfigError for other texts.
+    """
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(value))
+    except (ConfigError, OverflowError):
+        pass
     try:
         found = datetime.fromisoformat(value)
     except ValueError:
         raise ConfigError(
-            f"{value!r} is not a time: expected YYYY-MM-DD or YYYY-MM-DDTHH:MM"
+            f"{value!r} is not a time: write YYYY-MM-DD, YYYY-MM-DDTHH:MM, or a duration such as 1d"
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -80,7 +90,7 @@ class SparkOptions(Options):
         "Where Spark runs: local[N] with N threads on this machine, local[*] with one per"
         " core, spark://HOST:PORT, yarn or k8s://URL.",
         metavar="URL",
-        default_note="that of spark-submit, else local[*]",
+        default_note="the master of spark-submit, or local[*]",
         rule=_master,
     )
     conf: tuple[str, ...] = texts(
@@ -92,7 +102,7 @@ class SparkOptions(Options):
     spark_log: str = path(
         "File for the log of Spark, Java and the Python workers.",
         metavar="FILE",
-        default_note="it is discarded",
+        default_note="no file",
     )
 
 
@@ -104,10 +114,10 @@ class StreamSourceOptions(SourceOptions):
     topic: tuple[str, ...] = like(SourceOptions.topic, rule=_lasting)
     channel: str = like(SourceOptions.channel, required=True, rule=_lasting)
     nsqd_http_address: tuple[str, ...] = urls(
-        "HTTP address of each --nsqd-tcp-address, in the same order, to ask for its "
-        "depth; may be repeated.",
+        "HTTP address of each --nsqd-tcp-address, in the same order, to query its depth; may be "
+        "repeated.",
         own=True,
-        default_note="what nsqlookupd says, or the port after the TCP port",
+        default_note=HTTP_FOUND,
     )
 
     def validate(self) -> None:
@@ -151,7 +161,7 @@ class StreamConfig(ClientConfig):
     lookupd_poll_timeout: float = ConsumerConfig.lookupd_poll_timeout
     lookupd_authorization: bool = ConsumerConfig.lookupd_authorization
     auth_secret_env: str = text(
-        "Environment variable of Spark's executors that holds the AUTH secret.",
+        "Environment variable with the AUTH secret, on Spark's executors.",
         metavar="NAME",
         flag=False,
         excludes=("auth_secret", "auth_secret_file"),
@@ -164,15 +174,17 @@ class StreamOptions(Options):
     title = "Batches"
 
     continuous: bool = flag(
-        "Run until a signal, instead of stopping when all that waited at the start is done."
+        "Run until a signal, instead of stopping after the messages waiting at the start."
     )
     trigger: float = duration("Time between batches, with --continuous.", 5.0, maximum=86400.0)
-    max_per_trigger: int = integer("Maximum messages per batch; 0 for no limit.", 500_000)
+    max_per_trigger: int = integer(
+        "Maximum messages per batch; 0 for all waiting messages.", 500_000
+    )
     connections: int = integer(
-        "Number of tasks that receive from each nsqd at the same time.", 2, minimum=1, maximum=256
+        "Connections to each nsqd, each with a task of its own.", 2, minimum=1, maximum=256
     )
     checkpoint: str = path(
-        "Directory or URL for the state: a run continues where the last one ended.",
+        "Directory or URL for the state of the stream: a run continues where the last run ended.",
         metavar="DIR",
         default_note="_nsqtools/checkpoint in the output",
     )
@@ -207,9 +219,7 @@ class LakeOptions(Options):
 
     title = "Archive"
 
-    output: str = like(
-        OUTPUT, help="Directory or URL to write to; files are in DIR/date=*/hour=*/batch=*."
-    )
+    output: str = OUTPUT
     partition_by: str = choice(
         "Directories below date and hour, for queries of few topics among many.",
         *("", "topic"),
@@ -220,7 +230,7 @@ class LakeOptions(Options):
         *("parquet", "json", "delta"),
     )
     where: str = text(
-        "Write only messages for which this SQL condition is true; the others are finished too.",
+        "Write only messages for which this SQL condition is true; finish the others, too.",
         metavar="SQL",
     )
     select: str = text(
@@ -229,8 +239,7 @@ class LakeOptions(Options):
         default_note="all",
     )
     check: bool = flag(
-        "Check the topics, Java, Spark's libraries, the staging and the output, and take no "
-        "message.",
+        "Check topics, Java, Spark's libraries, staging and output; consume nothing.",
         in_file=False,
     )
 
@@ -263,8 +272,6 @@ class QueryInputOptions(InputOptions):
 
     input: tuple[str, ...] = like(
         InputOptions.input,
-        help="Archive to read instead of topics: a path, pattern or URL (s3a, hdfs, gs, abfss); "
-        "may be repeated.",
         required=False,
     )
 
@@ -275,13 +282,13 @@ class QueryOptions(Options):
     title = "Query"
 
     query: str = text(
-        "SELECT statement on the table nsq, or on tables with the names of topics; or @FILE to "
-        "read it from a file.",
+        "SELECT statement on the table nsq, or on tables with the names of topics. @FILE reads it "
+        "from a file.",
         metavar="SQL",
         required=True,
     )
     watermark: float = duration(
-        "How late a message may come, by its --timestamp, and still count in its window or join.",
+        "Maximum lateness of a message, by its --timestamp, to count in its window or join.",
         0.0,
         default_note="no limit",
     )
@@ -289,27 +296,27 @@ class QueryOptions(Options):
         "Column of the bodies with the time of the event, for --watermark.",
         "timestamp",
         metavar="COLUMN",
-        default_note="timestamp, when it was published",
+        default_note="timestamp, the time of publishing",
         needs="watermark",
     )
     format: str = choice(
-        "Where the result goes: files, a Delta table, a table on standard output, or a topic.",
+        "Format of the result: files, a Delta table, a table on standard output, or messages of a "
+        "topic.",
         *("", "parquet", "json", "delta", "console", "topic"),
         default_note="parquet with --output, topic with --destination-topic, else console",
     )
-    output: str = like(OUTPUT, help="Directory or URL for files.", required=False)
+    output: str = like(OUTPUT, required=False)
     output_mode: str = choice(
-        "Rows of a streaming aggregation to write after each batch: append writes final "
-        "rows, update changed rows, complete all rows.",
+        "Rows of a streaming aggregation to write after each batch: final rows, changed rows, or "
+        "all rows.",
         *("append", "update", "complete"),
     )
     destination_topic: str = topic_name(
-        "Topic to publish the result to: the column body or, without one, each row as a JSON "
-        "object.",
+        "Topic to publish to.",
         excludes=("output",),
     )
     destination_nsqd_tcp_address: tuple[str, ...] = addresses(
-        "nsqd to publish to; may be repeated.", default_note="those of --nsqd-tcp-address"
+        "nsqd to publish to; may be repeated.", default_note="the nsqds of --nsqd-tcp-address"
     )
     explain: bool = flag("Print Spark's plan and consume nothing.")
 
@@ -345,30 +352,27 @@ class CompactOptions(Options):
 
     title = "Compaction"
 
-    output: str = like(
-        OUTPUT,
-        help="Directory or URL to write to; files are in DIR/date=*/hour=*. Earlier results stay.",
-    )
+    output: str = OUTPUT
     since: str = text(
-        "Skip files of --input of earlier hours, such as 2026-11-21 or 2026-11-21T09:00, in UTC.",
+        f"Read files of --input from this hour on: {_TIME}",
         metavar="TIME",
         default_note="all",
         rule=utc,
     )
     until: str = text(
-        "Skip files of --input of this hour and later ones.",
+        f"Read files of --input from before this hour: {_TIME}",
         metavar="TIME",
         default_note="all",
         rule=utc,
     )
     older_than: float = duration(
-        "Skip files of --input that changed within this time; a later run takes them.", 0.0
+        "Skip files of --input changed within this time; a later run takes them.", 0.0
     )
     file_size: int = size(
         "Bytes of bodies per file and task, before compression.", 256 << 20, minimum=1 << 20
     )
     delete_inputs: bool = flag("Delete files of --input after the new files were read back.")
-    dry_run: bool = flag("Read files of --input and print what a run would do.")
+    dry_run: bool = flag("Print the plan; change nothing.")
 
 
 class ReplayOptions(Options):
@@ -380,7 +384,7 @@ class ReplayOptions(Options):
     order_by: str = text(
         "Columns to order by, separated by commas, such as timestamp or 'timestamp DESC'.",
         metavar="COLUMNS",
-        default_note="none, the order is arbitrary",
+        default_note="any order",
     )
     rate: float = RATE
     staging: str = path(

@@ -104,6 +104,8 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    other_choices: tuple[str, ...] = ()
+    """Choices of the Go tools. Commands accept these too, but no help lists them."""
     multiple: bool = False
     short: str = ""
     metavar: str = ""
@@ -114,7 +116,11 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
     lines: bool = False
     """Whether the values in an environment variable are separated by line ends, not by spaces."""
     alias: str = ""
-    """Another name, for its flag if it has one, and among go-nsq's."""
+    """Another name, for its flag if it has one, and among go-nsq's. No help lists it."""
+    hidden: bool = False
+    """Whether commands accept the option but no help lists it."""
+    unused: bool = False
+    """Whether the option is hidden and has no effect in its command; -v says so if it is set."""
     values: Values = ""
     """What the values name on servers or in the configuration file, for shell completion."""
     own: bool = False
@@ -142,7 +148,7 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
             value = KINDS[self.kind].parse(text)
         except ValueError:
             raise ConfigError(f"{text!r} is not {KINDS[self.kind].expected}") from None
-        if self.kind == "choice" and value.lower() in self.choices:
+        if self.kind == "choice" and value.lower() in self._accepted:
             value = value.lower()
         self.check(value)
         if self.kind in _NUMBERS:
@@ -154,7 +160,7 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
         types, expected = KINDS[self.kind].types, KINDS[self.kind].expected
         if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
             raise ConfigError(f"expected {expected}, found {type(value).__name__}")
-        if self.choices and value not in self.choices:
+        if self.choices and value not in self._accepted:
             known = " or ".join(filter(None, self.choices))
             raise ConfigError(f"{value!r}: expected {known}{nearest(str(value), self.choices)}")
         if self.values in ("topic", "channel") and value:
@@ -190,6 +196,15 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
         return re.sub(self.hides, MASK, str(value)) if self.hides else str(value)
 
     @property
+    def _accepted(self) -> tuple[str, ...]:
+        return (*self.choices, *self.other_choices)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether help, manual pages and the starting file show the option."""
+        return not (self.hidden or self.unused)
+
+    @property
     def placeholder(self) -> str:
         """The placeholder of the value in help: ``HOST:PORT``, ``[text|json]``, ``N``."""
         if self.metavar:
@@ -205,6 +220,10 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
         if low and high:
             return f"{low} to {high}"
         return f"at least {low}" if low else high and f"at most {high}"
+
+
+NO_LIMIT = "no limit"
+"""The ``default_note`` of an option for which 0 is no limit."""
 
 
 def like(declared: Any, **changes: Any) -> Any:

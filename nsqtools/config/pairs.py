@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PAIRS = Option(
     "text",
-    "Set an option by go-nsq's name, also one without a flag; may be repeated.",
+    "Set an option by its name in go-nsq, even an option without a flag; may be repeated.",
     (),
     multiple=True,
     metavar="NAME,VALUE",

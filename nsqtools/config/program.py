@@ -6,7 +6,7 @@ from nsqtools.config.option import Options, choice, flag, option, path, text
 
 JSON = flag("Print JSON.", own=True)
 LOCK = path(
-    "File to lock, so that one such command runs at a time; another exits with 75.", metavar="FILE"
+    "File to lock: one such command runs at a time, and another exits with 75.", metavar="FILE"
 )
 
 
@@ -16,7 +16,7 @@ class LogOptions(Options):
     title = "Logging"
     shared = True
 
-    verbose: int = option("count", "Log what happens; -vv logs everything.", 0, short="v")
+    verbose: int = option("count", "Log progress; -vv logs everything.", 0, short="v")
     quiet: bool = flag("Log errors only.", short="q", outranks=("verbose",))
     log_format: str = choice("Format of log lines on standard error.", "text", "json")
 
@@ -28,14 +28,14 @@ class FileOptions(Options):
     shared = True
 
     config: str = path(
-        "Configuration file; none reads no file.",
+        "Configuration file, or none to read no file.",
         default_note="$XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml",
         in_file=False,
     )
     profile: str = text(
-        "Profile in the configuration file; none uses no profile.",
+        "Profile in the configuration file, or none to use no profile.",
         metavar="NAME",
-        default_note="its default_profile",
+        default_note="default_profile of the file",
         values="profile",
         in_file=False,
     )
@@ -46,5 +46,5 @@ class ShowOptions(Options):
 
     title = "Output"
 
-    changed: bool = flag("Print only values that differ from the default.", in_file=False)
+    changed: bool = flag("Print only values other than the default.", in_file=False)
     json: bool = JSON

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nsqtools.config.consuming import ServerOptions
-from nsqtools.config.option import duration, flag, like, number, paths, text, topic_name
-from nsqtools.config.records import RecordOptions
+from nsqtools.config.option import NO_LIMIT, duration, flag, number, paths, text, topic_name
+from nsqtools.config.records import RecordInputOptions
 
-RATE = number("Maximum messages per second; 0 for no limit.", 0.0)
-DEFER = duration("Time that nsqd holds a message before it delivers it.", 0.0, maximum=3600.0)
+RATE = number("Maximum messages per second.", 0.0, default_note=NO_LIMIT)
+DEFER = duration("Delay of messages before nsqd delivers them.", 0.0, maximum=3600.0)
 
 
 class TargetOptions(ServerOptions):
@@ -16,16 +16,9 @@ class TargetOptions(ServerOptions):
     title = "Target"
 
     topic: str = topic_name("Topic to publish to.", own=True, required=True)
-    nsqd_tcp_address: tuple[str, ...] = like(
-        ServerOptions.nsqd_tcp_address, help="nsqd to publish to; may be repeated."
-    )
-    lookupd_http_address: tuple[str, ...] = like(
-        ServerOptions.lookupd_http_address,
-        help="nsqlookupd that lists the nsqds to publish to; may be repeated.",
-    )
 
 
-class PubOptions(RecordOptions):
+class PubOptions(RecordInputOptions):
     """Options of ``pub`` for its input and for publishing."""
 
     title = "Input and publishing"
@@ -40,7 +33,7 @@ class PubOptions(RecordOptions):
     rate: float = RATE
     defer: float = DEFER
     from_archive: bool = flag(
-        "Publish archive files, which are the arguments; .gz and .zst are decompressed.",
+        "Publish archive files instead: each argument is a file. .gz and .zst are decompressed.",
         excludes=("file", "whole"),
     )
     pace: str = text(

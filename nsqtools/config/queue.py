@@ -7,7 +7,7 @@ from nsqtools.config.consuming import StopOptions, TailOptions
 from nsqtools.config.option import Options, channel_name, flag, like, text, topic_name
 from nsqtools.config.program import JSON
 from nsqtools.config.publishing import PubOptions
-from nsqtools.config.records import RecordOptions
+from nsqtools.config.records import RecordInputOptions
 from nsqtools.config.units import parse_time
 
 _TIME = "an RFC 3339 time, or a DURATION before now."
@@ -19,7 +19,8 @@ class QueueListOptions(Options):
     title = "Output"
 
     max_msg_size: int = like(
-        ClientConfig.max_msg_size, help="Maximum size of a message; a larger one counts as damage."
+        ClientConfig.max_msg_size,
+        help="Maximum size of a message; a larger message counts as damage.",
     )
     json: bool = JSON
 
@@ -44,26 +45,28 @@ class ChannelQueueOptions(QueueOptions):
 class QueueCatOptions(TailOptions):
     """Options of ``queue cat``: which messages, and their format."""
 
-    count: int = like(StopOptions.count, help="Stop after this many messages.")
+    count: int = StopOptions.count
     since: str = text(
-        f"Print messages that were published at this time or later: {_TIME}",
+        f"Print messages published at this time or later: {_TIME}",
         metavar="TIME",
+        default_note="all",
         rule=parse_time,
     )
     until: str = text(
-        f"Print messages that were published before this time: {_TIME}",
+        f"Print messages published before this time: {_TIME}",
         metavar="TIME",
+        default_note="all",
         rule=parse_time,
     )
-    damaged: bool = flag("Read .bad files, too, which nsqd has given up.")
+    damaged: bool = flag("Also read .bad files, given up by nsqd.")
     max_msg_size: int = QueueListOptions.max_msg_size
 
 
-class QueuePushOptions(RecordOptions):
+class QueuePushOptions(RecordInputOptions):
     """Options of ``queue push``."""
 
     title = "Input"
 
     file: tuple[str, ...] = PubOptions.file
     max_msg_size: int = ProducerConfig.max_msg_size
-    dry_run: bool = flag("Read and check everything, and change nothing.", in_file=False)
+    dry_run: bool = flag("Print the plan; change nothing.", in_file=False)

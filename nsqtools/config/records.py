@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.config.option import Options, choice, flag, text
+from nsqtools.config.option import Options, choice, flag, like, text
 from nsqtools.errors import ConfigError
 
 
@@ -23,22 +23,46 @@ DELIMITER = text(
 
 
 class RecordOptions(Options):
-    """Format of messages in a stream: output of ``tail`` and input of ``pub``."""
+    """Format of messages in the output of ``tail`` and ``queue cat``."""
 
     title = "Format"
 
     delimiter: str = text(
-        "Delimiter after each message: text with \\n, \\t, \\0 and \\xNN.", "\\n", metavar="BYTES"
+        "Print this delimiter after each message: text with \\n, \\t, \\0 and \\xNN.",
+        "\\n",
+        metavar="BYTES",
     )
     null: bool = flag(
-        "End each message with NUL, as for xargs -0.", short="0", excludes=("delimiter",)
+        "Print NUL after each message, as for xargs -0.", short="0", excludes=("delimiter",)
     )
     length_prefix: bool = flag(
-        "Put the length of each message before it: 4 bytes, big-endian.",
+        "Print the length before each message: 4 bytes, big-endian.",
         excludes=("delimiter", "null"),
     )
     json: bool = flag(
-        "JSON objects with metadata, one per line.", excludes=("delimiter", "null", "length_prefix")
+        "Print JSON objects with metadata, one per line.",
+        excludes=("delimiter", "null", "length_prefix"),
+    )
+
+
+class RecordInputOptions(RecordOptions):
+    """Format of messages in the input of ``pub`` and ``queue push``."""
+
+    title = "Input"
+
+    delimiter: str = like(
+        RecordOptions.delimiter,
+        help="Delimiter after each message of the input: text with \\n, \\t, \\0 and \\xNN.",
+    )
+    null: bool = like(
+        RecordOptions.null, help="Read messages delimited by NUL, as of find -print0."
+    )
+    length_prefix: bool = like(
+        RecordOptions.length_prefix,
+        help="Read the length before each message: 4 bytes, big-endian.",
+    )
+    json: bool = like(
+        RecordOptions.json, help="Read JSON objects with metadata, one per line, as of tail --json."
     )
 
 

@@ -35,7 +35,7 @@ class RelayOptions(Options):
     )
     destination_topic: str = topic_name(
         "Topic to publish to.",
-        default_note="the name of the topic that is consumed",
+        default_note="the same name",
         excludes=("map",),
     )
     map: tuple[str, ...] = texts(
@@ -44,9 +44,9 @@ class RelayOptions(Options):
         metavar="REGEX=TEMPLATE",
         lines=True,
     )
-    require_json_field: str = text("Relay only JSON objects that have this field.", metavar="FIELD")
+    require_json_field: str = text("Relay only JSON objects with this field.", metavar="FIELD")
     require_json_value: str = text(
-        "Relay only JSON objects whose --require-json-field has this value: text, number, true, "
+        "Relay only JSON objects with this value of --require-json-field: text, number, true, "
         "false or null.",
         metavar="VALUE",
         needs="require_json_field",
@@ -55,16 +55,15 @@ class RelayOptions(Options):
         "Keep only this field of JSON objects; may be repeated.", metavar="FIELD"
     )
     where: str = text(
-        "Relay only JSON for which this jq expression is neither false nor null.", metavar="JQ"
+        "Relay only JSON messages for which this jq expression is neither false nor null.",
+        metavar="JQ",
     )
     set: tuple[str, ...] = texts(
         "Edit messages with this jq expression, such as '.seen = true'; may be repeated.",
         metavar="JQ",
         lines=True,
     )
-    defer: float = like(
-        DEFER, help="Time that the destination holds a message before it delivers it."
-    )
+    defer: float = DEFER
     rate: float = RATE
     status_every: int = integer(
         "Log counts per topic every this many messages, at most once a second, and at the end.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nsqtools.config.connection import check_pair
 from nsqtools.config.option import (
+    NO_LIMIT,
     Options,
     choice,
     duration,
@@ -27,7 +28,7 @@ class NsqdOptions(Options):
         "Time after which an unfinished message is delivered again.", 60.0, minimum=0.001
     )
     max_msg_timeout: float = duration(
-        "Maximum time that TOUCH can hold a message.", 900.0, minimum=0.001
+        "Maximum time of a message in flight, with TOUCH.", 900.0, minimum=0.001
     )
     max_req_timeout: float = duration("Maximum delay of REQ and DPUB.", 3600.0)
     max_msg_size: int = size("Maximum size of a message.", 1 << 20, minimum=1)
@@ -36,14 +37,16 @@ class NsqdOptions(Options):
     max_heartbeat_interval: float = duration(
         "Maximum heartbeat interval of a client.", 60.0, minimum=1.0
     )
-    max_channel_consumers: int = integer("Maximum consumers of a channel; 0 for no limit.", 0)
+    max_channel_consumers: int = integer(
+        "Maximum consumers of a channel.", 0, default_note=NO_LIMIT
+    )
     snappy: bool = flag("Offer snappy.", default=True)
     deflate: bool = flag("Offer deflate.", default=True)
     tls_cert: str = path("Certificate (PEM file); enables TLS.")
     tls_key: str = path("Key of the certificate (PEM file).")
     tls_root_ca_file: str = path("CA certificates of clients (PEM file).")
     tls_client_auth_policy: str = choice(
-        "Whether clients must present a certificate, and whether a known CA must have signed it.",
+        "Require certificates of clients; with require-verify, only those of a known CA.",
         *("", "require", "require-verify"),
     )
     tls_required: str = choice(
@@ -78,10 +81,11 @@ class SandboxOptions(Options):
         maximum=65524,
     )
     i_know: bool = flag(
-        "Listen on an address that other hosts can reach, although messages are kept in "
-        "memory only."
+        "Listen on an address reachable from other hosts, although messages are in memory only."
     )
     seed_topic: str = topic_name(
-        "Publish sample events to this topic while fewer than 100,000 wait in it."
+        "Publish sample events to this topic, up to 100,000 waiting messages."
     )
-    rate: float = number("Sample events per second.", 10.0, minimum=0.001, maximum=100000.0)
+    rate: float = number(
+        "Sample events published per second.", 10.0, minimum=0.001, maximum=100000.0
+    )

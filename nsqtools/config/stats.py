@@ -6,6 +6,7 @@ from typing import Any
 
 from nsqtools.config.consuming import METRICS_ADDRESS
 from nsqtools.config.option import (
+    NO_LIMIT,
     Options,
     channel_name,
     duration,
@@ -31,8 +32,8 @@ _DEPTH = integer("CRITICAL if more messages than this wait.", -1, **_NOT_CHECKED
 _REQUEUED = number("CRITICAL if more than this are requeued per second.", -1, **_NOT_CHECKED)
 _TIMED_OUT = number("CRITICAL if more than this time out per second.", -1, **_NOT_CHECKED)
 _AGE = duration(
-    "CRITICAL if messages wait longer than this, as estimated, or wait and none leaves; 0 for no "
-    "check.",
+    "CRITICAL if messages wait longer than this, by an estimate, or wait and the channel does not "
+    "move.",
     0.0,
     default_note="not checked",
 )
@@ -69,7 +70,7 @@ class CheckOptions(Options):
     serve: str = like(
         METRICS_ADDRESS,
         help="Serve metrics of all nsqds for Prometheus at this address, until stopped. :PORT "
-        "listens on 127.0.0.1; port 0 picks a free port, which -v logs.",
+        "listens on 127.0.0.1; port 0 picks a free port, logged with -v.",
         in_file=False,
     )
 
@@ -95,7 +96,7 @@ class StatsOptions(CheckOptions):
     channel: str = channel_name("Only this channel.", default_note="all")
     interval: float = duration("Time between reports.", 2.0, minimum=0.01, excludes=("serve",))
     count: int = integer(
-        "Stop after this many reports.", 0, short="n", default_note="no limit", excludes=_MONITORING
+        "Stop after this many reports.", 0, short="n", default_note=NO_LIMIT, excludes=_MONITORING
     )
     once: bool = flag("Report once, without rates.", excludes=("count", "watch", *_MONITORING))
     clients: bool = flag("Report each consumer in a row.", excludes=_MONITORING)
@@ -103,7 +104,5 @@ class StatsOptions(CheckOptions):
         "Show a live view: sort with s, end with q.",
         excludes=("json", "csv", "clients", *_MONITORING),
     )
-    json: bool = like(
-        JSON, help="Print a JSON object for each report.", excludes=("csv", *_MONITORING)
-    )
+    json: bool = like(JSON, excludes=("csv", *_MONITORING))
     csv: bool = flag("Print comma-separated values, with a header.", excludes=_MONITORING)

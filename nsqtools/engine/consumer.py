@@ -201,7 +201,7 @@ class Consumer:
         )
         self._unsettled = UnsettledBatches()
         self._failures = FailureLog(subscription.topic)
-        self._given_up: deque[tuple[Address, bytes]] = deque(maxlen=max(1, config.max_in_flight))
+        self._given_up: deque[tuple[Address, bytes]] = deque(maxlen=max(1000, config.max_in_flight))
         """The nsqds and ids of messages that were given up last; no limit has counted them."""
         self._oversize: set[Address] = set()
         """The nsqds that have sent a message over max_msg_size."""
@@ -521,7 +521,7 @@ class Consumer:
         self._stats.too_late += 1
         if error.code == "E_FIN_FAILED":
             self._stats.finished -= 1
-            if self._limit and not {*late} & {*self._given_up}:
+            if self._limit and not any(each in self._given_up for each in late):
                 self._limit.refused(1)
         elif error.code == "E_REQ_FAILED":
             self._stats.requeued -= 1

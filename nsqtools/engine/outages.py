@@ -70,27 +70,28 @@ class OutageLog:
 
 
 class FailureLog:
-    """Logs failures of a topic's handler: each once a minute, with the messages of all since."""
+    """Logs failures of a topic's handler: each once a minute, with its messages since then."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
-        self._logged: set[str] = set()
-        self._unlogged = 0
+        self._unlogged: dict[str, int] = {}
+        """Messages that were requeued since a failure was logged, by its text."""
         self._due = 0.0
 
     def failed(self, error: BaseException, count: int, now: float) -> None:
         """Log that ``count`` messages were requeued; with a traceback unless it is an NSQError."""
         if now >= self._due:
-            self._logged.clear()
+            self.close()
             self._due = now + _INTERVAL
-        count += self._unlogged
-        failure = repr(error)
-        if failure in self._logged or len(self._logged) == _MOST_FAILURES:
-            self._unlogged = count
-            return
-        self._logged.add(failure)
-        self._unlogged = 0
         is_ours = isinstance(error, NSQError)
+        text = f": {error}" if is_ours else f": {type(error).__name__}: {error}"
+        if text not in self._unlogged and len(self._unlogged) >= _MOST_FAILURES:
+            text = " because of other failures"
+            self._unlogged.setdefault(text, 0)
+        if text in self._unlogged:
+            self._unlogged[text] += count
+            return
+        self._unlogged[text] = 0
         log.error(
             "topic %s: handler failed, %s requeued%s",
             self._topic,
@@ -100,7 +101,9 @@ class FailureLog:
         )
 
     def close(self) -> None:
-        """Log the number of messages since the last line, if there are any."""
-        if self._unlogged:
-            requeued = counted(self._unlogged, "more message")
-            log.error("topic %s: handler failed, %s requeued", self._topic, requeued)
+        """Log the messages that no line has counted yet, by failure."""
+        for text, count in self._unlogged.items():
+            if count:
+                requeued = counted(count, "more message")
+                log.error("topic %s: handler failed, %s requeued%s", self._topic, requeued, text)
+        self._unlogged.clear()

@@ -73,7 +73,7 @@ class RunOutcome:
     left: int | None
     """Messages left if the channels were not empty in time, None if unknown."""
     unfinished: int
-    """With --count, messages that nsqd delivers again because their FIN came too late."""
+    """With a count, messages that nsqd delivers again because their FIN came too late."""
     unknown: Sequence[str]
     """Servers that do not say how many messages are left, each with the reason."""
     unreached: Sequence[str]

@@ -18,7 +18,7 @@ from nsqtools.errors import NSQError, OutputError
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import object_of
-from nsqtools.sinks.files.disk import append_lines, make_writable_directory
+from nsqtools.sinks.files.disk import append_lines, make_writable_directory, named_option
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
@@ -117,8 +117,9 @@ class ToDirectory(DeadLetters):
         self._threads = Threads(1, "dead-letters")
 
     async def open(self) -> None:
-        """Create the directory; raises OutputError if it is not writable."""
-        await self._run(make_writable_directory, self._folder)
+        """Create the directory; raises ConfigError if it is not writable."""
+        with named_option("--dead-letter-dir", self._folder):
+            await self._threads.run(make_writable_directory, self._folder)
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Append the messages and sync the file. After an error the file is unchanged."""

@@ -27,8 +27,8 @@ class Output:
     """A file, pipe, terminal or socket that was given open, written without blocking the loop.
 
     ``failed`` exists from ``open`` on and ends with OutputClosedError as soon as the reader is
-    gone, even if nothing is being written, or with OutputError when a write fails. One ``write``
-    at a time.
+    gone, even if nothing is being written (of a TCP socket: when a write fails), or with
+    OutputError when a write fails. One ``write`` at a time.
     """
 
     failed: asyncio.Future[None]
@@ -52,14 +52,14 @@ class Output:
             self._fd = _open_again(self._given, mode)
             self._may_block = not stat.S_ISREG(mode) and os.get_blocking(self._fd)
             self._is_terminal = stat.S_ISCHR(mode)
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                _enlarge(self._fd)
+                # Bytes from a socket's peer are no events: they belong to whoever reads stdin.
+                self._hangup = select.epoll()
+                self._hangup.register(self._fd, 0)
+                loop.add_reader(self._hangup, self._reader_gone)
         except OSError as error:
             raise self._error(error) from error
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            _enlarge(self._fd)
-            # Bytes that a socket's peer sends are not events: they belong to whoever reads stdin.
-            self._hangup = select.epoll()
-            self._hangup.register(self._fd, 0)
-            loop.add_reader(self._hangup, self._reader_gone)
 
     async def write(self, pieces: Sequence[bytes]) -> None:
         """Write all pieces. Raises OutputError, which ``failed`` gets too."""

@@ -30,6 +30,8 @@ def offers(line: str) -> list[str]:
         ("p", ["pipeline", "pub"]),
         ("help pi", ["pipeline"]),
         ("help tr", ["troubleshooting"]),
+        ("help ex", ["exit-codes"]),
+        ("help pipeline a", ["archive"]),
         ("help pub --m", []),
         ("lookup t", ["topics"]),
         ("completion ", ["bash", "zsh", "fish"]),

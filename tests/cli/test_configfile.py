@@ -31,10 +31,15 @@ def test_the_starting_file_is_right_as_it_is_and_with_every_line_in_force(
     file = tmp_path / "a.toml"
     file.write_text(out)
     assert nsqtools("config", "check", "a.toml") == (0, "a.toml: ok\n", "")
-    _, _, tables = out.partition("\n[defaults]")
-    in_force, count = re.subn(r"(?m)^# (?=[a-z-0-9]+ = )", "", tables)
+    head, _, tables = out.partition("# All other settings")
+    settings = re.sub(r"(?m)^# (?=[a-z0-9-]+ = )", "", head.partition("[defaults]")[2])
+    assert len(tomllib.loads(settings)) == 10
+    one = re.sub("(?m)^nsqd-tcp-address.*", "", settings)
+    file.write_text("[defaults]" + one)
+    assert nsqtools("config", "check", "a.toml") == (0, "a.toml: ok\n", "")
+    in_force, count = re.subn(r"(?m)^# (?=[a-z-0-9]+ = )", "", tables.partition("# A profile")[0])
     assert count > 80
-    file.write_text("[defaults]" + in_force)
+    file.write_text("[defaults]\n# " + in_force)
     assert nsqtools("config", "check", "a.toml") == (0, "a.toml: ok\n", "")
     for command in (["tail"], ["pub"], ["lookup", "topics"]):
         shown = nsqtools("config", "show", *command, "--config", "a.toml", "--changed")
@@ -53,8 +58,10 @@ def test_a_fifo_is_read_if_somebody_writes_to_it(
     os.mkfifo(fifo)
     with monkeypatch.context() as patch:
         patch.setattr(connection, "_FIFO_WAIT", 0.01)
+        opened = os.listdir("/proc/self/fd")
         said = nsqtools("--config", "fifo", "tail")[2]
         assert "--config fifo: a FIFO that nobody writes to" in said
+        assert os.listdir("/proc/self/fd") == opened
     writer = threading.Thread(target=fifo.write_text, args=("[tail]\nbogus = 1\n",))
     writer.start()
     assert "unknown key 'bogus'" in nsqtools("--config", "fifo", "config", "check")[2]

@@ -1,5 +1,6 @@
 """Options of a command, from flags, variables and defaults."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
+from nsqtools.cli.remotes import nsqds_of
+from nsqtools.config.admin import ApiOptions
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.option import (
     Options,
@@ -181,6 +184,21 @@ def test_precedence_is_flag_then_opt_then_variable_then_default() -> None:
     assert client().max_in_flight == 1
 
 
+def test_what_the_go_tools_have_is_accepted_without_a_place_in_help() -> None:
+    class Old(Options):
+        title = "Old"
+        mode: str = choice("How.", "fast", other_choices=("epsilon",))
+        level: int = integer("A level.", 6, hidden=True)
+        prefix: str = text("A prefix.", alias="start", unused=True)
+
+    result, found = invoke("--mode", "EPSILON", "--level=3", "-start", "x", "-v", old=Old)
+    assert (found["old"].mode, found["old"].level) == ("epsilon", 3)
+    assert "--prefix: ignored, as this command does not use it" in result.stderr
+    shown = invoke("--help", old=Old)[0].output
+    assert "[fast]" in shown
+    assert not re.search("epsilon|level N|--prefix|--start", shown)
+
+
 def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
     for line in (["-requeue-delay=5s"], ["--consumer-opt", "requeue_delay,5s"]):
         assert run(*line, config=ConsumerConfig)["config"].default_requeue_delay == 5.0
@@ -189,3 +207,10 @@ def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
 def test_an_essential_option_that_does_not_exist_is_a_mistake_of_the_declaration() -> None:
     with pytest.raises(TypeError, match="colour"):
         click.command(cls=Command, essential="count colour")(options(what=What)(lambda what: None))
+
+
+def test_the_nsqd_of_this_host_is_asked_if_no_server_is_given() -> None:
+    given, lookupd = ("10.0.0.1:4151",), ("10.0.0.1:4161",)
+    assert nsqds_of(ApiOptions()) == ("127.0.0.1:4151",)
+    assert nsqds_of(ApiOptions(lookupd_http_address=lookupd)) == ()
+    assert nsqds_of(ApiOptions(nsqd_http_address=given)) == given

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,9 @@ class TestOptions:
     def test_times_are_in_utc_unless_they_say_otherwise(self) -> None:
         assert utc("2026-11-21T09:00") == utc("2026-11-21 10:00+01:00")
         assert (utc("2026-11-22") - utc("2026-11-21T23")).seconds == 3600
-        for text in ("yesterday", "09:00", "2026-13-01"):
+        before = datetime.now(UTC)
+        assert before <= utc("36h") + timedelta(hours=36) <= datetime.now(UTC)
+        for text in ("yesterday", "09:00", "2026-13-01", "99999999999d"):
             with pytest.raises(ConfigError, match=text):
                 utc(text)
 

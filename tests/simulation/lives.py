@@ -54,7 +54,6 @@ class Life:
         """The running command of each copy."""
         self.channel = CHANNEL
         self.over = False
-        self._heals: list[float] = [0.0]
         self._unhealthy: dict[Server, float] = {}
         self._cut_since: dict[frozenset[str], float] = {}
 

@@ -38,7 +38,7 @@ class Disk:
         self.failing: defaultdict[str, list[float]] = defaultdict(list)
         """Hosts whose disk fails, with probabilities that a call does; the highest counts."""
         self.slow: defaultdict[str, list[float]] = defaultdict(list)
-        """Hosts whose disk is slow, with seconds whose sum is the most for a call in a thread."""
+        """Hosts whose disk is slow, with maximum delays of a call in seconds, which add up."""
         self.on_call: list[Callable[[Process, str, str], None]] = []
         """Called before each call of a process; they may kill it."""
         self._rng = rng

@@ -151,7 +151,9 @@ def _rows(ctx: click.Context, selected: SelectedFile, *, changed: bool) -> Itera
     for name, resolved in selected.values.items():
         found.setdefault(name, (FileOptions.declared()[name], resolved))
     for name, (declared, (value, source, origin)) in found.items():
-        if changed and (source is Source.DEFAULT or value == declared.default):
+        if source is Source.DEFAULT and (changed or not declared.is_listed):
+            continue
+        if changed and value == declared.default:
             continue
         yield OptionRow(
             command=" ".join(words(ctx)),
@@ -185,7 +187,7 @@ def _text(value: Any) -> str:
 )
 @argument(
     "file",
-    Option("path", "A configuration file; by default the one that commands read."),
+    Option("path", "A configuration file, by default the file of all commands."),
     required=False,
 )
 @options()
@@ -253,7 +255,10 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
 )
 @click.pass_context
 def init(ctx: click.Context) -> None:
-    """Print a configuration file with every option, commented out."""
+    """Print a configuration file, all commented out.
+
+    It begins with the ten settings most users need. Every other option follows, with its default.
+    """
     from nsqtools.cli.docs.starter import starting_file
 
     click.echo(starting_file(ctx.find_root()), nl=False)

@@ -103,8 +103,8 @@ STEPS = (
 def demo() -> None:
     """Show the main commands at work on an embedded nsqd.
 
-    It starts a sandbox on free ports, runs command lines as you would type them, and cleans up
-    after itself, also when it is interrupted. No configuration file or variable is read.
+    demo starts a sandbox on free ports, runs command lines as you would type them, and cleans up at
+    the end, even when interrupted. It reads no configuration file or variable.
     """
     import asyncio
 

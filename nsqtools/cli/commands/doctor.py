@@ -9,7 +9,7 @@ import click
 from nsqtools.cli.exits import Ended, Exit, one_line
 from nsqtools.cli.options import Command, options
 from nsqtools.config.admin import DoctorOptions
-from nsqtools.config.connection import BatchConsumerConfig
+from nsqtools.config.connection import ExaminedConfig
 from nsqtools.names import NSQD_TCP_PORT
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
     "tls_v1 auth_secret_file verbose",
 )
 @options()
-def doctor(*, where: DoctorOptions, config: BatchConsumerConfig) -> None:
+def doctor(*, where: DoctorOptions, config: ExaminedConfig) -> None:
     """Find out why a consumer sees nothing.
 
-    Give it the options of the command that sees nothing, such as tail. It examines the servers of
-    the topic and prints what it finds, each warning or failure with what to do. It changes nothing.
+    Give doctor the options of the consumer, such as those of tail. It examines the servers of the
+    topic, and prints its findings and what to do about each warning or failure. It changes nothing.
     The exit status is 1 if there are failures, and 3 if no server answers.
     """
     import asyncio

@@ -28,11 +28,11 @@ _ELSEWHERE = "--lookupd-http-address 10.0.0.1:4161"
 
 @click.group("lookup", cls=CommandGroup)
 def lookup() -> None:
-    """List topics, channels and nsqds that nsqlookupd knows.
+    """List the topics, channels and nsqds of nsqlookupd.
 
-    All given nsqlookupds are asked, and their answers are merged. An nsqlookupd that does not
-    answer causes a warning. If none answers, the exit status is 3; if none knows the topic, it is
-    1.
+    All given nsqlookupds are queried, and their answers are merged. An nsqlookupd without an answer
+    causes a warning. The exit status is 3 if no nsqlookupd answers, and 1 if no nsqlookupd knows
+    the topic.
     """
 
 
@@ -67,7 +67,7 @@ def channels(*, topic: str, where: LookupOptions) -> None:
 @_topic
 @options()
 def producers(*, topic: str, where: LookupOptions) -> None:
-    """List the nsqds that have a topic."""
+    """List the nsqds of a topic."""
     from nsqtools.net.http.daemons import union_producers
 
     found = _look_up(where, topic)
@@ -77,7 +77,7 @@ def producers(*, topic: str, where: LookupOptions) -> None:
 @_command("nodes", "All nsqds with their topics, as JSON", "--json")
 @options()
 def nodes(*, where: LookupOptions) -> None:
-    """List all nsqds, their topics and which of those are tombstoned."""
+    """List all nsqds, with their topics and tombstones."""
     from nsqtools.net.http.daemons import union_producers
 
     found = _ask(where, lambda client: client.nodes())

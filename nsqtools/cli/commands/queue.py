@@ -36,10 +36,10 @@ _data_path = argument("data_path", Option("path", "nsqd's --data-path."), metava
 def queue() -> None:
     """List, read and append to nsqd's disk queues.
 
-    nsqd writes messages to its --data-path that do not fit into memory and, when it is stopped, all
-    others. ls and cat only read, also beside a running nsqd. They do not see messages in its
-    memory, in flight or deferred. nsqd stores its position at most every two seconds, so they may
-    show messages that it has just delivered. push needs an nsqd that is stopped.
+    nsqd writes the messages beyond its memory queue to its --data-path, and all others when it
+    stops. ls and cat only read, even beside a running nsqd. They do not see messages in its memory,
+    in flight or deferred. nsqd stores its position at most every two seconds, so they may show
+    messages delivered just now. Stop nsqd before you use push.
     """
 
 
@@ -77,8 +77,9 @@ def ls(*, data_path: str, how: QueueListOptions) -> None:
 def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
     """Print the messages of a disk queue, and leave them there.
 
-    Without --channel they are those of the topic, which no channel has taken yet. After damage the
-    next message is looked for; what is skipped is logged, and the exit status is then 4.
+    Without --channel, cat prints the messages of the topic itself, not yet taken by a channel.
+    After damage, cat looks for the next message and logs the skipped bytes; the exit status is then
+    4.
     """
     import asyncio
     import logging
@@ -110,8 +111,8 @@ def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
 def push(*, data_path: str, which: ChannelQueueOptions, form: QueuePushOptions) -> None:
     """Append messages to the disk queue of one channel, while nsqd is stopped.
 
-    A message that is published goes to all channels of its topic; these go to one. Messages are the
-    lines of --file or of standard input, as for pub. With --json they keep their time of
+    pub sends a message to all channels of its topic; push adds it to a single channel. Messages are
+    the lines of --file or of standard input, as for pub. With --json they keep their time of
     publishing. They get new ids. Empty messages are skipped.
     """
     import logging

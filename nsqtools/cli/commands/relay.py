@@ -38,7 +38,7 @@ def relay(
     """Relay topics to topics of another nsqd.
 
     A message is finished once the destination has it. By default messages go unchanged to the topic
-    of the same name; options rename topics, filter messages and edit them.
+    of the same name. Options rename topics, filter messages and edit them.
     """
     import asyncio
     from math import ceil

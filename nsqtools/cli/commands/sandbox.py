@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:
     """Run an embedded nsqd and nsqlookupd, in memory.
 
-    They speak the protocols of the real ones, for demonstrations and for tests of consumers and
+    They speak the protocols of the real servers, for demonstrations and for tests of consumers and
     producers without Go. They lack HTTPS, auth servers, text stats, /config and /debug. They run
     until SIGINT or SIGTERM; their messages are then lost.
     """

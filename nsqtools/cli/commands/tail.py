@@ -33,10 +33,10 @@ def tail(
 ) -> None:
     """Print the messages of a topic.
 
-    Without --channel it creates an ephemeral channel of its own: it prints copies of messages that
-    are published from now on, and takes none from other channels. If the topic has no channel yet,
-    it takes the messages that wait in the topic. With --channel it consumes that channel; a message
-    is finished once it is written, or given back with --peek.
+    Without --channel, tail creates an ephemeral channel of its own. It prints copies of new
+    messages, and other channels keep theirs. If the topic has no channel yet, it also takes the
+    messages waiting in the topic. With --channel, tail consumes the channel: each message is
+    finished once it is printed, or put back with --peek.
     """
     import asyncio
     import random

@@ -34,9 +34,8 @@ def to_file(
 ) -> None:
     """Archive topics in files.
 
-    A message is finished once it is on disk, in a file that stays readable after a crash. A file
-    ends in .part while it is written; a file without .part is complete. After a crash the next
-    start completes the files that were left.
+    A message is finished once it is on disk, in a file readable even after a crash. The name of an
+    incomplete file ends in .part. After a crash, the next start completes the files left behind.
     """
     import asyncio
 

@@ -40,7 +40,7 @@ def to_http(
 ) -> None:
     """Deliver messages to HTTP endpoints.
 
-    A message is finished once an endpoint has accepted it; until then it is tried again.
+    A message is finished once an endpoint has accepted it. Until then to-http tries again.
     """
     import asyncio
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> None:
     """Check archives, manifests, and whole directories of to-file.
 
-    Each file gets a line: ok, or its first fault and where it is. A manifest gets a line for each
-    of its bad lines. For a directory, incomplete files are listed too, and the last line counts
-    its files by state. With -q only faults are printed. Files whose names end in .gz or .zst are
-    decompressed. Records of --format raw are any lines: of such a file only the end can be bad,
-    unless a manifest has its checksum. With --uploaded, the uploaded files of manifests are
-    checked, not the local ones. The exit status is 4 if a file is bad, else 1 if a file could not
-    be read.
+    Each file gets a line: ok, or its first fault and the place. A manifest gets a line for each of
+    its bad lines. For a directory, incomplete files are listed too, and the last line counts its
+    files by state. With -q only faults are printed; with --json each line is a JSON object. Files
+    with names in .gz or .zst are decompressed. Any line is a valid record of --format raw: only the
+    end of such a file can be bad, unless a manifest has its checksum. With --uploaded, the uploaded
+    files of manifests are checked instead of the local files. The exit status is 4 if a file is
+    bad, else 1 if a file could not be read.
     """
     import os
 

@@ -31,7 +31,7 @@ EXAMPLES = "Examples"
 
 @cache
 def sections(name: str, folder: str = "commands") -> Mapping[str, str]:
-    """The Markdown of each section of a file, by title; none if there is no such file.
+    """The Markdown of each section of a file, by title; empty if there is no such file.
 
     What stands above the first section has no title.
     """
@@ -49,9 +49,9 @@ def examples(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def guides() -> list[str]:
-    """The names of the guides, such as ``pipeline``."""
-    names = sorted(name.removesuffix(".md") for name in os.listdir(os.path.join(_HERE, "guides")))
-    return sorted(names, key="toml".__eq__)
+    """The names of the guides, such as ``delivery``."""
+    names = (name.removesuffix(".md") for name in os.listdir(os.path.join(_HERE, "guides")))
+    return sorted(names, key=lambda name: (name == "toml", name))
 
 
 def guide_summaries() -> dict[str, str]:

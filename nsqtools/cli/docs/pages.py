@@ -25,6 +25,7 @@ from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import ConfigOption, by_section
 from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import CommandNode, CommandOption, command_options, contexts
+from nsqtools.config.option import NO_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,7 +155,7 @@ def _without_flags(node: CommandNode) -> list[Block]:
     """
     found: dict[Any, CommandOption] = {}
     for each in command_options(node.groups):
-        if not each.declared.flag:
+        if not each.declared.flag and each.declared.is_listed:
             found.setdefault((each.name, each.declared), each)
     times = Counter(each.name for each in found.values())
     titles: dict[str, list[CommandOption]] = {}
@@ -169,19 +170,23 @@ def _without_flags(node: CommandNode) -> list[Block]:
 
 
 def _units(node: CommandNode) -> list[Block]:
-    kinds = {each.known.declared.kind for each in node.options if isinstance(each, ConfigOption)}
+    known = [each for each in node.options if isinstance(each, ConfigOption)]
+    kinds = {each.known.declared.kind for each in known}
     text = "--no-OPTION turns off what --OPTION turns on. " if "flag" in kinds else ""
     if "duration" in kinds:
         text += "A DURATION is written 500ms, 30s or 1h30m. "
     if "size" in kinds:
         text += "A SIZE is written 65536, 64KiB or 5MB. "
+    if any(each.known.default_text.endswith(NO_LIMIT) for each in known):
+        text += "0 sets no limit where the default is no limit. "
     return [plain(text)] if text else []
 
 
 def _flags(option: click.Option, ctx: click.Context) -> Spans:
     """The short name first, and the value."""
     spans: list[Span] = []
-    for name in (*sorted(option.opts, key=len), *option.secondary_opts):
+    names = option.listed_names if isinstance(option, ConfigOption) else option.opts
+    for name in (*sorted(names, key=len), *option.secondary_opts):
         spans += [*([Span(", ")] if spans else []), Span(name, "code")]
     if option.is_flag or option.count:
         return tuple(spans)

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
+from nsqtools.errors import ConfigError
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import sync_directory, write_all
 
@@ -313,6 +314,15 @@ def make_writable_directory(path: str) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "cannot be written to", path)
+
+
+@contextlib.contextmanager
+def named_option(flag: str, path: str) -> Iterator[None]:
+    """Convert an OSError of a path that cannot be used into a ConfigError that names its option."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
 
 
 def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:

@@ -7,12 +7,13 @@ import hashlib
 import logging
 import os
 from collections import Counter
+from contextlib import nullcontext
 from datetime import UTC
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import ConfigError, OutputError
+from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
@@ -58,12 +59,14 @@ class Archives:
     def lock(self, topic: str) -> None:
         """Ensure that no other process writes the same names.
 
-        An empty topic takes the lock of ``--lock``. Raises LockedError or OSError.
+        An empty topic takes the lock of ``--lock``. Raises LockedError, OSError or ConfigError.
         """
         if topic:
             self._locks.setdefault(topic, Lock(self._lock_path(topic)))
-        if (lock := self._locks.get(topic)) and not lock.acquire():
-            raise lock.refusal()
+        lock = self._locks.get(topic)
+        with nullcontext() if topic else disk.named_option("--lock", self.rules.options.lock):
+            if lock and not lock.acquire():
+                raise lock.refusal()
 
     def open(self) -> None:
         """Create the directories, recover files that crashes left, and apply retention.
@@ -73,11 +76,9 @@ class Archives:
         """
         rules = self.rules
         self.aftercare.check()
-        for flag, directory in (("output", rules.output_dir), ("work", rules.work_dir)):
-            try:
+        for flag, directory in (("--output-dir", rules.output_dir), ("--work-dir", rules.work_dir)):
+            with disk.named_option(flag, directory):
                 disk.make_writable_directory(directory)
-            except (NotADirectoryError, PermissionError) as error:
-                raise ConfigError(f"--{flag}-dir {directory}: {error.strerror}") from error
         for name, revision in self._journal.revisions():
             self._publication.revisions.skip(name, revision)
         self._publication.salvage(self._journal.adopt(self._wanted))

@@ -38,8 +38,8 @@ TOPIC = (
         "create",
         """Create a topic.
 
-        It is created on the nsqlookupds and on the nsqds that are given; other nsqds create it when
-        something is published to it. A topic that exists is left as it is.""",
+        The topic is created on the given nsqlookupds and nsqds. Other nsqds create it when
+        somebody publishes to it. An existing topic does not change.""",
         "Make a topic known before anything is published",
         "nsqtools topic create events --lookupd-http-address 127.0.0.1:4161",
     ),
@@ -47,18 +47,18 @@ TOPIC = (
         "delete",
         """Delete a topic, with its channels and messages.
 
-        nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
-        that comes back, or a message that is published, creates it again.""",
+        nsqlookupds forget the topic first, then the nsqds drop it and disconnect its consumers.
+        The next consumer or message creates it again.""",
         "Delete a topic that nobody publishes to",
         "nsqtools topic delete events --yes",
         loses="channels",
     ),
     CommandRow(
         "empty",
-        """Discard the messages that no channel has taken yet.
+        """Discard the messages of a topic not yet taken by a channel.
 
-        A topic has such messages while it is paused or has no channel. nsqtools channel empty
-        empties a channel.""",
+        A topic has such messages while it is paused or has no channel. To discard the messages
+        of a channel, use nsqtools channel empty.""",
         "Discard the messages of a paused topic",
         "nsqtools topic empty events --yes",
         loses="messages",
@@ -67,7 +67,7 @@ TOPIC = (
         "pause",
         """Pause a topic: its channels get no more messages.
 
-        Publishing goes on; messages stay in the topic until it is unpaused.""",
+        You can still publish to it: messages stay in the topic until you unpause it.""",
         "Keep new messages from the channels",
         "nsqtools topic pause events",
     ),
@@ -83,9 +83,9 @@ CHANNEL = (
         "create",
         """Create a channel of an existing topic.
 
-        It is created on the nsqlookupds that are given, and on all nsqds that have the topic; an
-        nsqd that creates the topic later asks nsqlookupd and creates the channel too. A channel
-        that exists is left as it is.""",
+        The channel is created on the given nsqlookupds and on all nsqds of the topic. If an
+        nsqd creates the topic later, it asks nsqlookupd and creates the channel too. An
+        existing channel does not change.""",
         "Create a channel before its consumer comes, so that it misses nothing",
         "nsqtools channel create events archive",
     ),
@@ -93,8 +93,8 @@ CHANNEL = (
         "delete",
         """Delete a channel, with its messages.
 
-        nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
-        that comes back creates it again, empty.""",
+        nsqlookupds forget the channel first, then the nsqds drop it and disconnect its
+        consumers. The next consumer creates it again, empty.""",
         "Delete a channel that nobody reads",
         "nsqtools channel delete events archive --yes",
         loses="channels",
@@ -103,7 +103,7 @@ CHANNEL = (
         "empty",
         """Discard all messages of a channel.
 
-        Messages in flight and deferred ones are discarded too. Consumers stay connected.""",
+        Messages in flight and deferred messages are discarded too. Consumers stay connected.""",
         "Discard the messages of a channel, and print the servers as JSON",
         "nsqtools channel empty events archive --yes --json",
         loses="messages",
@@ -127,7 +127,7 @@ CHANNEL = (
 _ESSENTIAL = "lookupd_http_address nsqd_http_address timeout json dry_run"
 
 _topic = argument("topic", Option("text", "A topic.", values="topic"))
-_channel = argument("channel", Option("text", "A channel of it.", values="channel"))
+_channel = argument("channel", Option("text", "A channel of the topic.", values="channel"))
 _node = argument(
     "node",
     Option(
@@ -176,16 +176,16 @@ topic = _group(
     TOPIC,
     """Create, empty, pause and delete topics.
 
-    Changes are made on all nsqds that have the topic and, where it applies, on all nsqlookupds.
-    Those nsqds are looked up at the given nsqlookupds and nsqds.""",
+    Changes are made on all nsqds of the topic and, where necessary, on all nsqlookupds. The
+    given nsqlookupds and nsqds are asked for the nsqds of the topic.""",
 )
 channel = _group(
     "channel",
     CHANNEL,
     """Create, trim, empty, pause and delete channels.
 
-    Changes are made on all nsqds that have the channel and, where it applies, on all nsqlookupds.
-    Those nsqds are looked up at the given nsqlookupds and nsqds.""",
+    Changes are made on all nsqds of the channel and, where necessary, on all nsqlookupds. The
+    given nsqlookupds and nsqds are asked for the nsqds of the channel.""",
 )
 
 
@@ -194,11 +194,12 @@ channel = _group(
 @_channel
 @options()
 def trim(*, topic: str, channel: str, where: TrimOptions, config: BatchConsumerConfig) -> None:
-    """Finish the messages of a channel that are too old.
+    """Finish the old messages of a channel.
 
-    It receives what is in the channel when it begins, finishes what is older than --older-than, and
-    gives back the rest, which counts as an attempt. Messages that it cannot hold until the end are
-    deferred for 30 seconds. What is deferred, or in flight to others, is not trimmed.
+    channel trim receives the messages in the channel at its start, finishes those older than
+    --older-than, and puts the others back, which costs each an attempt. Messages too many to hold
+    until the end are deferred for 30 seconds. Messages already deferred, or in flight to others,
+    are not trimmed.
     """
     from nsqtools.cli.commands.admin.trim import run
 
@@ -223,11 +224,11 @@ def node() -> None:
 @_node
 @options()
 def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
-    """Hide an nsqd from consumers that look up a topic.
+    """Hide an nsqd from the consumers of a topic.
 
-    All given nsqlookupds leave it out of their answers for this topic until the tombstone expires,
-    by default after 45 seconds. Until then, publish elsewhere and delete the topic on that nsqd;
-    --delete does the latter at once. Consumers that are connected to the nsqd stay connected.
+    All given nsqlookupds leave the nsqd out of their answers for this topic until the tombstone
+    expires, by default after 45 seconds. Until then, publish elsewhere and delete the topic on the
+    nsqd, or use --delete. Connected consumers stay connected.
     """
     from nsqtools.cli.commands.admin.change import hide
 
@@ -240,9 +241,10 @@ def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
 def drain(*, nsqd: str, where: DrainOptions) -> None:
     """Wait until an nsqd has drained.
 
-    An nsqd has drained when nothing was published to it for two seconds, and no message waits, is
-    in flight or is deferred. A warning names what cannot drain: a channel without consumers, a
-    topic without channels, and what is paused. The exit status is 4 if --timeout ends the wait.
+    An nsqd has drained when nothing was published to it for two seconds, and it has no message
+    queued, in flight or deferred. A warning names everything unable to drain: channels without
+    consumers, topics without channels, and paused topics and channels. The exit status is 4 if
+    --timeout ends the wait.
     """
     from nsqtools.cli.commands.admin.drain import wait
 

@@ -25,6 +25,7 @@ from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import NSQD_HTTP_PORT, Address
 from nsqtools.net.http.api import parse_url
 from nsqtools.policy.trim import Trim
+from nsqtools.sinks.files.disk import make_writable_directory, named_option
 from nsqtools.sinks.files.filesink import file_sink
 from nsqtools.sinks.trimsink import TrimSink
 
@@ -150,6 +151,8 @@ def _tcp(holding: Holding) -> Address:
 
 
 def _archive(source: ArchiveSourceOptions, folder: str, config: ConsumerConfig) -> FileSink:
+    with named_option("--archive", folder):
+        make_writable_directory(folder)
     options = ArchiveOptions(
         output_dir=folder,
         filename_format=f"<TOPIC>.{source.channel}.<HOST><REV>.<DATETIME>.json",

@@ -25,8 +25,8 @@ _ESSENTIAL = "nsqd_tcp_address lookupd_http_address topic count duration size"
 def bench() -> None:
     """Measure the speed of publishing and consuming.
 
-    Each run creates a topic of its own and deletes it at its end. It loads the nsqds and their
-    disks as much as it can, unless --rate limits it.
+    Each run creates a topic of its own and deletes it at the end. Unless --rate limits the run, it
+    loads the nsqds and their disks as much as it can.
     """
 
 
@@ -43,7 +43,7 @@ def bench() -> None:
 def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerConfig) -> None:
     """Measure publishing: messages per second, and the time until nsqd answers OK.
 
-    Nobody consumes the messages: nsqd writes those to disk that do not fit in its memory queue.
+    Nobody consumes the messages. nsqd writes the messages beyond its memory queue to disk.
     """
     _run(where, load, config)
 
@@ -65,9 +65,9 @@ def sub(
     target: ProducerConfig,
     config: BatchConsumerConfig,
 ) -> None:
-    """Measure consuming: messages per second from a channel that holds them all.
+    """Measure consuming: messages per second from a full channel.
 
-    The topic is filled first, which is not measured.
+    Filling the topic at the start is not measured.
     """
     _run(where, load, target, config)
 

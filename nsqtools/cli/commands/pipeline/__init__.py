@@ -31,7 +31,7 @@ def pipeline() -> None:
     """Archive, merge, replay and query topics, with Spark.
 
     Spark runs on this machine or on a cluster. A message is finished once it is on disk in the
-    staging of its batch. If a run is killed, the next one repeats the unfinished batch with the
+    staging of its batch. If a run is killed, the next run repeats the unfinished batch with the
     same messages.
 
     These commands need Java 17 or later, and Spark: pip install 'nsqtools[spark]'.
@@ -55,8 +55,8 @@ def pipeline() -> None:
 def archive(**groups: Any) -> None:
     """Archive topics in Parquet, each message once.
 
-    Files are in date=*/hour=*/batch=* below --output, by the time of publishing (UTC). A message is
-    finished once it is on disk in --staging. If a run is killed, the next one completes its batch.
+    Files are in date=*/hour=*/batch=* of --output, by the time of publishing (UTC). A message is
+    finished once it is on disk in --staging. If a run is killed, the next run completes its batch.
     """
     _call("stream", "archive", groups)
 
@@ -69,8 +69,9 @@ def archive(**groups: Any) -> None:
 def compact(**groups: Any) -> None:
     """Merge archives into few files, sorted, each message once.
 
-    Archives are those of pipeline archive and of to-file. Only files that are new since the last
-    run are read, and only files with messages of the same minutes are written anew.
+    The input is archives of pipeline archive and of to-file. A run reads only files new since the
+    last run. It writes to date=*/hour=* of --output, and rewrites only files with messages of the
+    same minutes.
     """
     _call("jobs", "compact", groups)
 
@@ -89,8 +90,8 @@ def compact(**groups: Any) -> None:
 def replay(**groups: Any) -> None:
     """Publish archives to a topic.
 
-    Archives are those of pipeline archive, pipeline compact and to-file. Every message is published
-    at least once. If a run is killed, the next one continues it.
+    The input is archives of pipeline archive, pipeline compact and to-file. Every message is
+    published at least once. If a run is killed, the next run continues it.
     """
     _call("jobs", "replay", groups)
 
@@ -114,8 +115,8 @@ def sql(**groups: Any) -> None:
     """Query topics, or archives, with SQL.
 
     The result goes to Parquet or JSON files, to another topic, or to standard output. A query over
-    topics is a streaming query, with windows and watermarks. It consumes messages: they are
-    finished once they are safe in --staging.
+    topics is a streaming query, with windows and watermarks. It consumes messages and finishes them
+    once they are safe in --staging.
     """
     _call("query", "sql", groups)
 

@@ -29,9 +29,9 @@ def pub(
 ) -> None:
     """Publish messages to a topic.
 
-    Messages are the arguments, or the lines of --file or of standard input. With --from-archive the
-    arguments are archive files. Empty lines are skipped, because nsqd refuses empty messages. A
-    message counts as published when nsqd has answered OK. The exit status is 4 if any was refused.
+    Messages are the arguments, or the lines of --file or of standard input. With --from-archive,
+    the arguments are archive files. Empty lines are skipped: nsqd refuses empty messages. A message
+    counts as published when nsqd has answered OK. The exit status is 4 if any message was refused.
     """
     import asyncio
 

@@ -20,9 +20,9 @@ from nsqtools.config.stats import StatsOptions
 def stats(*, where: ClusterOptions, asked: StatsOptions) -> None:
     """Report depths, rates and consumers of topics and channels.
 
-    All nsqds are asked at once: those that nsqlookupds list and those that are given. Their numbers
-    are added up. An nsqd that does not answer causes a warning, and the rows that it is missing
-    from are marked. If none answers at the start, the exit status is 3.
+    All nsqds are queried at once: those listed by nsqlookupds and those given as options. Their
+    numbers are added up. An nsqd without an answer causes a warning, and rows lacking its numbers
+    are marked. The exit status is 3 if no nsqd answers at the start.
     """
     import asyncio
 
