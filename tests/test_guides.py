@@ -19,8 +19,6 @@ from nsqtools.cli.docs.terminal import rendered
 from tests.support.examples import Stage, shown
 from tests.support.webserver import WebServer
 
-_RECIPES = sections("cookbook", "guides")
-
 
 @pytest.mark.parametrize("name", guides())
 def test_a_guide_is_wrapped_at_the_width_of_the_terminal_and_what_is_typed_is_left(
@@ -44,21 +42,25 @@ def steps(recipe: str) -> Iterator[tuple[str, str]]:
             yield line, printed.rstrip("\n")
 
 
-@pytest.mark.parametrize("title", [title for title, text in _RECIPES.items() if "    $ " in text])
-def test_a_recipe_prints_what_it_says(stage: Stage, endpoint: WebServer, title: str) -> None:
+def test_the_recipes_print_what_they_say_from_top_to_bottom(
+    stage: Stage, endpoint: WebServer
+) -> None:
     real = {
         "127.0.0.1:4150": str(stage.nsqd.tcp),
         "127.0.0.1:4151": str(stage.nsqd.http),
         "127.0.0.1:4161": str(stage.lookupd.http),
         "127.0.0.1:8080": endpoint.url("").removeprefix("http://"),
     }
-    for line, expected in steps(_RECIPES[title]):
+    recipes = sections("cookbook", "guides")
+    for title, (line, expected) in (
+        (title, step) for title, text in recipes.items() for step in steps(text)
+    ):
         typed, pattern = line, ".*".join(map(re.escape, expected.split("...")))
         for written, address in real.items():
             typed = typed.replace(written, address)
             pattern = pattern.replace(re.escape(written), re.escape(address))
         printed = stage.shell(typed)
-        assert re.fullmatch(pattern, printed.rstrip("\n"), re.DOTALL), (line, printed)
+        assert re.fullmatch(pattern, printed.rstrip("\n"), re.DOTALL), (title, line, printed)
 
 
 _MANIFESTS = [

@@ -4,19 +4,21 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import SCRIPTS, script
-from nsqtools.cli.docs.__main__ import documents, write
+from nsqtools.cli.docs import SCRIPTS, script, sections
+from nsqtools.cli.docs.__main__ import PICTURE, documents, write
 from nsqtools.cli.frame import folded
 from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.tree import CommandNode, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
+from tests.support.examples import shown
 
 ROOT = Path(__file__).parents[2]
 NODES = walk(cli)
@@ -27,14 +29,19 @@ PAGES = {
 
 
 def files(root: Path) -> dict[str, str]:
-    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*.[1-9]")}
+    found = {str(p.relative_to(root)): p.read_text() for p in (root / "man").rglob("*.[1-9]")}
+    return found | {PICTURE: (root / PICTURE).read_text()}
 
 
 def test_what_is_committed_is_what_is_generated() -> None:
-    made = files(ROOT / "man")
-    assert {f"man/{name}": text for name, text in made.items()} == documents(), (
-        "run python -m nsqtools.cli.docs"
-    )
+    assert files(ROOT) == documents(), "run python -m nsqtools.cli.docs"
+
+
+def test_the_picture_has_the_lines_of_the_guide() -> None:
+    drawn = ElementTree.parse(ROOT / PICTURE)
+    texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    (art,) = shown(sections("delivery", "guides")["A message's life"])
+    assert [text for text in texts if text] == [line for line in art.splitlines() if line]
 
 
 def test_what_is_written_replaces_what_was_there(tmp_path: Path) -> None:

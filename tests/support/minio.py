@@ -17,7 +17,7 @@ from tests.support.spark import needs_artifact
 
 USER, PASSWORD = "minioadmin", "minioadmin"
 
-MANUAL = Path(nsqtools.__file__).with_name("cli") / "docs/guides/nsqtools-pipeline.7.txt"
+MANUAL = Path(nsqtools.__file__).with_name("cli") / "docs/guides/clusters.md"
 
 
 class Minio:

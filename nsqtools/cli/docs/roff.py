@@ -27,7 +27,7 @@ _HYPHENS = re.compile("-+")
 _OPTION = re.compile(r"(?<!\w)-[a-zA-Z0-9_-]*")  # or a lone dash, but not that of big-endian
 _NAME = re.compile(r"^-|^nsq|-\w+-|[/_{}$=\\.:]\w")  # of a file or an option: never hyphenated
 _SENTENCE_END = re.compile(r"""[.!?]['")\]]*$""")
-_MACRO = re.compile(r"%?[A-Z][A-Za-z0-9]{1,2}$")
+_MACRO = re.compile(r"%[A-Z]$|[A-Z][A-Za-z0-9]{1,2}$")
 _REFERENCE = re.compile(r"([\w.-]+)\((\d)\)")
 _WORD = re.compile(r"\s+|[\w.-]+\(\d\)|[\[\](),|]|[^\s\[\](),|]+")
 _OPENING = frozenset("([")
