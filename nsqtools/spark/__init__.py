@@ -19,7 +19,7 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> None:
     """Register ``format("nsq")`` with a session, and check the session.
 
-    A session whose workers find nsqtools installed knows the format without. With a local master,
+    No registration is needed if nsqtools is installed in the workers' Python. With a local master,
     Python workers run the Python of this process, unless PYSPARK_PYTHON names another. Raises
     ConfigError, with the command to run, if pyspark, pyarrow or Java is missing, and for a session
     with spark.speculation.
@@ -32,8 +32,8 @@ def register(spark: SparkSession) -> None:
 
     context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
     if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
-        # Else Spark would run python3 of PATH, which lacks this package if its virtual environment
-        # is not activated.
+        # Otherwise Spark runs python3 from PATH, and cannot import this package unless its
+        # virtual environment is activated.
         context.pythonExec = sys.executable
     from nsqtools.spark.source.datasource import NsqDataSource
 

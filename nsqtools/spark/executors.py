@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parents[1]
 _STAYS = ("cli", "sandbox")
-"""Parts that no executor imports."""
+"""Parts not needed by executors."""
 
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 _INSTALLED_BY = {"snappy": "python-snappy"}
-"""The package of a module, where their names differ."""
+"""Package names by module, where the two names differ."""
 
 
 def ship(spark: SparkSession) -> None:
-    """Let executors import this package from a zip of the driver's copy, in place of their own.
+    """Send executors a zip of the driver's copy of this package, to import instead of their own.
 
     Does nothing with a local master. The driver keeps using its installed package.
     """
@@ -42,7 +42,7 @@ def ship(spark: SparkSession) -> None:
         return
     from pyspark import SparkFiles
 
-    # Executors fetch it during the whole session, at whose end Spark removes this directory.
+    # Executors fetch the zip throughout the session. Spark removes this directory at the end.
     folder = Path(SparkFiles.getRootDirectory(), "nsqtools")
     folder.mkdir(exist_ok=True)
     archive = make_zip(folder / f"nsqtools-{__version__}.zip")
@@ -52,7 +52,7 @@ def ship(spark: SparkSession) -> None:
 
 
 def make_zip(target: Path) -> Path:
-    """Write a zip from which executors can import the package."""
+    """Write the package as a zip for executors to import."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(_PACKAGE.rglob("*.py")):
             inside = file.relative_to(_PACKAGE)
@@ -64,8 +64,8 @@ def make_zip(target: Path) -> Path:
 def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",)) -> None:
     """Raise ConfigError unless executors have the driver's Python and the packages.
 
-    ``packages`` are names of modules. Checks all current executors; with a local master, which runs
-    the driver's own Python, there is nothing to check.
+    ``packages`` are names of modules. Checks all current executors. A local master runs the
+    driver's own Python, so nothing is checked.
     """
     context = spark.sparkContext
     if is_local(context.master or ""):
@@ -90,9 +90,10 @@ def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",))
 
 
 def packages_of(*connections: Mapping[str, str], places: Iterable[str] = ()) -> Sequence[str]:
-    """Return the modules that executors need.
+    """Return the modules needed by executors.
 
-    They have sources and sinks with these options, and read or write files in these places.
+    ``connections`` are the options of their sources and sinks, ``places`` the locations of their
+    files.
     """
     found = ["pyarrow"]
     if any("nsq.snappy" in options for options in connections):
@@ -101,7 +102,7 @@ def packages_of(*connections: Mapping[str, str], places: Iterable[str] = ()) -> 
 
 
 def readers_of(paths: Iterable[str]) -> Sequence[str]:
-    """Return the modules, besides pyarrow, that executors need to read these files of records."""
+    """Return the modules, besides pyarrow, needed by executors to read these record files."""
     paths = list(paths)
     found = [_ZSTD] if any(method_of(path) == "zstd" for path in paths) else []
     return found + _clients_of(paths)
@@ -112,7 +113,10 @@ def _clients_of(places: Iterable[str]) -> list[str]:
 
 
 def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequence[Any]]]:
-    """What an executor runs: a function within a function goes there as code, not by its name."""
+    """Return the function to run on executors.
+
+    Spark sends a nested function as code; it would send any other by name.
+    """
     wanted = tuple(packages)
 
     def probe(_: Iterable[int]) -> Iterator[Sequence[Any]]:
@@ -134,7 +138,7 @@ def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequen
 
 
 def _diagnosed(error: NSQError, python: str) -> ConfigError:
-    """An error of the check itself as one that says what to do."""
+    """Return an error with instructions for an error of the check itself."""
     text = str(error)
     name = "choose it with --conf spark.pyspark.python=PATH"
     if "PYTHON_VERSION_MISMATCH" in text:

@@ -1,4 +1,4 @@
-"""Spark jobs that can be cancelled, with errors in one line."""
+"""Cancellation of Spark jobs, and their errors in one line."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def interruptible(
 ) -> Iterator[None]:
     """Cancel the jobs of this thread and raise StoppedError once ``stop`` is set.
 
-    Until then ``progress`` is told now and then how many tasks are done, of how many.
+    Until then ``progress`` is called every 0.2 seconds with the number of completed tasks and the
+    total number of tasks.
 
-    Errors of Spark, and of the connection to a Java process that has ended, become an NSQError with
-    one line; RecordError for a file that cannot be read.
+    Errors of Spark, and of the connection to a dead Java process, become an NSQError with one line;
+    RecordError for an unreadable file.
     """
     if stop.is_set():
         raise StoppedError
@@ -52,9 +53,9 @@ def interruptible(
 
     def watch() -> None:
         while not over.wait(_POLL):
-            with contextlib.suppress(Exception):  # of a Java process that has ended
+            with contextlib.suppress(Exception):  # the Java process may have ended
                 if stop.is_set():
-                    context.cancelJobGroup(group)  # again and again: one may begin only now
+                    context.cancelJobGroup(group)  # repeatedly: new jobs may start
                 else:
                     progress(*_tasks(context.statusTracker(), group))
 
@@ -66,19 +67,19 @@ def interruptible(
     except Exception as error:
         if stop.is_set():
             raise StoppedError from error
-        # The latter are of the sockets between this process and Java.
+        # ConnectionError and EOFError come from the sockets between this process and Java.
         if isinstance(error, (PySparkException, Py4JError, ConnectionError, EOFError)):
             raise _explained(error) from error
         raise
     finally:
         over.set()
         watcher.join()
-        with contextlib.suppress(Exception):  # which would hide why it ends
+        with contextlib.suppress(Exception):  # keep the original error
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
-    """The tasks that are done, and all, in the stages of a group of jobs."""
+    """Return the numbers of completed tasks and of all tasks in the stages of a job group."""
     jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
     numbers = {number for job in jobs if job for number in job.stageIds}
     stages = [stage for stage in map(tracker.getStageInfo, numbers) if stage]
@@ -88,7 +89,7 @@ def _tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
 def _explained(error: Exception) -> NSQError:
     try:
         text = str(error)
-    except Exception:  # that of some asks Java
+    except Exception:  # ``str`` of some errors calls Java
         text = ""
     found = _UNREADABLE.search(text)
     if not found:

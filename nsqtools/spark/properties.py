@@ -1,4 +1,4 @@
-"""Properties of a Spark session: defaults, what spark-submit gives, and access to S3.
+"""Properties of a Spark session: defaults, values from spark-submit, and access to S3.
 
 Importing this module does not load pyspark.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
-    # Rows on their way to tasks that write them: Spark's default of 64 MiB is held three times.
+    # Rows in transit to writing tasks: Spark holds each batch three times, by default 64 MiB each.
     "spark.sql.execution.arrow.maxBytesPerBatch": "8m",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Tasks that list files: by default one for each of up to 10,000 files.
+    # Tasks to list files: by default one for each of up to 10,000 files.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -39,14 +39,14 @@ _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What Delta Lake needs. Without its package, Spark would not find the catalog."""
+"""Properties for Delta Lake. Set only with its package: otherwise Spark cannot find the catalog."""
 
 _LOCAL = re.compile(r"local(?:\[([^],]+)(?:,[^]]+)?\])?")
 _TASK_TRIES = 4
-"""As on a cluster; Spark's own default for a local master is 1."""
+"""Attempts per task, as on a cluster; Spark's own default for a local master is 1."""
 
 _PROPERTY = re.compile(r"\s*([^\s#!=:][^\s=:]*)\s*[\s=:]\s*(.*?)\s*")
-"""A line of a file of Java properties, as far as people write them for Spark."""
+"""A line of a Java properties file, in the subset of the syntax common in Spark's files."""
 
 
 def is_local(master: str) -> bool:
@@ -62,9 +62,9 @@ def on_loopback(master: str) -> bool:
 def refuse_speculation(value: str | None) -> None:
     """Raise ConfigError if a session starts second copies of slow tasks (spark.speculation).
 
-    A copy takes over what the first task has staged, as a retry does, which fails the first task,
-    whose retry fails the copy in turn, until the query fails. In the sink both would publish their
-    rows.
+    Like a retry, a copy takes over the messages staged by the first task, and so fails the first
+    task. The retry of the first task then fails the copy, and so on, until the query fails. In the
+    sink, both would publish their rows.
     """
     if str(value).lower() == "true":
         raise ConfigError(
@@ -74,7 +74,10 @@ def refuse_speculation(value: str | None) -> None:
 
 
 def refuse_speculative_task() -> None:
-    """Raise ConfigError in a task of such a session; tasks have the properties of their session."""
+    """Raise ConfigError in a task of a session with speculation.
+
+    Tasks have the properties of their session.
+    """
     from pyspark import TaskContext
 
     if task := TaskContext.get():
@@ -82,15 +85,15 @@ def refuse_speculative_task() -> None:
 
 
 def default_master() -> str:
-    """Return the master that spark-submit or spark-defaults.conf gives, else ``local[*]``."""
+    """Return the master from spark-submit or spark-defaults.conf, else ``local[*]``."""
     return inherited().get("spark.master", "local[*]")
 
 
 def properties(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties to start a session with: those of ``conf``, and defaults.
+    """Return the properties to start a session with: ``conf`` and the defaults.
 
-    What the session inherits is not repeated: the command line of Java, which every user of the
-    machine can read, would show its secrets.
+    Inherited properties are left out, because they may hold secrets: every user of the machine can
+    read Java's command line.
     """
     defaults = {**_DEFAULTS, **_s3a()}
     if on_loopback(master):
@@ -105,7 +108,7 @@ def properties(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def inherited() -> dict[str, str]:
-    """Return the properties that every session of this process has.
+    """Return the properties common to all sessions of this process.
 
     They come from spark-submit if it started the process, else from PYSPARK_SUBMIT_ARGS and
     spark-defaults.conf.
@@ -136,14 +139,14 @@ def _submit_args() -> dict[str, str]:
     try:
         words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
         given, _ = parser.parse_known_args(words)
-    except (argparse.ArgumentError, ValueError):  # Spark will say what is wrong
+    except (argparse.ArgumentError, ValueError):  # Spark reports the fault
         return {}
     found = {name: value for name, _, value in (text.partition("=") for text in given.conf)}
     return found | ({"spark.master": given.master} if given.master else {})
 
 
 def _s3a() -> dict[str, str]:
-    """What the variables of AWS mean for Hadoop's S3A, which knows those of a key only."""
+    """Return the AWS_* variables as S3A properties; Hadoop itself reads only those of a key."""
     endpoint, region = s3_server()
     found = {"endpoint.region": region} if region else {}
     if endpoint:
@@ -155,6 +158,6 @@ def _s3a() -> dict[str, str]:
 
 
 def _with_tries(master: str) -> str:
-    """``local[2]`` as ``local[2,4]``; what names its tries itself stays, and so do clusters."""
+    """Return ``local[2]`` as ``local[2,4]``; clusters and explicit retries are unchanged."""
     found = _LOCAL.fullmatch(master)
     return f"local[{found[1] or 1},{_TASK_TRIES}]" if found and "," not in master else master

@@ -3,7 +3,7 @@
 The wheel has this file at its top level.
 """
 
-# size: a name for what another module defines
+# size: only an alias for a class of another module
 
 from nsqtools.spark.source.datasource import NsqDataSource as DefaultSource
 

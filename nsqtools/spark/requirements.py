@@ -1,4 +1,4 @@
-"""What Spark needs on this machine; found without starting or importing any of it."""
+"""Checks of Spark's requirements on this machine, without starting or importing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from nsqtools.errors import ConfigError
 
 OLDEST_PYSPARK = (4, 2)
-"""The first with admission control for Python sources (SPARK-55304)."""
+"""The first version with admission control for Python sources (SPARK-55304)."""
 OLDEST_JAVA = 17
 
 
@@ -38,14 +38,14 @@ def require_pyspark() -> None:
 
 
 def _require_java() -> None:
-    """As ``spark-class`` looks for it: in JAVA_HOME if that is set, else on PATH."""
+    """Look for Java as ``spark-class`` does: in JAVA_HOME if set, else on PATH."""
     home = os.environ.get("JAVA_HOME", "")
     found = shutil.which(Path(home, "bin", "java") if home else "java")
     install = f"sudo apt-get install openjdk-{OLDEST_JAVA}-jre-headless"
     if not found:
         where = f"JAVA_HOME {home} has no bin/java" if home else "PATH has no java"
         raise ConfigError(f"Spark needs Java {OLDEST_JAVA} or later, but {where}: run {install}")
-    # A file beside it tells in no time what `java -version` would.
+    # Reading this file is faster than running `java -version`.
     with contextlib.suppress(OSError):
         release = Path(found).resolve().parents[1].joinpath("release").read_text()
         version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
@@ -57,7 +57,7 @@ def _require_java() -> None:
 
 
 def _require_same_spark() -> None:
-    """SPARK_HOME replaces the JVM part of pyspark, and they speak to nobody but each other."""
+    """Raise ConfigError if SPARK_HOME, which replaces pyspark's JVM part, is another version."""
     home, version = os.environ.get("SPARK_HOME", ""), metadata.version("pyspark")
     for jar in Path(home, "jars").glob("spark-core_*.jar") if home else ():
         other = jar.stem.partition("-core_")[2].partition("-")[2]

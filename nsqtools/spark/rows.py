@@ -1,4 +1,4 @@
-"""Messages as rows: their schema, and the form in which segments of the staging have them."""
+"""Messages as rows: their schema, and their form in segments of the staging."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ ROW_SCHEMA = pa.schema(
         ("body", pa.binary()),
     ]
 )
-"""``nsqd`` is host:tcp_port, ``message_id`` 16 hex digits, ``timestamp`` when it was published."""
+"""``nsqd`` is host:tcp_port, ``message_id`` 16 hex digits, ``timestamp`` the time of publishing."""
 
 KEY_SCHEMA = pa.schema([("message_id", pa.string()), ("timestamp_ns", pa.int64())])
-"""What identifies a message of a topic on an nsqd."""
+"""The columns that identify a message of a topic on an nsqd."""
 
 _REST_SCHEMA = pa.schema([("attempts", pa.int32()), ("body", pa.binary())])
 
 
 class RowOrigin(NamedTuple):
-    """What all messages of a partition have in common; ``nsqd`` is host:tcp_port."""
+    """The origin shared by all messages of a partition; ``nsqd`` is host:tcp_port."""
 
     topic: str
     channel: str
@@ -55,7 +55,7 @@ class Segment(NamedTuple):
 
 
 def make_segment(messages: Sequence[Message], nsqd: str) -> Segment:
-    """Return messages as a segment. Raises ProtocolError for an id that is not text."""
+    """Return messages as a segment. Raises ProtocolError if an id is not UTF-8 text."""
     try:
         ids = pa.array([message.id for message in messages], pa.string())
     except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""Spark sessions: start and end, with the JVM's output in a log and errors in one line.
+"""Start and end of Spark sessions, with the JVM's output in a log and errors in one line.
 
 pyspark is imported inside functions, so that its absence causes an error with instructions.
 """
@@ -40,9 +40,9 @@ def open_session(
     """Start a JVM and a session; both end with the context.
 
     The stderr of the JVM and its Python workers is appended to ``log_file``, or discarded. ``conf``
-    and what spark-submit gives override the defaults: UTC, timestamps in microseconds, Parquet in
-    zstd, no web interface, no progress bars and, with a local master or one on loopback, no ports
-    on other interfaces. A local master retries a failed task as often as a cluster does. Raises
+    and the values from spark-submit override the defaults: UTC, timestamps in microseconds, Parquet
+    in zstd, no web interface, no progress bars and, with a local master or a master on loopback, no
+    ports on other interfaces. A local master retries a failed task as often as a cluster. Raises
     ConfigError if Spark or Java is missing, the log cannot be written, or the session cannot start.
     """
     require_spark()
@@ -62,7 +62,7 @@ def open_session(
 
 @contextlib.contextmanager
 def _environment(master: str, conf: Mapping[str, str]) -> Iterator[None]:
-    """The variables that the JVM takes from the process that starts it."""
+    """Set the JVM's environment variables in this process while the JVM starts."""
     wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if python := conf.get("spark.pyspark.python"):
         wanted["PYSPARK_PYTHON"] = python
@@ -88,9 +88,9 @@ def _start(
     log_file: str | None,
     stack: contextlib.ExitStack,
 ) -> SparkSession:
-    """The session, which the stack ends; raises ConfigError."""
+    """Return a new session, to be ended by the stack; raises ConfigError."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pandas, which is not used
+        warnings.simplefilter("ignore")  # about pandas, not used here
         from pyspark import SparkConf, SparkContext, java_gateway
         from pyspark.sql import SparkSession
 
@@ -100,13 +100,13 @@ def _start(
             if SparkContext._active_spark_context:
                 raise ConfigError("this process already has a Spark session: stop it first")
             launch: Any = java_gateway.launch_gateway
-            # A signal to the group of this process, as of a terminal or systemd, is not for Java.
+            # Signals from a terminal or systemd to this process group must not reach Java.
             own = {"stderr": log, "start_new_session": True}
-            gateway = SparkContext._gateway or launch(settings, own)  # the former of spark-submit
+            gateway = SparkContext._gateway or launch(settings, own)  # spark-submit's, or a new one
             stack.callback(_end_jvm, gateway)
             context = SparkContext(conf=settings, gateway=gateway)
             stack.callback(_stop, context)
-            # A server of pyspark's own would print a traceback when the JVM is killed.
+            # pyspark's accumulator server would print a traceback when the JVM is killed.
             server: Any = context._accumulatorServer
             server.handle_error = lambda *_: None
             return SparkSession.builder.config(conf=settings).getOrCreate()
@@ -120,7 +120,7 @@ def _start(
 
 
 def _open_log(path: str | None) -> int:
-    """A descriptor; raises ConfigError."""
+    """Return a descriptor of the log, or of /dev/null; raises ConfigError."""
     try:
         return os.open(path or os.devnull, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
@@ -129,12 +129,12 @@ def _open_log(path: str | None) -> int:
 
 @contextlib.contextmanager
 def _quiet_loggers() -> Iterator[None]:
-    """Loggers that repeat on stderr what an exception says already."""
+    """Silence loggers that would repeat the text of exceptions on stderr."""
     loggers = [logging.getLogger(name) for name in _NOISY]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
-    logging.root.addFilter(_not_of_py4j)  # which also writes to the root itself
+    logging.root.addFilter(_not_of_py4j)  # py4j logs to the root logger too
     try:
         yield
     finally:
@@ -148,19 +148,19 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _stop(context: SparkContext) -> None:
-    """End it, even if its JVM is dead."""
+    """Stop the context, even if its JVM is dead."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         context.stop()
-    SparkContext._active_spark_context = None  # also if Java is out of memory
+    SparkContext._active_spark_context = None  # even if Java is out of memory
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def _end_jvm(gateway: Any) -> None:
-    """pyspark keeps its JVM for another session; here the log ends and no child is left."""
+    """End the JVM, which pyspark would keep for another session, so that no child is left."""
     from pyspark import SparkContext
 
     SparkContext._gateway = SparkContext._jvm = None
@@ -170,7 +170,7 @@ def _end_jvm(gateway: Any) -> None:
     if process is None:  # spark-submit's own
         return
     with contextlib.suppress(OSError):
-        process.stdin.close()  # which tells it to end
+        process.stdin.close()  # the JVM exits at the end of its stdin
     try:
         process.wait(_EXIT_TIMEOUT)
     except Exception:
@@ -179,7 +179,7 @@ def _end_jvm(gateway: Any) -> None:
 
 
 def _exit_code(gateway: Any) -> int | None:
-    """That of a JVM that is about to end; None if it goes on, or is not a child of ours."""
+    """Return the exit code of a JVM about to end; None if it keeps running or is no child."""
     process: subprocess.Popen[bytes] | None = gateway.proc
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_EXIT_TIMEOUT) if process else None
@@ -200,7 +200,7 @@ _DIED = re.compile(
     r"(?:\s+at java.*\n)*\s+at org\.apache\.spark\.[\w.]*\bpython\.",
     re.MULTILINE,
 )
-"""What Spark says of it in words, or shows by where it read or wrote when a connection ended."""
+"""The death of a Python worker, in Spark's words or in the stack trace of a lost connection."""
 _NOISE = re.compile(r"\s*SQLSTATE: \w{5}[;\s]*(?:\(?line (\d+),? pos \d+\)?[;\s]*)?$")
 _ENDED = "Spark's Java process has ended"
 _SHUT_DOWN = "because SparkContext was shut down"
@@ -210,7 +210,7 @@ _MEMORY = re.compile(
     rf"|[Ee]xit(?:ed with(?: exit)?)? (?:code|status):? (?:{_OUT_OF_MEMORY}|(137))\b"
     r"|(exceeding (?:physical |virtual )?memory limits|OOMKilled|possible container OOM)"
 )
-"""With a group if what ended the executor was its container, or its machine, and not Java."""
+"""A group matches if the container or the machine, rather than Java, ended the executor."""
 _EXECUTOR = re.compile(r"\(\S+ executor (\w+)\)|\(executor (\w+) exited")
 _NO_HEAP = (
     "Java is out of memory: raise the heap of Spark's driver, 1g by default, such as with --conf "
@@ -221,22 +221,22 @@ _NO_CLASS = re.compile(
     r"|No (?:Abstract)?FileSystem (?:configured )?for scheme:? \"?(\w+)"
 )
 _MODULES = {"s3a": "hadoop-aws", "azurebfs": "hadoop-azure", "gs": "hadoop-gcp"}
-"""The artifacts of Hadoop with file systems that Spark does not bring."""
+"""Hadoop's artifacts with file systems, by scheme or package; Spark ships without them."""
 
 
 class JavaEndedError(NSQError):
-    """The cause is unknown; the log of the session may have it."""
+    """Spark's Java process ended for an unknown cause; the session's log may show it."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return one line for an error of Spark, or the text of an NSQError that a worker raised."""
+    """Return one line for an error of Spark, or the text of an NSQError raised by a worker."""
     return str(explain(error))
 
 
 def explain(error: BaseException) -> NSQError:
     """Return an NSQError with one line of text for an error of Spark.
 
-    An NSQError that a Python worker raised keeps its class, such as ConfigError.
+    An NSQError raised by a Python worker keeps its class, such as ConfigError.
     """
     if isinstance(error, NSQError):
         return error
@@ -258,14 +258,14 @@ def explain(error: BaseException) -> NSQError:
     if raised := list(_PYTHON.finditer(text)):
         return NSQError(raised[-1][1].strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if lines and _CALLING.match(lines[0]):  # what pyspark does not convert comes with its stack
+    if lines and _CALLING.match(lines[0]):  # not converted by pyspark: a stack follows
         lines = _CAUSE.findall(text)[-1:] or lines[1:]
     line = lines[0] if lines else type(error).__name__
     return NSQError(_NOISE.sub(_in_line, _STAGE.sub("", _TERMINATED.sub("", line))))
 
 
 def _out_of_memory(text: str, *, killed: bool) -> str:
-    """A job on a local master names its executor ``driver``."""
+    """Return the error text for an executor, or for the driver, which runs local jobs itself."""
     found = _EXECUTOR.search(text)
     executor = (found[1] or found[2]) if found else "driver"
     if executor == "driver":
@@ -283,7 +283,7 @@ def _out_of_memory(text: str, *, killed: bool) -> str:
 
 
 def _without(name: str) -> str:
-    """What to do about a file system whose classes are missing."""
+    """Return the error text, with instructions, for a file system with missing classes."""
     from pyspark.find_spark_home import _find_spark_home
 
     jars = Path(_find_spark_home(), "jars").glob("hadoop-client-api-*.jar")
@@ -300,25 +300,25 @@ def _without(name: str) -> str:
 
 
 def _in_line(noise: re.Match[str]) -> str:
-    """Of a state and a place what helps: the line, where there are several."""
+    """Return the line number of an SQLSTATE suffix, or nothing for line 1."""
     return f" (line {noise[1]})" if noise[1] not in (None, "1") else ""
 
 
 def _again(kind: object, text: str) -> NSQError:
-    with contextlib.suppress(TypeError):  # it wants more than a text
+    with contextlib.suppress(TypeError):  # the class needs more arguments than a text
         if isinstance(kind, type) and issubclass(kind, NSQError):
             return kind(text)
     return NSQError(text)
 
 
 def _text(error: BaseException) -> str:
-    """All that an exception says, however pyspark wrapped it; its ``str`` may ask the JVM."""
+    """Return an exception's whole text, however pyspark wrapped it; ``str`` may call the JVM."""
     try:
         text = str(error) or type(error).__name__
     except Exception as again:
         text, error = str(again), again
     kind = type(error)
-    # py4j has this bare error, without a trace, for a call that got no answer.
+    # py4j raises a bare Py4JError, without a trace, for a call without an answer.
     lost = kind.__name__ == "Py4JError" and "Trace:" not in text
     lost |= kind.__name__ == "Py4JNetworkError" or isinstance(error, (ConnectionError, EOFError))
     if lost:
