@@ -1,6 +1,6 @@
 """Compression of archives: one complete gzip member or zstd frame per sync.
 
-Members follow each other in the file, and readers decompress them as one stream, as with Go's
+Members follow each other in the file, and readers decompress them as a single stream, as with Go's
 nsq_to_file (``nsq_to_file/file_logger.go``, Sync). After a crash the file is intact up to the last
 sync: the trailer of a gzip member or the checksum of a zstd frame shows where a complete member
 ends.
@@ -52,9 +52,9 @@ METHODS = {
 
 
 def method_of(file_name: str) -> str:
-    """Return the compression method that the suffix of a file name indicates.
+    """Return the compression method for the suffix of a file name.
 
-    A ``.part`` after it, as in the name of a file that is being written, is ignored.
+    A final ``.part``, as in the names of files still being written, is ignored.
     """
     file_name = file_name.removesuffix(".part")
     for name, method in METHODS.items():
@@ -64,7 +64,7 @@ def method_of(file_name: str) -> str:
 
 
 def load_zstd() -> ModuleType:
-    """Return Python's own zstd module or its backport; raises ConfigError if there is none."""
+    """Return Python's own zstd module or its backport; raises ConfigError if neither exists."""
     if sys.version_info >= (3, 14):
         try:
             from compression import zstd
@@ -99,8 +99,8 @@ class _Copy:
 class Encoder:
     """Compresses the data of one file, member by member.
 
-    A member begins with the first byte after ``finish``. Empty members are never written, so that
-    an idle encoder holds no buffers. Join many records for each call, as every call has a cost. A
+    A member begins with the first byte after ``finish``. Empty members are never written, so an
+    idle encoder holds no buffers. Join many records for each call, as every call has a cost. A
     call with much data releases the GIL.
     """
 
@@ -109,7 +109,7 @@ class Encoder:
         self._member: _Compressor | None = None
 
     def write(self, data: bytes) -> bytes:
-        """Add data to the member and return the compressed bytes that are ready, often none."""
+        """Add data to the member and return the compressed bytes so far, often no bytes."""
         if not data:
             return b""
         if self._member is None:
@@ -117,7 +117,7 @@ class Encoder:
         return self._member.compress(data)
 
     def finish(self) -> bytes:
-        """Complete the member and return the rest of it, or no bytes if none has begun."""
+        """Complete the member and return its rest, or no bytes if no member has begun."""
         if self._member is None:
             return b""
         rest = self._member.flush()
@@ -129,7 +129,7 @@ class Encoder:
         self._member = None
 
     def empty(self) -> bytes:
-        """Return a complete member without data, for an empty file; no bytes for none."""
+        """Return a complete member without data, for an empty file; no bytes if uncompressed."""
         assert self._member is None
         return self._start().flush()
 
@@ -151,7 +151,7 @@ def make_encoder(name: str = "none", level: int = 6) -> Encoder:
 def _gzip(level: int) -> Callable[[], _Compressor]:
     """Return a factory of compressors.
 
-    zlib and isal both write headers without time and name, so that the output is reproducible.
+    zlib and isal both write headers without time and name: the output is reproducible.
     """
     make: Callable[..., _Compressor] = zlib.compressobj
     if level in _ISAL_LEVELS:
@@ -168,16 +168,16 @@ def _zstd(level: int) -> Callable[[], _Compressor]:
 
 
 class CutShortError(RecordError):
-    """The file ends within a gzip member or zstd frame that is otherwise valid."""
+    """The file ends within an otherwise valid gzip member or zstd frame."""
 
 
 def plain_chunks(file: BinaryIO, compression: str) -> Iterator[bytes]:
     """Yield the decompressed bytes of an archive, from its current position, in pieces of at most 1
     MiB.
 
-    ``compression`` is a key of METHODS. Raises RecordError, which names member and byte, for a
-    truncated or damaged file; bytes of the damaged member may have been yielded before. Raises
-    ConfigError if the library is not installed, and OSError.
+    ``compression`` is a key of METHODS. Raises RecordError, with member and byte, for a truncated
+    or damaged file; bytes of the damaged member may have been yielded before. Raises ConfigError if
+    the library is not installed, and OSError.
     """
     if compression == "none":
         while data := file.read(_READ):
@@ -200,7 +200,7 @@ def unpacked(
     """Yield decompressed bytes and, with the last piece of a member, its end in the file; otherwise
     0.
 
-    Raises RecordError, which names member and byte, for a damaged member; parts of it may have been
+    Raises RecordError, with member and byte, for a damaged member; parts of it may have been
     yielded before. Raises ConfigError as ``require`` does. ``strict`` refuses zstd frames without a
     checksum (RFC 8878, 3.1.1.1.1.5), since all frames of to-file have one: without a checksum,
     zeros would pass for empty blocks and join the data before and after them.
@@ -273,7 +273,7 @@ class _GzipDecompressor:
 
 
 def _decompressor(compression: str) -> tuple[Callable[[], _Decompressor], type[Exception]]:
-    """Return a factory of decompressors, and the exception that they raise for a damaged member."""
+    """Return a factory of decompressors, and their exception for a damaged member."""
     if compression == "gzip":
         return _GzipDecompressor, zlib.error
     zstd = load_zstd()

@@ -25,7 +25,7 @@ def envelope_of(line: bytes) -> dict[str, Any]:
         if NEVER_IN_JSON.search(line):
             raise RecordError(CONTROLS) from None
         raise RecordError(f"not JSON at column {error.colno}") from None
-    # an integer that is too long, or arrays that are nested too deep
+    # an integer with too many digits, or arrays nested too deeply
     except (ValueError, RecursionError):
         raise RecordError("not usable JSON: a number too long, or nested too deeply") from None
     if not isinstance(value, dict):

@@ -52,7 +52,7 @@ FORMS = {
         lambda _layout, _size, _plain: LengthPrefixed(complete=True, counting=True),
     ),
 }
-"""The forms by the name that ``--format`` gives them."""
+"""The forms, by their names in ``--format``."""
 
 
 def make_writer(
@@ -70,7 +70,7 @@ def make_writer(
 def make_reader(
     layout: Layout, *, max_size: int = 0, complete: bool = False, observe: Observer = None
 ) -> Reader:
-    """Return a reader for the records that ``make_writer`` writes; raises ConfigError.
+    """Return a reader for the records of ``make_writer``; raises ConfigError.
 
     ``observe`` is called with each envelope of ``json``; the other formats have none.
     """
@@ -78,10 +78,10 @@ def make_reader(
 
 
 def make_counter(layout: Layout, max_msg_size: int, *, is_plain: bool) -> Reader:
-    """Return a reader that counts the records of an archive without holding them.
+    """Return a reader to count the records of an archive without holding them.
 
-    ``max_msg_size`` limits the lines of ``json``. ``is_plain`` is true for a file that is not
-    compressed, which may end in zeros after a power failure. Raises ConfigError.
+    ``max_msg_size`` limits the lines of ``json``. ``is_plain`` is true for an uncompressed file,
+    which may end in zeros after a power failure. Raises ConfigError.
     """
     return _form(layout).counter(layout, max_msg_size, is_plain)
 

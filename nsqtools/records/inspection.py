@@ -1,11 +1,11 @@
 """Inspection of archives: how much of a file is intact, for recovery and for verification.
 
 A file is read once, from the beginning, in pieces. Memory holds a few pieces and, for JSON, one
-line, whose length is limited.
+line of limited length.
 
 In a compressed file complete members are intact, as their checksums show. In a plain file complete
-records are intact. Garbage that looks like a record cannot be recognised there, but all data that
-was synced before it is kept.
+records are intact. Garbage in the shape of a record cannot be recognised in a plain file, but all
+data synced before the garbage is kept.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def inspect(
     reason to cut the member away.
 
     Raises ConfigError if the library for the compression is not installed or the delimiter is
-    empty. Raises OSError if the file cannot be read or has a line that is too long for a body of
+    empty. Raises OSError if the file cannot be read, or has a line too long for a body of
     ``max_msg_size``: the rest of the file is then unknown.
     """
     reader = make_counter(layout, max_msg_size, is_plain=compression == "none")
@@ -90,7 +90,7 @@ def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspec
 
 
 def _count(reader: Reader, data: bytes | None) -> str:
-    """Count the records of this piece, or of the end if it is None; return the first fault."""
+    """Count the records in a piece, None for the end of the file; return the first fault."""
     if not reader.error:
         try:
             if data is None:

@@ -43,7 +43,7 @@ class Layout:
 def unescape(text: str) -> bytes:
     r"""Return the bytes of a ``--delimiter``: UTF-8, with \n \t \r \0 \\ and \xNN.
 
-    Raises ConfigError for any other escape, with its position, which counts from 1.
+    Raises ConfigError for any other escape, with its position, counted from 1.
     """
     return b"".join(literal(token) for token in _TOKENS.finditer(text))
 

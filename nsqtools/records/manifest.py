@@ -87,7 +87,7 @@ class Published:
 
 
 def _check(published: Published) -> None:
-    """Raise RecordError for values that to-file never writes."""
+    """Raise RecordError for values never written by to-file."""
     for key, value, known in (
         ("format", published.format, FORMS),
         ("compression", published.compression, METHODS),

@@ -1,4 +1,4 @@
-"""Readers, which split bytes into records. They do no I/O."""
+"""Readers split bytes into records. They do no I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ENVELOPE = 65536
 """Maximum bytes of a line of JSON in addition to its body."""
 _ESCAPED = 6
-"""Maximum bytes that one byte of a body takes in JSON."""
+"""Maximum size in JSON of one byte of a body, in bytes."""
 
 
 class TooBigError(RecordError):
@@ -29,7 +29,7 @@ class Reader(ABC):
     Records before a malformed one are returned first; the next call raises RecordError. Thus the
     result does not depend on how the stream is divided into chunks. ``max_size`` is the maximum
     size of a record in bytes, 0 for no limit; a larger record is refused before all of it is in
-    memory. With ``complete``, for files that a program wrote, an unterminated last record is an
+    memory. With ``complete``, for files written by a program, an unterminated last record is an
     error.
     """
 
@@ -41,14 +41,14 @@ class Reader(ABC):
         self.end = 0
         """End of the last complete record, in bytes of the stream."""
         self.error: RecordError | None = None
-        """The error that the data after ``end`` causes, whatever follows."""
+        """The error in the data after ``end``, whatever follows."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the records that this chunk completes."""
+        """Return the records completed by this chunk."""
         return self._guarded(chunk)
 
     def finish(self) -> list[bytes]:
-        """Return the records that the end of the stream completes."""
+        """Return the records completed by the end of the stream."""
         return self._guarded(None)
 
     def _guarded(self, chunk: bytes | None) -> list[bytes]:
@@ -68,7 +68,7 @@ class Reader(ABC):
 
     @abstractmethod
     def _split(self, chunk: bytes, records: list[bytes]) -> None:
-        """Append the records that the chunk completes."""
+        """Append the records completed by the chunk."""
 
     @abstractmethod
     def _end(self, records: list[bytes]) -> None:
@@ -87,8 +87,8 @@ class Delimited(Reader):
 
     With ``counting`` no record is held: the result has as many bytes objects as records, and they
     show only whether a record is empty. With ``fillers`` and a delimiter of zeros, empty records at
-    the end of the stream do not count: after a power failure a disk has zeros in place of data that
-    was not written.
+    the end of the stream do not count: after a power failure a disk has zeros in place of unwritten
+    data.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Delimited(Reader):
         self._delimiter = delimiter
         self._counting = counting
         self._fillers = fillers and not delimiter.strip(b"\0")
-        self._empty = 0  # empty records at the end so far, which may be fillers
+        self._empty = 0  # empty records at the end so far, possibly fillers
         self._total = 0  # bytes fed
         self._start: list[bytes] = []  # start of the current record; holds no part of a delimiter
         self._start_size = 0
-        self._tail = b""  # rest of the chunk, which may be the start of a delimiter
+        self._tail = b""  # rest of the chunk, possibly the start of a delimiter
 
     def _split(self, chunk: bytes, records: list[bytes]) -> None:
         self._total += len(chunk)
@@ -137,7 +137,7 @@ class Delimited(Reader):
             raise self._too_big()
 
     def _before_large(self, parts: Sequence[bytes], chunk_size: int) -> int:
-        """Return the number of records before the first one that exceeds the limit."""
+        """Return the number of records before the first record over the limit."""
         limit = self.max_size
         suspects = parts if chunk_size > limit else parts[:1]  # the others lie within the chunk
         if limit and max(map(len, suspects)) > limit:
@@ -225,7 +225,7 @@ class LengthPrefixed(Reader):
     """Records preceded by their size: 4 bytes, big-endian.
 
     With ``counting`` no record is held: the result has as many bytes objects as records. An empty
-    record is then an error, so that zeros do not count as records; messages are never empty
+    record is then an error: zeros must not count as records, and messages are never empty
     (``nsqd/protocol_v2.go``).
     """
 

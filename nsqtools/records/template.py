@@ -46,7 +46,7 @@ class Template:
 
     %s body, %S its size, %R its size as 4 bytes big-endian, %t topic, %c channel, %i id,
     %a attempts, %T time in ns since the epoch, %d{strftime} time in UTC (%f: microseconds),
-    %h nsqd's address, %% a percent sign. ``escape`` is that of ``forms.make_writer``.
+    %h nsqd's address, %% a percent sign. For ``escape`` see ``forms.make_writer``.
 
     Raises ConfigError for a faulty template.
     """

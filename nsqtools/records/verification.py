@@ -24,10 +24,10 @@ class Verification:
     """The result for one file, or for one line of a manifest.
 
     ``records`` and ``size``, in bytes on disk, cover the intact part; for a manifest, the total of
-    its ``files``. ``deleted`` counts files of the manifest that retention may have deleted.
+    its ``files``. ``deleted`` counts files of the manifest possibly deleted by retention.
     ``problem`` is empty, or one line on the fault and its place. With ``unreadable`` the file could
-    not be read, and it is unknown whether the file is intact. ``waiting`` counts files that have
-    not been uploaded yet, or whose ``--on-rotate`` command has not succeeded yet.
+    not be read, and it is unknown whether the file is intact. ``waiting`` counts files still
+    waiting for ``--upload``, or for success of the ``--on-rotate`` command.
     """
 
     records: int = 0
@@ -47,22 +47,22 @@ def check(
     waiting_near: Callable[[str], Container[str]] = lambda _: (),
     uploaded: Callable[[str], BinaryIO] | None = None,
 ) -> Iterator[Verification]:
-    """Verify a file and, if it is a manifest, the files that it lists.
+    """Verify a file and, if it is a manifest, the files listed there.
 
     For an archive, the suffix of its name gives the compression, ``layout`` gives the format, and
     the result is one report. A manifest is recognised by its first line, and its lines give the
     layout of their files. The result is one report for each faulty line, or one for the whole
-    manifest if no line is faulty. If a name is listed repeatedly, the last line counts: a file that
-    is continued, or replaced, gets another line. ``waiting_near`` returns the real paths of the
-    files in the directory of a path that wait for ``--upload`` or ``--on-rotate``.
+    manifest if no line is faulty. If a name is listed repeatedly, the last line counts: a continued
+    or replaced file gets another line. ``waiting_near`` takes a path, and returns the real paths of
+    the files waiting for ``--upload`` or ``--on-rotate`` in its directory.
 
     Retention deletes the oldest files of a topic and never the newest. So the missing files of a
     topic before the first existing one are counted as deleted, and any other missing file is a
     problem.
 
     ``uploaded`` opens the uploaded copy of a file by its name in a manifest; it raises
-    FileNotFoundError if there is none. It is then the copies that are checked, and any that is
-    missing is a problem, unless its file waits.
+    FileNotFoundError if the copy is missing. With ``uploaded`` the copies are checked, and a
+    missing copy is a problem unless its file still waits for the upload.
     """
     try:
         if _is_special(path):
@@ -87,7 +87,7 @@ def check(
 
 
 def listed(path: str) -> set[str] | None:
-    """Return the real paths of the files that a manifest lists; None if the file is none or gone.
+    """Return the real paths of the files in a manifest; None if it is missing or no manifest.
 
     Raises OSError.
     """
@@ -114,7 +114,7 @@ def _inspect(file: BinaryIO, layout: Layout, compression: str, max_msg_size: int
 
 
 def _is_special(path: str) -> bool:
-    """Whether it is a device, directory, or FIFO, of which reading might never end."""
+    """Whether a path is a device, directory or FIFO, where reading may never end."""
     return os.path.exists(path) and not os.path.isfile(path)
 
 
@@ -124,7 +124,7 @@ def _reason(error: OSError) -> str:
 
 @dataclass(slots=True)
 class _TopicFiles:
-    """Which files of a topic exist; ``last`` is the line of the last file that does not."""
+    """The existing and missing files of a topic; ``last`` is the line of the last missing file."""
 
     there: bool = False
     gone: int = 0
@@ -203,7 +203,7 @@ class _ManifestCheck:
                 return
 
     def _look(self, published: Published) -> Verification | None:
-        """Inspect the file that a line lists; None if it does not exist."""
+        """Inspect the file of a line; None if the file does not exist."""
         if not self.uploaded and _is_special(published.path):
             return Verification(problem="not a regular file")
         try:
@@ -226,7 +226,7 @@ class _ManifestCheck:
 def _lines(file: BinaryIO, folder: str) -> Iterator[tuple[int, int, Published | str]]:
     """Yield number, from 1, offset, and content or fault of each line.
 
-    The last line is the first one without a line end.
+    Ends with the first line without a line end.
     """
     number = offset = 0
     file.seek(0)
@@ -257,7 +257,7 @@ def _difference(published: Published, size: int, records: int, sha256: str) -> s
 
 
 class _Hashed:
-    """A file for ``inspect`` that computes the checksum of what is read."""
+    """A file for ``inspect``; computes the checksum of the data read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -43,7 +43,7 @@ class Writer(Protocol):
     def render(self, origin: MessageSource, messages: Sequence[Message]) -> Sequence[bytes]:
         """Return the records of the messages, in order, for one ``writev``.
 
-        They are one piece or, for large bodies, several, and no body is copied then.
+        The records are one piece or, for large bodies, several pieces without copies of the bodies.
         """
 
 
@@ -51,7 +51,7 @@ def escape_controls(data: bytes) -> bytes:
     r"""Escape bytes for a terminal.
 
     Newline, tab and printable UTF-8 stay; every byte of other controls (C0, DEL, C1), of bidi
-    overrides and isolates (U+202A-202E, U+2066-2069) and of what is not UTF-8 becomes ``\xNN``.
+    overrides and isolates (U+202A-202E, U+2066-2069) and of invalid UTF-8 becomes ``\xNN``.
     """
     if _PLAIN.fullmatch(data):
         return data
@@ -104,7 +104,7 @@ class DelimitedWriter:
             records = [prefix + body for body in records]
         if _are_large(records):
             return [piece for record in records for piece in (record, self.delimiter)]
-        records.append(b"")  # so that the join ends with a delimiter
+        records.append(b"")  # the join then ends with a delimiter
         return [self.delimiter.join(records)]
 
 
@@ -147,6 +147,6 @@ class JsonWriter:
                 f',"attempts":{message.attempts}{nsqd}{body}'
             )
         text = "".join(lines)
-        if self.escape:  # JSON contains no raw C0 controls except the newlines, which stay
+        if self.escape:  # JSON's only raw C0 controls are newlines, which stay
             text = _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
         return [text.encode()]

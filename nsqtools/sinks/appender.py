@@ -1,13 +1,13 @@
 """Messages appended to the disk queue of one channel, while no nsqd runs.
 
-nsqd reads the files of a queue in order, each to its end, and writes to the last one. So the
-messages become a file of their own, after the last one. Each step leaves a data path that nsqd can
-start on, with all messages that were there, and with either none of the new ones or all:
+nsqd reads the files of a queue in order, each to its end, and writes to the last file. So the
+messages become a new file after the last one. After each step nsqd can start on the data path,
+with all the old messages, and with either all or none of the new messages:
 
-1. The file is written beside, under a name that nsqd does not read.
-2. The next number gets an empty file, and meta says that nsqd writes to it next.
-3. The file replaces the empty one: now nsqd would read it.
-4. meta counts the new messages, and the position to write at is behind them.
+1. The file is written to the same directory, under a name ignored by nsqd.
+2. The next number gets an empty file, and meta names this file as the next to write.
+3. The new file replaces the empty file: from now on nsqd would read the new messages.
+4. meta counts the new messages, and moves the write position behind them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _MOST_TOPICS = 64 << 20
 class QueueAppender:
     """Appends messages to the queue of a channel; a context manager that holds nsqd's lock.
 
-    ``commit`` makes the messages of all ``add`` calls part of the queue, durably; without it
-    nothing has changed. Raises ConfigError if nsqd does not know the channel or it has no disk
-    queue, LockedError if an nsqd runs, RecordError if the files do not fit together, and OSError
-    with the file's name. With ``dry_run`` nothing is written.
+    ``commit`` makes the messages of all ``add`` calls part of the queue, durably; without
+    ``commit`` nothing changes. Raises ConfigError if the channel is unknown to nsqd or has no disk
+    queue, LockedError if an nsqd runs, RecordError if the files are inconsistent, and OSError with
+    the file's name. With ``dry_run`` nothing is written.
     """
 
     def __init__(self, folder: str, topic: str, channel: str, *, dry_run: bool = False) -> None:
@@ -89,8 +89,8 @@ class QueueAppender:
     def add(self, bodies: Sequence[bytes], timestamps: Sequence[int]) -> None:
         """Add messages with these times of publishing, in ns since the epoch. They get new ids.
 
-        An id is unique in a topic of one nsqd only, and nsqd tells the messages of a channel that
-        are in flight apart by it.
+        Ids are unique only within a topic of one nsqd, which identifies the in-flight messages of
+        a channel by id.
         """
         ids = os.urandom(_ID_BYTES * len(bodies)).hex().encode()
         size = 2 * _ID_BYTES
@@ -119,7 +119,7 @@ class QueueAppender:
         if not os.path.lexists(path):
             os.close(self._create(path))
         write = FilePosition(target, 0)
-        # nsqd would take a file without more messages for a bad one
+        # nsqd treats a file without further messages as damaged
         read, depth = (write, 0) if drained else (meta.read, max(0, meta.depth))
         self._replace(self._queue.path("meta"), QueueMeta(depth, read, write).encode())
         os.rename(self._work, path)
@@ -127,7 +127,7 @@ class QueueAppender:
         write = FilePosition(target, self.bytes)
         meta_after = QueueMeta(depth + self.messages, read, write)
         self._replace(self._queue.path("meta"), meta_after.encode())
-        if drained:  # as nsqd does with a file that it has read
+        if drained:  # as nsqd deletes files after reading them
             self._remove(self._queue.path(meta.read.file))
 
     @property
@@ -145,7 +145,7 @@ class QueueAppender:
             ) from None
 
     def _owner_of_known_channel(self) -> tuple[int, int]:
-        """Raise ConfigError if nsqd does not know the channel; return who owns nsqd's files."""
+        """Return user and group of nsqd's files; raises ConfigError for an unknown channel."""
         path = os.path.join(self._queue.folder, "nsqd.dat")
         try:
             fd = open_regular(path)
@@ -169,10 +169,10 @@ class QueueAppender:
         return status.st_uid, status.st_gid
 
     def _next_file(self) -> int:
-        """The number of the file for the messages; raises RecordError if another use is possible.
+        """Return the number of the file for the messages: nsqd's last file if empty, else the next.
 
-        It is that of nsqd's last file if this is empty, else the next one. nsqd itself would go on
-        with the next one where the last is longer than meta says, and read all of the last.
+        If the last file is longer than meta says, nsqd itself reads the whole file and writes to
+        the next one. Raises RecordError if nsqd may use the number otherwise.
         """
         if not self._meta:
             mine = filter(self._queue.is_same, disk_queues(self._queue.folder)[0])
@@ -198,7 +198,7 @@ class QueueAppender:
         return self._meta.write.file + 1
 
     def _size(self, number: int) -> int:
-        """The size of a file; 0 if there is none."""
+        """Return the size of a file; 0 if the file does not exist."""
         try:
             fd = open_regular(self._queue.path(number))
         except FileNotFoundError:
@@ -222,7 +222,7 @@ class QueueAppender:
         return fd
 
     def _replace(self, path: str, data: bytes) -> None:
-        """Write a file beside, and rename it, durably."""
+        """Replace a file durably: write a new file in the same directory and rename it."""
         self._remove(path + _NEW)
         fd = self._create(path + _NEW)
         try:

@@ -1,4 +1,4 @@
-"""Dead letters: messages that are given up or rejected are written here before they are finished.
+"""Dead letters: given-up and rejected messages are written here before they are finished.
 
 In files a dead letter is an object as ``tail --json`` writes it, preceded by a ``reason``. ``pub
 --json`` can publish it again.
@@ -47,7 +47,7 @@ class Publisher(Protocol):
 
 
 class DeadLetters(ABC):
-    """Takes messages that will not be delivered again."""
+    """Takes messages without further delivery."""
 
     is_lossy = False
     """Whether messages are lost, and only the loss is logged."""
@@ -59,8 +59,8 @@ class DeadLetters(ABC):
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Write messages of a batch and return once they are safe; ``reason`` is one line.
 
-        Raises OutputError. Some messages may have been written then, and will be duplicated when
-        they are written again. The caller settles the messages.
+        Raises OutputError. Some messages may be written nevertheless, and a retry then duplicates
+        them. The caller settles the messages.
         """
 
     async def close(self) -> None:
@@ -68,7 +68,7 @@ class DeadLetters(ABC):
 
 
 def make_dead_letters(options: DeadLetterOptions, publisher: Publisher) -> DeadLetters:
-    """Return the destination that the options choose; ``publisher`` serves a topic."""
+    """Return the destination chosen by the options; ``publisher`` serves a topic."""
     if options.dead_letter_topic:
         return ToTopic(options.dead_letter_topic, publisher)
     if options.dead_letter_dir:
@@ -149,7 +149,7 @@ class ToDirectory(DeadLetters):
 
 def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[bytes]:
     """Return one line of JSON per message, without line ends."""
-    # A byte that was not UTF-8 has become half of a surrogate pair, which is escaped as in JSON.
+    # A byte outside UTF-8 has become half of a surrogate pair, escaped here as in JSON.
     text = f"{encode_basestring(reason)},".encode(errors="backslashreplace")
     lines = b"".join(_WRITER.render(batch, messages)).split(b"\n")[:-1]
     return [_START + text + line.removeprefix(b"{") for line in lines]
@@ -158,8 +158,8 @@ def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[b
 def _is_torn(line: bytes) -> bool:
     """Whether a line is the rest of a dead letter after a crash; it may contain zeros.
 
-    Its message was never finished, so the rest may go. A line that does not begin as dead letters
-    do belongs to somebody else.
+    The message of an incomplete line was never finished, so the line may be removed. A line with
+    any other start does not come from nsqtools.
     """
     is_ours = line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
     return is_ours and not object_of(line)

@@ -1,4 +1,4 @@
-"""Batches that a sink holds until their messages are safe."""
+"""Batches held by a sink until their messages are safe."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class HoldingHandler(Handler):
 
 
 class Held:
-    """The batches of a topic that a sink settles later, always through this object.
+    """The batches of a topic, to be settled later, always through this object.
 
-    Messages that nsqd has taken back, for example after a lost connection, are forgotten instead of
+    Messages taken back by nsqd, for example after a lost connection, are forgotten instead of
     requeued.
     """
 
@@ -47,7 +47,7 @@ class Held:
         self._batches[batch] = None
 
     def finish(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
-        """Finish these messages, or all that are not settled."""
+        """Finish these messages, or all unsettled messages."""
         whole = messages is None or len(messages) == len(batch)
         batch.finish(None if whole else messages)
         self._release(batch)
@@ -60,22 +60,22 @@ class Held:
         delay: float | None = None,
         backoff: bool = True,
     ) -> None:
-        """Requeue these messages, or all that are not settled, as ``Batch.requeue`` does."""
+        """Requeue these messages, or all unsettled messages, as ``Batch.requeue`` does."""
         if not self.forget_lost(batch, messages):
             batch.requeue(messages, delay=delay, backoff=backoff)
             self._release(batch)
 
     @property
     def batches(self) -> list[Batch]:
-        """The batches that are held now, in order of arrival."""
+        """The batches held now, in order of arrival."""
         return list(self._batches)
 
     def give_back(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
-        """Requeue these messages, or all that are not settled, for immediate delivery."""
+        """Requeue these messages, or all unsettled messages, for immediate delivery."""
         self.requeue(batch, messages, delay=0, backoff=False)
 
     def forget_lost(self, batch: Batch, messages: Sequence[Message] | None = None) -> bool:
-        """Forget messages, or the whole batch, if nsqd has taken it back; return whether it has."""
+        """Forget messages, or the whole batch, if nsqd took the batch back; return whether so."""
         if not batch.is_lost():
             return False
         batch.forget(messages)

@@ -1,4 +1,4 @@
-"""JSON objects without re-encoding: members that are kept remain byte for byte the same."""
+"""JSON objects without re-encoding: unchanged members stay identical byte for byte."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def join(members: Sequence[Member]) -> bytes:
 
 
 def is_equal(raw: str, wanted: str) -> bool:
-    """Whether a JSON value equals ``wanted``, which a user wrote.
+    """Whether a JSON value equals ``wanted``, a user's text.
 
     Texts are compared exactly; numbers by value, whatever their size and notation; true, false and
     null by name. Arrays and objects equal nothing.
@@ -86,7 +86,7 @@ def is_equal(raw: str, wanted: str) -> bool:
 
 
 def _members(text: str, at: int) -> list[Member]:
-    """Return the members after the opening brace, which ends at ``at``; raises ValueError."""
+    """Return the members after the opening brace, from ``at`` on; raises ValueError."""
     found = []
     if match := _EMPTY(text, at):
         at = match.end()

@@ -20,8 +20,8 @@ class PeekSink(StreamSink):
     """A handler that finishes no message.
 
     ``failed`` ends with a result once ``count`` messages are written, or at the first ``flush``.
-    Messages beyond the count are given back at once. With max_in_flight at ``count`` none comes,
-    unless nsqd has requeued some that are held here.
+    Messages beyond the count are given back at once. With max_in_flight at ``count`` no further
+    messages come, unless nsqd has requeued messages held here.
     """
 
     def __init__(self, fd: int, writer: Writer, count: int) -> None:
@@ -41,14 +41,14 @@ class PeekSink(StreamSink):
         await self.handle(batch)
 
     def written(self, batch: Batch) -> None:
-        """Hold a batch that was written."""
+        """Hold a written batch."""
         self._held.add(batch)
         self._left -= len(batch)
         if not self._left:
             self.flush()
 
     def flush(self) -> None:
-        """End the run: nobody waits longer for more messages."""
+        """End the run without waiting for more messages."""
         if not self.failed.done():
             self.failed.set_result(None)
 

@@ -1,4 +1,4 @@
-"""Outputs that are written without blocking the event loop: pipes, terminals, sockets, files."""
+"""Writing to pipes, terminals, sockets and files without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
-"""Bytes that a blocking pipe or socket accepts without blocking when it is ready."""
+"""Bytes accepted by a ready pipe or socket in blocking mode without blocking."""
 _MOST_PIECES = os.sysconf("SC_IOV_MAX")
 _DESCRIPTORS = "/proc/self/fd"
 
@@ -126,7 +126,7 @@ class Output:
 
 
 def _behind(pieces: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
-    """Return the pieces that remain after this many bytes."""
+    """Return the rest of the pieces after this many bytes."""
     for number, piece in enumerate(pieces):
         if count < len(piece):
             return [memoryview(piece)[count:], *pieces[number + 1 :]]
@@ -137,10 +137,10 @@ def _behind(pieces: Sequence[bytes | memoryview], count: int) -> Sequence[bytes 
 def _open_again(fd: int, mode: int) -> int:
     """Open the same pipe, terminal or file once more. Raises OSError.
 
-    O_NONBLOCK belongs to the open file description, and a terminal's is shared with the shell and
-    with stderr, hence a new one where there can be. There can be none of a socket, nor of a pipe or
-    terminal that belongs to another user, as after su: their flags are left alone, because whoever
-    shares them would fail, and nobody would restore them after a kill -9.
+    O_NONBLOCK belongs to the open file description. The shell and stderr share a terminal's
+    description, hence a new description where possible. Sockets cannot be reopened, nor can another
+    user's pipe or terminal, as after su. Their flags stay unchanged: other processes with the same
+    description would fail, and kill -9 would leave the flags changed.
     """
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         try:

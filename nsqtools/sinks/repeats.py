@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _INTERVAL = 60.0
 """Seconds between two lines with the same text."""
 _MOST = 1000
-"""Maximum number of different lines that are remembered."""
+"""Maximum number of different lines to remember."""
 
 
 class Repeats:

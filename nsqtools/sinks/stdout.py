@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class StreamSink(Handler):
     """A handler that writes batches to an Output, one write each.
 
-    Once ``failed`` has ended every batch is held, and given back at the end of the run: before that
-    nsqd would deliver it again. Of a batch that was written in part nothing is finished. Several
-    consumers may share one: it writes a batch at a time, whole.
+    Once ``failed`` has ended, every batch is held, and given back at the end of the run: earlier,
+    nsqd would deliver it again. A partly written batch is not finished at all. Several consumers
+    may share a sink, which writes one whole batch at a time.
     """
 
     failed: asyncio.Future[None]

@@ -53,9 +53,9 @@ def as_output_error(error: Exception) -> Exception:
 
 
 def without_frames(error: Exception) -> Exception:
-    """Return the error fit to be kept: the frames of its traceback hold what could not be written.
+    """Return an OSError or NSQError without its traceback, whose frames hold the unwritten data.
 
-    Bugs keep theirs.
+    Other errors are bugs and keep their traceback.
     """
     if isinstance(error, OSError | NSQError):
         error = as_output_error(error).with_traceback(None)

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 _INTERVAL = 0.1
 _AWAY = 30.0
-"""Seconds for which a younger message is deferred if it cannot be held."""
+"""Delay in seconds for younger messages beyond the limit on held messages."""
 
 
 class TrimSink(HoldingHandler):
-    """A handler that finishes what ``trim`` calls old. ``archive`` stores and finishes it instead.
+    """A handler that finishes old messages, as judged by ``trim``, or passes them to ``archive``.
 
     Younger messages are held until the end and then given back for delivery at once, so that each
-    comes only once. ``room`` of each nsqd are held at most: nsqd must still be able to send others.
-    What has no room is deferred.
+    comes only once. At most ``room`` messages of each nsqd are held, so that nsqd can send others.
+    Messages beyond ``room`` are deferred.
 
     ``failed`` ends with a result once the trim is done, and with the error of the archive.
     """
@@ -40,9 +40,9 @@ class TrimSink(HoldingHandler):
         self._busy = False  # whether messages came lately, and more may follow
         self._ticking: asyncio.Task[None] | None = None
         self.finished: Counter[Address] = Counter()
-        """Old messages that were finished, by nsqd."""
+        """Number of finished old messages, by nsqd."""
         self.deferred = 0
-        """Deferrals of younger messages."""
+        """Number of deferrals of younger messages."""
 
     async def open(self) -> None:
         """Open the archive; raises its errors."""
@@ -119,7 +119,7 @@ class TrimSink(HoldingHandler):
         self._trim.settled(returned, now=self._loop.time())
 
     async def _tick(self) -> None:
-        """End the run when the trim is done, and all that is old is settled."""
+        """End the run when the trim is done and all old messages are settled."""
         while self._unsettled or not self._trim.is_done(self._loop.time()):
             if not self._busy:
                 self.flush()

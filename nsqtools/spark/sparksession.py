@@ -294,13 +294,13 @@ def _without(name: str) -> str:
         )
     return (
         f"Spark needs {_MODULES[name]} for this URL: add --conf "
-        f"spark.jars.packages=org.apache.hadoop:{_MODULES[name]}:{version}, or less of it as "
-        "'nsqtools help clusters' says"
+        f"spark.jars.packages=org.apache.hadoop:{_MODULES[name]}:{version}; "
+        "'nsqtools help clusters' lists a smaller download"
     )
 
 
 def _in_line(noise: re.Match[str]) -> str:
-    """Return the line number of an SQLSTATE suffix, or nothing for line 1."""
+    """Return the line number in an SQLSTATE suffix; empty if it has no line, or line 1."""
     return f" (line {noise[1]})" if noise[1] not in (None, "1") else ""
 
 

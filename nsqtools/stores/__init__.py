@@ -1,7 +1,7 @@
 """Stores: the files below a place on a mounted disk, on HDFS or in an object store.
 
 Nothing is renamed and nothing is written twice: a file appears with its whole content or not at
-all. That is what every kind of store offers, and all that the staging of messages needs.
+all. Every kind of store offers this guarantee, and the staging of messages needs no other.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ R = TypeVar("R")
 
 _THREADS = 8
 _PATIENCE = 30.0
-"""Seconds in which a server has to answer a probe: longer than refused connections are retried."""
+"""Timeout in seconds for a probe: longer than the retries of refused connections."""
 
 
 def open_store(place: str, flag: str = "staging", retries: int | None = None) -> Store:
     """Return the store of a path or URL; ``flag`` names it in errors.
 
-    An object store repeats failed requests ``retries`` times after growing delays: for half a
-    minute at most, unless told, if connections are refused. Raises ConfigError for a scheme that is
-    not supported, and for a missing library.
+    An object store repeats failed requests ``retries`` times after growing delays. By default it
+    retries refused connections for at most half a minute. Raises ConfigError for an unsupported
+    scheme, and for a missing library.
     """
     parts = urlsplit(place)
     scheme = parts.scheme.lower()
@@ -76,13 +76,13 @@ def _whole_store(place: str) -> Store:
 
 
 def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return the results for all items, from threads that wait for stores at the same time."""
+    """Return the results for all items; threads let requests to stores wait in parallel."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(work, items))
 
 
 def probe(store: Store, flag: str = "staging") -> None:
-    """Check that a store can be written, and that it refuses to create a file twice.
+    """Check that a store is writable and refuses to create a file twice.
 
     Raises ConfigError, or OutputError if the disk is full.
     """

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class HadoopStore(Store):
     """A Store on HDFS, through pyarrow.
 
-    A file is durable once it is closed, as far as the datanodes are; a rename, which never replaces
-    a file, is in the journal of the namenode when it returns.
+    A closed file is as durable as its datanodes. A rename never replaces a file, and is in the
+    namenode's journal when the call returns.
     """
 
     def __init__(self, place: str, filesystem: fs.FileSystem, root: str) -> None:
@@ -42,7 +42,7 @@ class HadoopStore(Store):
                 self._fs.move(unnamed, target)
             except OSError as error:
                 try:
-                    # After a lost response the file that exists is this one.
+                    # After a lost response, the existing file may be ours.
                     return self.get(path) == data
                 except FileNotFoundError:
                     raise error from None

@@ -1,4 +1,4 @@
-"""What every store can do."""
+"""The interface of all stores, and their errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     Data: TypeAlias = bytes | memoryview
 
 UNNAMED = ".nsqtools-"
-"""The prefix of files that are being written; every reader skips hidden files."""
+"""The prefix of files still being written; every reader skips hidden files."""
 
 READ = 8 << 20
-"""Bytes of a request to read."""
+"""Bytes per read request."""
 _PIECE = 1 << 20
-"""Bytes that are written to a store at a time."""
+"""Bytes per write to a store."""
 _STATUS = re.compile(r"status: (\d{3})")
 _ANSWER = re.compile(r'code: "(\w+)", message: "([^"]*)"')
 
 
 class StoredFile(NamedTuple):
-    """A file by its path in the store; ``mtime_ns`` is when it was written."""
+    """A file by its path in the store; ``mtime_ns`` is the time of writing, in ns."""
 
     path: str
     size: int
@@ -39,14 +39,13 @@ class StoredFile(NamedTuple):
 
 
 class Store(ABC):
-    """The files below ``place``, by relative paths with slashes. Folders come and go with them.
+    """The files below ``place``, by relative paths with slashes. Only files create folders.
 
-    All methods raise OSError with ``filename``, and FileNotFoundError for a file that does not
-    exist.
+    All methods raise OSError with ``filename``, and FileNotFoundError for a missing file.
     """
 
     patience: float | None = None
-    """Maximum seconds of a request to a server, with its retries; None for as many as they take."""
+    """Maximum seconds of a request to a server, including its retries; None for no limit."""
 
     def __init__(self, place: str) -> None:
         self.place = place.rstrip("/") or "/"
@@ -59,9 +58,9 @@ class Store(ABC):
     def put_if_absent(self, path: str, data: Data) -> bool:
         """Create a durable file unless one exists; returns whether this call created it.
 
-        Of concurrent calls for one path exactly one succeeds. ``data`` must be unique to the
-        caller: after a lost response it tells whose file exists. After an OSError the file may
-        exist, or appear later.
+        If several calls for one path run at once, exactly one succeeds. ``data`` must be unique to
+        the caller: after a lost response the content shows whether the file is the caller's. After
+        an OSError the file may exist, or appear later.
         """
 
     def put(self, path: str, data: Data) -> None:
@@ -83,7 +82,7 @@ class Store(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> StoredFile:
-        """Return the facts of a file."""
+        """Return size and time of a file."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -100,9 +99,9 @@ class Store(ABC):
         """
 
     def sweep(self, path: str) -> None:
-        """Remove what killed processes were writing in a folder.
+        """Remove the incomplete files of killed processes in a folder.
 
-        Whoever is writing there now gets an OSError, except on a file system with locks.
+        Without locks in the file system, processes still writing there get an OSError.
         """
 
     def open(self, path: str, ahead: int = READ) -> BinaryIO:
@@ -112,12 +111,12 @@ class Store(ABC):
     def upload(self, file: BinaryIO, path: str, *, moved: Callable[[], object] = bool) -> None:
         """Create a durable file with the content of an open one, unless it is there already.
 
-        ``moved`` is called after each part. Raises FileExistsError if the file that is there has
-        other content: it stays.
+        ``moved`` is called after each part. Raises FileExistsError if an existing file has other
+        content; the file stays.
         """
         try:
             self.stat(path)
-        except (FileNotFoundError, PermissionError):  # S3 says the latter to who may not list
+        except (FileNotFoundError, PermissionError):  # from S3 without permission to list
             try:
                 with self.create(path, replace=False) as copy:
                     while part := file.read(_PIECE):
@@ -142,11 +141,11 @@ class Store(ABC):
         raise FileExistsError(errno.EEXIST, f"taken by another file: {found}", self.url(path))
 
     def sync(self, path: str) -> None:
-        """Make the names that ``list`` returned for a folder durable, and the folder itself."""
+        """Make a folder durable, with the names returned by ``list``."""
 
 
 class _StoredBytes(io.RawIOBase):
-    """A file of a store, which is read in ranges."""
+    """A file of a store, read in ranges."""
 
     def __init__(self, store: Store, path: str) -> None:
         self._store, self._path = store, path
@@ -193,13 +192,13 @@ def as_output_error(place: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """The reason, in one line."""
+    """Return the reason of an error in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # opendal tells kind, operation and reason in a line, then the context, and then the source.
+    # opendal's text: kind, operation and reason on one line, then the context, then the source.
     text, _, source = str(error).strip().partition("\n\nSource:\n")
     reason = source.strip() or text.partition(" => ")[2] or text or type(error).__name__
-    if status := _STATUS.search(text) if reason == text else None:  # of HEAD, which has no text
+    if status := _STATUS.search(text) if reason == text else None:  # HEAD has no text
         reason = f"HTTP status {status[1]}"
     if answer := _ANSWER.search(reason):
         reason = f"{answer[2].rstrip('.')} ({answer[1]})"

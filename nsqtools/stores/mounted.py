@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LocalStore(Store):
-    """A Store on a mounted file system with hard links: a local disk, or NFS that hosts share."""
+    """A Store on a mounted file system with hard links: a local disk, or NFS shared by hosts."""
 
     def put_if_absent(self, path: str, data: Data) -> bool:
         """Write a file without a name, and link it: link(2) never replaces a file."""
@@ -31,8 +31,8 @@ class LocalStore(Store):
             try:
                 os.link(unnamed, target)
             except OSError as error:
-                # NFS may say that the name exists because it repeats a request whose response was
-                # lost; the number of links tells.
+                # NFS may repeat a request after a lost response, and then report its own link as
+                # an existing name. The number of links shows whether the first request succeeded.
                 if os.fstat(fd).st_nlink < 2:
                     if isinstance(error, FileExistsError):
                         return False
@@ -49,13 +49,13 @@ class LocalStore(Store):
     def list(self, path: str) -> list[str]:
         """Return the names in a directory.
 
-        An NFS client may answer from memory what another host has changed; after a change of its
-        own it asks the server.
+        An NFS client may list an outdated directory from its cache. After a change of its own it
+        asks the server, hence the temporary directory.
         """
         folder = self.url(path)
         try:
             changed = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
-            with contextlib.suppress(OSError):  # also where nothing can be made
+            with contextlib.suppress(OSError):  # the directory may be read-only
                 os.mkdir(changed)
                 os.rmdir(changed)
             return [name for name in os.listdir(folder) if not name.startswith(UNNAMED)]
@@ -89,7 +89,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def create(self, path: str, *, replace: bool = True) -> Iterator[BinaryIO]:
-        """Write a file and rename it, or link it, which never replaces a file."""
+        """Write a file and rename it; without ``replace`` link it, since links replace no file."""
         target = self.url(path)
         with self._unnamed(target) as (unnamed, fd):
             with open(fd, "wb", closefd=False) as file:
@@ -102,7 +102,7 @@ class LocalStore(Store):
         sync_directory(os.path.dirname(target))
 
     def sweep(self, path: str) -> None:
-        """Delete files without a name that no process has locked."""
+        """Delete files without a name unless a process has locked them."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.url(path)):
                 if name.startswith(UNNAMED):
@@ -111,7 +111,7 @@ class LocalStore(Store):
                             self.delete(os.path.join(path, name))
 
     def sync(self, path: str) -> None:
-        """Sync a directory and those above it, up to the place and its parent."""
+        """Sync a directory and its parents, up to the place and the place's parent."""
         folder = self.url(path).rstrip("/")
         while folder.startswith(self.place) and folder != "/":
             sync_directory(folder)
@@ -121,7 +121,10 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _unnamed(self, target: str) -> Iterator[tuple[str, int]]:
-        """A new, locked file beside the target, in a directory that lasts, until its name goes."""
+        """Yield a new, locked file in the target's directory; remove its name at the end.
+
+        A missing directory is created durably.
+        """
         folder = os.path.dirname(target)
         try:
             try:
@@ -144,7 +147,7 @@ class LocalStore(Store):
 
 
 def _new(folder: str) -> tuple[str, int]:
-    """Create and lock a file without a name that lasts; return its path and descriptor."""
+    """Create and lock a file under a temporary name; return its path and descriptor."""
     while True:
         path = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -156,17 +159,14 @@ def _new(folder: str) -> tuple[str, int]:
 
 
 def is_locked(path: str) -> bool:
-    """Whether a process has locked a file, with flock, until it ends.
-
-    False for a file that is gone or cannot be opened.
-    """
+    """Whether a process holds a lock (flock) on a file; False if the file cannot be opened."""
     with _unlocked(path) as unlocked:
         return not unlocked
 
 
 @contextlib.contextmanager
 def _unlocked(path: str) -> Iterator[bool]:
-    """Whether no process has locked a file; who wants to lock it waits for the end of this."""
+    """Yield whether no process has locked a file; until the end, other processes cannot lock it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -184,7 +184,7 @@ def _unlocked(path: str) -> Iterator[bool]:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory durable; ignores file systems that do not support it."""
+    """Make the names in a directory durable; ignores file systems without support."""
     fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(path):

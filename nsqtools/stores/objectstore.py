@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
-# Of requests: half a minute at most if connections are refused, in seconds.
+# Retries of requests, in seconds: refused connections are retried for at most half a minute.
 _RETRIES = 8
 _LONGEST_PAUSE = 4.0
 _TEMPORARY = "(temporary)"
-"""In the text of an error that opendal itself would not repeat."""
+"""Marks an error as worth retrying in opendal's texts."""
 _TIMEOUT = 10.0
 _IO_TIMEOUT = 60.0
 _LIST_TIMEOUT = 5.0
@@ -50,9 +50,9 @@ _ACCOUNT = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 class ObjectStore(Store):
     """A Store on S3, Google Cloud Storage or Azure, through opendal.
 
-    ``operator`` is an opendal.Operator whose root is the place. ``lister`` is one for listings: in
-    these opendal stops all threads of the process, so they may take less time, and what is
-    repeated is repeated here, after ``pauses`` in seconds, in which a signal is noticed.
+    ``operator`` is an opendal.Operator rooted at the place. ``lister`` is an Operator for listings.
+    During a listing opendal blocks all threads of the process. So listings have shorter timeouts,
+    and are retried here, after ``pauses`` in seconds: a pause lets signals be handled.
     """
 
     def __init__(
@@ -64,7 +64,10 @@ class ObjectStore(Store):
         self._pauses = pauses
 
     def put_if_absent(self, path: str, data: Data) -> bool:
-        """PUT with ``If-None-Match: *``; a refusal after a lost response is told by the content."""
+        """PUT with ``If-None-Match: *``.
+
+        A refusal may follow a lost response, so the content shows whose object exists.
+        """
         from opendal.exceptions import AlreadyExists, ConditionNotMatch, Conflict
 
         content = bytes(data)
@@ -116,11 +119,11 @@ class ObjectStore(Store):
 
     @contextlib.contextmanager
     def create(self, path: str, *, replace: bool = True) -> Iterator[BinaryIO]:
-        """PUT in parts; without the last request, which close makes, there is no object.
+        """PUT in parts; the object exists only after the last request, sent by close.
 
-        Without ``replace`` the last request has ``If-None-Match: *``, or, at Google, the first one
-        has ``ifGenerationMatch=0``. The parts of a writer that fails stay until the bucket's rules
-        remove them.
+        Without ``replace`` the last request has ``If-None-Match: *``, or, at Google, the first
+        request has ``ifGenerationMatch=0``. The parts of a failed writer stay until the bucket's
+        rules remove them.
         """
         from opendal.exceptions import AlreadyExists, ConditionNotMatch
 
@@ -133,9 +136,10 @@ class ObjectStore(Store):
             raise FileExistsError(errno.EEXIST, reason(error), self.url(path)) from error
 
     def _do(self, path: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call in a thread: no signal and no deadline would end opendal's own waiting.
+        """Call in a thread, because neither signals nor deadlines interrupt opendal.
 
-        Raises OSError, and opendal's errors of conditional requests. What takes too long goes on.
+        Raises OSError, and opendal's errors of conditional requests. After a timeout the call
+        continues in its thread.
         """
         from opendal import exceptions
 
@@ -172,10 +176,10 @@ class ObjectStore(Store):
 
 
 def open_objects(place: str, flag: str, retries: int | None) -> ObjectStore | None:
-    """Return the store of a URL; None for a URL of no service. Raises ConfigError."""
+    """Return the store of a URL; None for an unknown service. Raises ConfigError."""
     parts = urlsplit(place)
     for name in [name for name, value in os.environ.items() if name[:4] == "AWS_" and not value]:
-        del os.environ[name]  # an empty one is none for AWS's own programs, but not for opendal
+        del os.environ[name]  # AWS's own programs ignore empty variables, opendal does not
     if parts.scheme.lower() == "az" and not any(map(os.environ.get, _ACCOUNT)):
         raise ConfigError(f"{flag} {place}: set {_ACCOUNT[0]} to the name of the account")
     service = _service(parts.scheme.lower(), parts.netloc)
@@ -205,7 +209,7 @@ def open_objects(place: str, flag: str, retries: int | None) -> ObjectStore | No
 
 
 def _service(scheme: str, authority: str) -> dict[str, str] | None:
-    """The arguments of an opendal.Operator; None for a URL of no service.
+    """Return the arguments of an opendal.Operator; None for an unknown service.
 
     Credentials come from the environment of each process, or from the role of its machine:
 
@@ -213,8 +217,8 @@ def _service(scheme: str, authority: str) -> dict[str, str] | None:
       AWS_REGION, AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_S3.
     * Google Cloud Storage: GOOGLE_APPLICATION_CREDENTIALS, the path of a key file.
     * Azure: AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_KEY), AZURE_STORAGE_SAS_TOKEN, or
-      AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET. A URL of az, which does not tell the
-      account, needs AZURE_STORAGE_ACCOUNT_NAME (or AZURE_STORAGE_ACCOUNT) too.
+      AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET. A URL of az does not name the
+      account, and needs AZURE_STORAGE_ACCOUNT_NAME (or AZURE_STORAGE_ACCOUNT) too.
     """
     variable = os.environ.get
     name, _, host = authority.rpartition("@")
@@ -241,20 +245,23 @@ def _service(scheme: str, authority: str) -> dict[str, str] | None:
 
 
 def _is_opendals(error: Exception) -> bool:
-    """Its exceptions have no base class, and its files raise OSError without a number."""
+    """Whether opendal raised the error.
+
+    Its exceptions have no base class, and its files raise OSError without a number.
+    """
     of_file = isinstance(error, OSError) and error.errno is None
     return of_file or type(error).__module__.startswith("opendal")
 
 
 def _facts(path: str, found: Any) -> StoredFile:
-    """Times are in whole seconds: S3 tells more in a listing, but not of a single object."""
+    """Return path, size and time, in whole seconds: only S3's listings have fractions."""
     changed = found.last_modified
     seconds = int(changed.timestamp()) if changed else 0
     return StoredFile(path, found.content_length, seconds * 10**9)
 
 
 class _Parts(io.RawIOBase):
-    """A file of opendal that is not closed, and so never complete, by whoever writes to it."""
+    """A writable view of an opendal file; the writer cannot close, and so complete, the file."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write

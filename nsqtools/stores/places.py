@@ -1,6 +1,6 @@
-"""Places: local paths, and URLs of file systems that Spark can reach.
+"""Places: local paths, and URLs of file systems within Spark's reach.
 
-A path without a scheme is local, or on a file system that all machines share, whatever Spark's
+A path without a scheme is local, or on a file system shared by all machines, whatever Spark's
 default file system is.
 """
 
@@ -14,7 +14,7 @@ OURS = "_nsqtools"
 """The directory for nsqtools' own files in an output; readers skip it because of the underscore."""
 
 HADOOP = frozenset({"hdfs", "viewfs"})
-"""Schemes of file systems that pyarrow reaches through libhdfs."""
+"""Schemes of file systems reached by pyarrow through libhdfs."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _S3 = re.compile(r"^s3n?://", re.IGNORECASE)
@@ -47,12 +47,12 @@ def as_url(place: str) -> str:
 
 
 def literal(place: str) -> str:
-    """Return ``as_url`` with wildcards escaped, for parameters that accept patterns."""
+    """Return ``as_url`` with wildcards escaped, for parameters with patterns."""
     return _WILD.sub(r"\\\1", as_url(place))
 
 
 def is_pattern(place: str) -> bool:
-    """Whether a place has wildcards, and is not a local file or directory of just that name."""
+    """Whether a place has wildcards and does not exist literally as a local file or directory."""
     path = local(place)
     return bool(_PATTERN.search(place)) and not (path is not None and os.path.lexists(path))
 
@@ -63,7 +63,7 @@ def below(place: str, *names: str) -> str:
 
 
 def s3_server() -> tuple[str, str]:
-    """Return the endpoint and the region of S3 that AWS_* variables give; empty for AWS's own."""
+    """Return S3's endpoint and region from AWS_* variables; empty for AWS's own."""
     variable = os.environ.get
     endpoint = variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL") or ""
     region = variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or ""
