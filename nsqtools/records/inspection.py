@@ -90,7 +90,7 @@ def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspec
 
 
 def _count(reader: Reader, data: bytes | None) -> str:
-    """Count the records in a piece, None for the end of the file; return the first fault."""
+    """Count the records in a piece of data, None at the end of a file; return the first fault."""
     if not reader.error:
         try:
             if data is None:

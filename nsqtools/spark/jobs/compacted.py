@@ -1,19 +1,19 @@
-"""The output of ``compact``: its files, and the inputs that they contain.
+"""The output of ``compact``: its files, and their inputs.
 
-    <output>/date=2026-11-21/hour=07/part-<run>-*.parquet    what others read
+    <output>/date=2026-11-21/hour=07/part-<run>-*.parquet    the files for readers
     <output>/_nsqtools/compact/0000000007                    the state: every file, every input
     <output>/_nsqtools/compact-<run>/date=.../               a run's files on a mounted file system
 
-The state says all at once that inputs are in and which files the output has now, so each record
-gets in once. A run writes its files, makes them last, and then puts the next state, if no other run
-has: that is the moment at which the run has happened. This state also says what is left to do, and
-the next run does it if this one is killed. Files of a run that was killed before are removed.
+The state lists the ingested inputs and the current files of the output together, so each record is
+ingested once. A run writes its files, makes them durable, and then puts the next state, unless
+another run has put one: at this moment the run is committed. The state also lists the remaining
+work, for the next run if this run is killed. Files of runs killed before their commit are removed.
 
-On a mounted file system a run writes its files aside, and then puts them in place; elsewhere it
-writes them in place. Then it deletes those that they replace. Until then a reader sees the messages
-of these twice.
+On a mounted file system a run writes its files to a separate directory, and moves them after the
+commit; elsewhere it writes them in place. Then it deletes the replaced files. Until their deletion
+readers see the messages of the replaced files twice.
 
-Whoever changes this holds the lock of the output. All calls block and raise OSError.
+Hold the lock of the output before changing it. All calls block and raise OSError.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ log = logging.getLogger(__name__)
 _STATES = f"{OURS}/compact"
 _WORK = f"{OURS}/compact-"
 _FORMAT = "nsqtools compact 2"
-_RUNS = 20  # unfinished, whose files are recognised
+_RUNS = 20  # unfinished runs with recognised files
 _THREADS = 8
 ALL = sys.maxsize
-"""Of the records of a file, more than it has."""
+"""A number of ingested records that means: every record of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class HourFile:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An input in the output, as it was when it was read.
+    """An ingested input, with its size and time at that moment.
 
-    ``checksum`` covers rows that are identified by their place only, if there are any. ``whole``
-    becomes false when an hour is removed from the output.
+    ``checksum`` covers the rows identified only by their place, and is empty without such rows.
+    ``whole`` becomes false when an hour is removed from the output.
     """
 
     size: int
@@ -82,10 +82,10 @@ class Known:
 
 
 class FileFacts(NamedTuple):
-    """What was found in a file: its rows, and those of them that only their place identifies.
+    """The rows found in a file, and the number of ``unkeyed`` rows, identified only by place.
 
-    ``checksum`` is one of the latter, in whatever order they are read, and ``start`` one of those
-    that an earlier run has read.
+    ``checksum`` covers the unkeyed rows, in any order; ``start`` covers the unkeyed rows already
+    read by an earlier run.
     """
 
     rows: int = 0
@@ -95,7 +95,7 @@ class FileFacts(NamedTuple):
 
 
 class CompactOutput:
-    """The ``files`` of an output by path, and the ``inputs`` in them, as its state has it.
+    """The ``files`` of an output by path, and their ``inputs``, from its state.
 
     Raises ConfigError if the state cannot be read.
     """
@@ -114,7 +114,7 @@ class CompactOutput:
     def recover(self) -> None:
         """Complete or remove the work of a killed run.
 
-        Raises ConfigError if the output has files that ``compact`` did not write.
+        Raises ConfigError if the output has files from other programs.
         """
         if self._todo:
             self._settle(**self._todo)
@@ -129,16 +129,16 @@ class CompactOutput:
         return run
 
     def work(self, run: str) -> str:
-        """Return the place for the files of a run, whose names begin with ``prefix``."""
+        """Return the place for the files of a run; their names begin with ``prefix``."""
         return self.place if self._folder is None else below(self.place, f"{_WORK}{run}")
 
     def discard(self) -> None:
-        """Remove the files of a run that was not committed, or leave that to the next run."""
+        """Remove the files of an uncommitted run; after an error, the next run removes them."""
         with contextlib.suppress(OSError):
             self._sweep()
 
     def divide(self, found: Iterable[Input]) -> tuple[list[Input], list[Input]]:
-        """Return the inputs that are new or have changed, and the others."""
+        """Return the new or changed inputs, and the others."""
         new: list[Input] = []
         known: list[Input] = []
         for each in found:
@@ -149,9 +149,9 @@ class CompactOutput:
         return new, known
 
     def starts(self, new: Iterable[Input]) -> dict[str, int]:
-        """Return the number of records that each changed file had, if only places tell them apart.
+        """Return the earlier number of records of each changed file with unkeyed rows.
 
-        It may have been continued.
+        More records may have been appended to such a file.
         """
         known = {each.path: self.inputs.get(each.path) for each in new if each.kind == "records"}
         return {path: each.rows for path, each in known.items() if each and each.checksum}
@@ -159,9 +159,9 @@ class CompactOutput:
     def recognised(
         self, new: Iterable[Input], found: Mapping[str, FileFacts]
     ) -> tuple[dict[str, Known], dict[str, int]]:
-        """Return what to remember of files, and how many of their first records are in the output.
+        """Return the facts to remember of files, and the number of their ingested first records.
 
-        That is ``ALL`` of a file that was touched, or moved, and of a copy of another one.
+        ``ALL`` means every record was already ingested: the file was touched, moved or copied.
         """
         known: dict[str, Known] = {}
         read: dict[str, int] = {}
@@ -204,7 +204,7 @@ class CompactOutput:
         """
         kept = {path: part for path, part in self.files.items() if path not in replaced}
         self.files = {**kept, **files}
-        # Of a file that is gone, rows with a key are told apart without its being known.
+        # A deleted file without unkeyed rows may be forgotten: its rows are recognised by key.
         self.inputs = {
             path: known
             for path, known in self.inputs.items()
@@ -218,7 +218,7 @@ class CompactOutput:
         self._sweep()
 
     def delete(self, found: Sequence[Input], report: Callable[[int, int], None]) -> tuple[int, int]:
-        """Delete inputs that are in the output; return how many were deleted and kept.
+        """Delete ingested inputs; return the numbers of deleted and kept files.
 
         A file is kept if it has changed since, if a process has locked it, or if one of its hours
         was removed from the output.
@@ -250,13 +250,13 @@ class CompactOutput:
             if local(folder) is not None:
                 sync_directory(folder)
                 if os.path.basename(folder).startswith("batch="):
-                    with contextlib.suppress(OSError):  # others are in it
+                    with contextlib.suppress(OSError):  # not empty
                         os.rmdir(folder)
         self._save()
         return len(found) - kept, kept
 
     def _load(self) -> dict[str, Any]:
-        """Read the state; return what a killed run has left to do, as arguments of ``_settle``."""
+        """Read the state; return a killed run's remaining work, as arguments of ``_settle``."""
         try:
             state = self._versions.load()
             if state["format"] != _FORMAT:
@@ -281,16 +281,16 @@ class CompactOutput:
             "unfinished": self._unfinished,
             "files": {path: asdict(part) for path, part in self.files.items()},
             "inputs": {path: asdict(known) for path, known in self.inputs.items()},
-            "nonce": uuid4().hex,  # by which a store knows this state from that of another run
+            "nonce": uuid4().hex,  # distinguishes this state from another run's
         }
         self._versions.save(state)
 
     def _settle(
         self, run: str = "", remove: Iterable[str] = (), deleting: Iterable[str] = ()
     ) -> None:
-        """Do what is left to do: put files in place, and remove those that they replace.
+        """Do the remaining work: put files in place, and remove the replaced files.
 
-        Inputs that were deleted are forgotten: another file of that name is a new one.
+        Deleted inputs are forgotten: another file with the same name is a new input.
         """
         if run and self._folder is not None:
             self._publish(run)
@@ -306,7 +306,7 @@ class CompactOutput:
             self.inputs.pop(path, None)
 
     def _publish(self, run: str) -> None:
-        """Put a run's files in place, as far as that has not happened, and have them last."""
+        """Put a run's files in place, except those already there, and make them durable."""
         mine = [path for path in self.files if posixpath.basename(path).startswith(prefix(run))]
         for path in mine:
             os.makedirs(below(self.place, posixpath.dirname(path)), exist_ok=True)
@@ -319,7 +319,7 @@ class CompactOutput:
             self._store.sync(folder)
 
     def _sweep(self) -> dict[str, int]:
-        """Remove the files of runs that have ended; return the sizes of what readers see."""
+        """Remove the files of ended runs; return the sizes of the files visible to readers."""
         for path in self._folder.glob(f"{_WORK}*") if self._folder else ():
             shutil.rmtree(path, ignore_errors=True)
         there = {}
@@ -350,12 +350,12 @@ class CompactOutput:
 
 
 def _looks(path: str, known: Known) -> tuple[object, ...]:
-    """Name, size, time and content, which a copy has in common with a file."""
+    """Return name, size, time and content: a copy shares these with its original."""
     return posixpath.basename(path), known.size, known.mtime_ns, known.checksum
 
 
 def prefix(run: str) -> str:
-    """Return how the names of the files of a run begin."""
+    """Return the prefix of the file names of a run."""
     return f"part-{run}-"
 
 

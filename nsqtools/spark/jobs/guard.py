@@ -1,10 +1,10 @@
 """One run at a time on a checkpoint, or on the output of a job.
 
-On a mounted file system the kernel holds a lock. Elsewhere a run puts an entry that no other run
-can put, and renews a file: who finds that the newest run does not renew it any more puts the next
-entry. That takes over from a dead run, and a run that only seemed dead finds the entry and stops.
-No message depends on these times: the staging fences attempts by itself, and a batch is written
-with the same content by whoever writes it.
+On a mounted file system the kernel holds a lock. Elsewhere a run puts an entry, which no other run
+can put, and renews a file as its lease. If the lease expires, the next run takes over by putting
+the next entry. If the earlier run was not dead after all, it finds this entry and stops. No message
+depends on these times: the staging fences attempts by itself, and every run writes a batch with the
+same content.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _RUNS = "runs"
 _RENEWED = f"{_RUNS}/renewed"
 _RENEW_INTERVAL = 5.0
 _LEASE = 30.0
-"""Seconds after which a run that has not renewed its file counts as dead."""
+"""Seconds without a renewal after which a run counts as dead."""
 _PATIENCE = 20.0
-"""Seconds after which a run that cannot renew its file stops: before another one takes over."""
+"""Seconds of failed renewals after which a run stops, before another run takes over."""
 
 
 class RunGuard:
-    """The right to run; what a subclass needs to keep it."""
+    """The right to run; subclasses implement the steps to keep it."""
 
     def note_java(self, spark: SparkSession) -> None:
         """Record the Java process of this run, for the next run on this host."""
@@ -81,14 +81,14 @@ class _LocalGuard(RunGuard):
         self._path = path
 
     def note_java(self, spark: SparkSession) -> None:
-        """Write it to a file."""
+        """Write the process to a file."""
         if process := _java_of(spark):
             (self._path / _JAVA).write_text(" ".join(process))
 
 
 @contextlib.contextmanager
 def _lock(path: Path, flag: str) -> Iterator[RunGuard]:
-    """Directories created for the lock are removed again if they remain empty."""
+    """Hold a lock file; directories created for it are removed at the end if empty."""
     made = [each for each in (path, *path.parents) if not os.path.exists(each)]
     lock = Lock(str(path / _LOCK))
     try:
@@ -148,7 +148,7 @@ class Lease(RunGuard):
             self._await_end(self._runs.load())
         self._runs.save(self._facts)
         self._renew()
-        self._store.patience = _RENEW_INTERVAL  # to wait for longer would hide that it is lost
+        self._store.patience = _RENEW_INTERVAL  # a longer wait would hide a lost lease
         self._thread.start()
 
     def release(self) -> None:
@@ -160,7 +160,7 @@ class Lease(RunGuard):
                 self._renew(ended=True)
 
     def note_java(self, spark: SparkSession) -> None:
-        """Add it to what is renewed."""
+        """Add the process to the renewed facts."""
         if process := _java_of(spark):
             self._facts["processes"].append(process)
 
@@ -205,7 +205,7 @@ class Lease(RunGuard):
             )
 
     def _renewal(self, run: str) -> dict[str, Any]:
-        """What a run last wrote; nothing if it has written nothing, or another run has since."""
+        """Return a run's last renewal; empty without one, or if another run has renewed since."""
         with contextlib.suppress(FileNotFoundError):
             found: dict[str, Any] = json.loads(self._store.get(_RENEWED))
             return found if found["run"] == run else {}
@@ -240,7 +240,7 @@ def _java_of(spark: SparkSession) -> tuple[str, str] | None:
 
 
 def _kernel() -> str:
-    """What tells that process ids are of the same machine, boot and container."""
+    """Return an id of machine, boot and container: process ids are comparable only within it."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -248,7 +248,7 @@ def _kernel() -> str:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """A process id, and when the process began, in the kernel's words; empty if it has ended."""
+    """Return a process id and its start, in clock ticks since boot; '' for an ended process."""
     try:
         state, *_, began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
     except (OSError, ValueError):
@@ -261,10 +261,10 @@ def _is_running(pid: str, began: str) -> bool:
 
 
 def _outlive(pid: str, began: str) -> None:
-    """Wait until the Java process of a run that was killed has ended.
+    """Wait until the Java process of a killed run has ended.
 
-    That takes it a moment, in which it might still write a batch, in the midst of the same being
-    done anew. Raises LockedError if it does not end.
+    Until then it might still write a batch while the new run writes the same batch. Raises
+    LockedError if it does not end.
     """
     deadline = time.monotonic() + _JAVA_ENDS
     while _is_running(pid, began):

@@ -44,19 +44,19 @@ __all__ = ["FILE", "STRICT", "body_schema", "dated", "frame", "is_keyed", "unite
 log = logging.getLogger(__name__)
 
 FILE = "_nsqtools_file"
-"""The column of a frame with the path of the file that a row was read from."""
+"""The column of a frame with the path of each row's file."""
 STRICT = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
-"""Options of Spark's readers: what cannot be read is an error, whatever the session says."""
+"""Options of Spark's readers: unreadable files are errors, whatever the session's settings."""
 
 _PATTERNS = {"parquet": "*.parquet", "rows": "part-*.json*"}
 _TYPES: dict[str, tuple[re.Pattern[str], type[DataType]]] = {
     "date": (re.compile(r"\d{4}-\d\d-\d\d"), DateType),
     "hour": (re.compile(r"\d\d?"), IntegerType),
 }
-"""Of columns in the names of directories, unless their values are others. The rest are texts."""
+"""Types of columns in directory names, if all values match; all other such columns are texts."""
 _SAMPLE = 10_000
 _LOOK = 1000
-"""Files whose columns are looked at for a query."""
+"""Maximum number of files searched for columns for a query."""
 _SERIES = re.compile(r"/(date=[^/]*|batch=[^/-]*)")
 _UNLIKE = re.compile(
     r"CANNOT_MERGE_SCHEMAS.*?Initial schema:\s*\"(.*?)\"\.?\s+Schema that.*?:\s*\"(.*)\"", re.DOTALL
@@ -78,11 +78,11 @@ def frame(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
     """Return the rows of exactly these inputs: ROW_SCHEMA, further columns, their place, and FILE.
 
     ``timestamp`` is never null: without a time in the data it is the modification time of the file.
-    The place of a row, ``source_file`` and ``source_record``, is where it was first read. A file
-    that is damaged or missing fails the job that reads it.
+    The place of a row, ``source_file`` and ``source_record``, is the place of its first reading. A
+    job fails on a damaged or missing file.
 
-    Raises ConfigError for columns whose types differ between files, and for executors that lack a
-    library for decompression.
+    Raises ConfigError for columns with different types in different files, and for executors
+    without a library for decompression.
     """
     parts = [_part(spark, *each, look=len(inputs)) for each in _trees(inputs, exact=True)]
     return united([part.drop("date", "hour") for part in parts])
@@ -91,9 +91,9 @@ def frame(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
 def view(spark: SparkSession, inputs: Sequence[Input], *, required: str = "") -> DataFrame:
     """Return a frame for queries: with ``date`` and ``hour``, in UTC, and without FILE.
 
-    Columns that are in the names of directories come from there, so that Spark reads only the
-    directories that a query asks for. It lists them itself: files that appear meanwhile may be read
-    too. Of more than 1,000 files, the columns are those of the first and last of each day. Raises
+    Columns in the names of directories come from there, so Spark reads only the directories needed
+    for a query. Spark lists the directories itself, and may read files added meanwhile. With more
+    than 1,000 files, only the first and last file of each day are searched for columns. Raises
     ConfigError like ``frame``, and if files lack the column ``required``.
     """
     trees = _trees(inputs, exact=False)
@@ -102,7 +102,7 @@ def view(spark: SparkSession, inputs: Sequence[Input], *, required: str = "") ->
 
 
 def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | None:
-    """Return the columns of bodies: those of ``schema``, or what fits a sample; None for none.
+    """Return the columns of bodies, from ``schema`` or inferred from a sample; None without both.
 
     ``sample`` is an archive, or a file with a body in each line; its first 10,000 bodies count.
     Raises ConfigError for an invalid schema, and for a sample without JSON objects.
@@ -136,7 +136,7 @@ def dated(found: DataFrame) -> DataFrame:
 
 
 def is_keyed() -> Column:
-    """Whether (topic, message_id, timestamp_ns) identifies a row wherever it was stored."""
+    """Whether (topic, message_id, timestamp_ns) identifies a row, wherever it is stored."""
     return (
         F.col("topic").isNotNull()
         & F.col("message_id").isNotNull()
@@ -145,7 +145,7 @@ def is_keyed() -> Column:
 
 
 class _Tree(NamedTuple):
-    """Where files of a kind are: ``columns`` are in the names of the directories below ``base``."""
+    """The place of files of a kind: ``columns`` are in directory names below ``base``."""
 
     kind: str
     base: str = ""
@@ -155,9 +155,9 @@ class _Tree(NamedTuple):
 def _trees(
     inputs: Sequence[Input], *, exact: bool
 ) -> list[tuple[_Tree, Sequence[Input], Sequence[str]]]:
-    """The files of each tree, and the paths to read: unless ``exact``, of directories if possible.
+    """Return the files of each tree, and the paths to read.
 
-    That is a place in which all files are of one tree.
+    Unless ``exact``, the path is a directory if all files of a place belong to one tree.
     """
     found: dict[_Tree, list[Input]] = {}
     places: dict[str, set[_Tree]] = {}
@@ -180,9 +180,10 @@ def _trees(
 
 
 def _tree(each: Input) -> _Tree:
-    """As Spark sees it: columns are in the last directories in a row whose names have them.
+    """Return a file's tree as Spark sees it.
 
-    That may begin above the place that was searched.
+    Columns are in the last run of directories named ``column=value``, which may begin above the
+    searched place.
     """
     if each.kind == "records":
         return _Tree(each.kind)
@@ -207,7 +208,10 @@ def _part(
     look: int,
     required: str = "",
 ) -> DataFrame:
-    """The rows of a tree; columns are those of at most ``look`` files, or of a few each day."""
+    """Return the rows of a tree, with the columns of all files, or of a few each day.
+
+    All files are searched for columns if there are at most ``look``.
+    """
     if tree.kind == "records":
         return _records(spark, files)
     sample = [literal(each.path) for each in (files if len(files) <= look else _ends(files))]
@@ -229,7 +233,7 @@ def _part(
 
 
 def _ends(files: Sequence[Input]) -> list[Input]:
-    """Of the files that one query wrote on one day, the first and the last."""
+    """Return the first and the last of the files written by one query on one day."""
     days: dict[object, list[Input]] = {}
     for each in files:
         days.setdefault(tuple(_SERIES.findall(each.path)), []).append(each)
@@ -248,7 +252,7 @@ def _parquet_columns(spark: SparkSession, paths: Sequence[str]) -> list[StructFi
 
 
 def _json_columns(spark: SparkSession, paths: Sequence[str]) -> list[StructField]:
-    """``pipeline archive --format json``: a body that is not UTF-8 is in ``body_b64``."""
+    """Return the columns of ``pipeline archive --format json``, with ``body_b64`` for binary."""
     looker = spark.read.option("columnNameOfCorruptRecord", _CORRUPT)  # FAILFAST names no file
     types = {field.name: field for field in _row_schema()}
     types |= {name: StructField(name, StringType()) for name in ("body", "body_b64")}
@@ -257,7 +261,7 @@ def _json_columns(spark: SparkSession, paths: Sequence[str]) -> list[StructField
 
 
 def _partitions(tree: _Tree, files: Sequence[Input]) -> list[StructField]:
-    """Columns of directories in their types, which Spark would guess from their values."""
+    """Return the columns of directories with types; otherwise Spark would guess the types."""
     fields = []
     for name in tree.columns:
         pattern, kind = _TYPES.get(name, (None, None))
@@ -273,7 +277,7 @@ def _partitions(tree: _Tree, files: Sequence[Input]) -> list[StructField]:
 
 
 def _with_partitions(data: Iterable[StructField], partitions: Sequence[StructField]) -> StructType:
-    """Raises ConfigError for a column of the data that only directories may have."""
+    """Return all columns; raises ConfigError for a data column reserved for directories."""
     names = [field.name.lower() for field in partitions]
     kept = [field for field in data if field.name.lower() not in names]
     for field in data:
@@ -300,15 +304,15 @@ def _aligned(
     given: Mapping[str, Column] | None = None,
     hidden: Sequence[str] = (),
 ) -> DataFrame:
-    """Our columns in their types, others but those ``hidden``, and the place of each row.
+    """Return our columns in their types, others except ``hidden``, and the place of each row.
 
-    ``given`` are columns that are not as they stand in the file.
+    Columns in ``given`` replace those of the file.
     """
     there = {field.name.lower(): field for field in raw.schema.fields}
     there.pop("batch", None)
     for name, (_, kind) in _TYPES.items():
         if name in there and not isinstance(there[name].dataType, kind):
-            del there[name]  # of directories that mean something else
+            del there[name]  # the directories' names have another meaning
     columns = []
     for field in _row_schema():
         found = there.pop(field.name, None)
@@ -320,7 +324,7 @@ def _aligned(
             column = _named(found)
         columns.append(column.cast(field.dataType).alias(field.name))
     places = {"source_file": F.expr(_PATH), "source_record": record.cast("bigint")}
-    if there.keys() >= places.keys():  # what compact wrote
+    if there.keys() >= places.keys():  # written by compact
         known = {name: there.pop(name) for name in places}
         has_place = _named(known["source_file"]).isNotNull()
         places = {
@@ -349,7 +353,7 @@ def _named(field: StructField) -> Column:
 
 
 def _check_cast(found: StructField, wanted: StructField) -> None:
-    """Raise ConfigError unless a cast to the wanted type keeps what a value says."""
+    """Raise ConfigError unless a cast to the wanted type preserves the values."""
     allowed = (type(wanted.dataType), *_CASTS.get(wanted.name, ()))
     if not isinstance(found.dataType, (*allowed, NullType)):
         raise ConfigError(
@@ -375,7 +379,7 @@ def _unlike(field: StructField, other: StructField) -> ConfigError:
 
 
 def _difference(one: str, another: str) -> ConfigError:
-    """The first column that differs in two schemas, in Spark's words."""
+    """Return the error for the first different column of two schemas in Spark's DDL."""
     first, second = (cast("StructType", _parse_datatype_string(each)) for each in (one, another))
     known = {field.name: field for field in first}
     for field in second:

@@ -1,8 +1,7 @@
-"""The files of archives that ``pipeline archive``, ``pipeline compact`` and ``to-file`` wrote.
+"""The files of archives written by ``pipeline archive``, ``pipeline compact`` and ``to-file``.
 
-The driver lists the files with size and time, so that changes during a job are detected. Skipped
-are hidden files and directories, files that are not published yet, nsqtools' directory
-``_nsqtools``, and Spark's own files.
+The driver lists the files with size and time, to detect changes during a job. It skips hidden files
+and directories, files not published yet, nsqtools' directory ``_nsqtools``, and Spark's own files.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _SPARK_JSON = re.compile(r"/batch=[^/]*/part-[^/]*\.json(?:\.[a-z0-9]+)?")
 _WILD = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _LINE = 1 << 14
-"""Bytes that have the first line of a manifest, as a rule."""
+"""Bytes to read for the first line of a manifest; longer lines take another read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class Input:
     """A file as it was found: ``path`` is a URL, or a path without symbolic links.
 
     ``kind`` is ``parquet``, ``rows`` for JSON of ``pipeline archive``, or ``records`` for files of
-    ``to-file``, which have a ``layout``. ``place`` is the directory or file that was searched;
-    ``whole`` says that no file in it was left out.
+    ``to-file``, which have a ``layout``. ``place`` is the searched directory or file; ``whole`` is
+    true if no file of the place was left out.
     """
 
     path: str
@@ -79,10 +78,10 @@ def find(
     """Return the files of archives by path, each once, whatever its names.
 
     ``places`` are files, directories and patterns, as paths or URLs; ``layout`` is the format of
-    files that ``pipeline archive`` did not write. Excluded are the directories ``exclude``,
-    manifests of ``to-file``, and files changed after ``until``, in ns since the epoch.
+    files not written by ``pipeline archive``. The directories ``exclude``, manifests of
+    ``to-file``, and files changed after ``until``, in ns since the epoch, are left out.
 
-    Raises ConfigError for an invalid place, and for a file that needs a layout or a library.
+    Raises ConfigError for an invalid place, and for a file without the necessary layout or library.
     """
     excluded = [real(each) for each in exclude]
     files: dict[object, tuple[StoredFile, str]] = {}
@@ -102,7 +101,7 @@ def find(
 
 
 def in_shares(sizes: Sequence[int], count: int) -> Iterator[slice]:
-    """Yield about so many slices of files of these sizes, each of about 1 to 64 MiB."""
+    """Yield about ``count`` slices of files of these sizes, each of about 1 to 64 MiB."""
     share = min(max(sum(sizes) // count, 1 << 20), 64 << 20)
     start = size = 0
     for end, each in enumerate(sizes, 1):
@@ -142,7 +141,7 @@ def check_unchanged(inputs: Sequence[Input]) -> None:
 
 
 def remove(each: Input) -> str:
-    """Delete a file that is as it was found, and that nobody writes; else return why not."""
+    """Delete a file if it is unchanged and no process writes to it; else return the reason."""
     store, path = stored(each.path)
     try:
         with _locked(each.path):
@@ -163,7 +162,7 @@ def remove(each: Input) -> str:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold a local file as to-file holds a file that it writes."""
+    """Lock a local file as to-file does while writing; raises BlockingIOError if it is locked."""
     if local(path) is None:
         yield
         return
@@ -194,7 +193,7 @@ def real(place: str) -> str:
 
 
 def expanded(places: Iterable[str]) -> Iterator[str]:
-    """Yield the places, and what matches each pattern. Raises ConfigError if nothing does."""
+    """Yield the places, and the matches of each pattern. Raises ConfigError without a match."""
     for place in places:
         if not is_pattern(place):
             yield real(place)
@@ -214,7 +213,7 @@ def expanded(places: Iterable[str]) -> Iterator[str]:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """The patterns that one with braces stands for."""
+    """Yield the patterns without braces for a pattern with braces."""
     found = _BRACES.search(pattern)
     if not found:
         yield pattern
@@ -224,7 +223,7 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def _matching(store: Store, parts: Sequence[str], folder: str = "") -> Iterator[str]:
-    """Paths in a store that match component by component."""
+    """Yield the matching paths in a store, component by component."""
     if not parts:
         yield folder
     elif not _WILD.search(parts[0]):
@@ -236,9 +235,9 @@ def _matching(store: Store, parts: Sequence[str], folder: str = "") -> Iterator[
 
 
 def _files_of(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_Listed]:
-    """The files of a place, which is added to ``partial`` if Spark would find others there.
+    """Yield the files of a place, each after an identity shared by all names of the file.
 
-    What is before a file is the same for all names of it.
+    Adds the place to ``partial`` if Spark would find other files there.
     """
     for folder in excluded:
         if _is_within(place, folder):
@@ -284,7 +283,7 @@ def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[
 def _walk(
     place: str, folder: str, excluded: Sequence[str], partial: set[str], seen: set[str]
 ) -> Iterator[_Listed]:
-    """Regular files below a real path; links are followed, each directory is entered once."""
+    """Yield regular files below a real path; follows links, enters each directory once."""
     if folder in seen:
         return
     seen.add(folder)
@@ -332,7 +331,7 @@ def _delta(folder: str) -> ConfigError:
 
 
 def _look(entry: StoredFile, place: str, layout: Layout | None) -> Input | None:
-    """What kind of file it is; None for a manifest."""
+    """Return a file with its kind; None for a manifest."""
     path = entry.path
     try:
         path.encode()

@@ -1,7 +1,7 @@
-"""The files of outputs, written by tasks under names that follow from the batch alone.
+"""The files of outputs, written by tasks under names derived from the batch alone.
 
 A retry of a batch has the same rows in the same tasks, so it overwrites the same files. Nothing is
-committed or renamed afterwards, and an obsolete task that still writes does no harm. A file is at
+committed or renamed afterwards, and an obsolete task may safely keep writing. A file is at
 ``<partition>=<value>/.../batch=<name>/part-<task>-<number>.<format>``.
 """
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from nsqtools.stores.interface import Store
 
 ROW_GROUP = 32 << 20
-"""Maximum bytes of the rows of a row group, which readers hold in memory as a whole."""
+"""Maximum bytes of the rows of a row group; readers hold a whole row group in memory."""
 FILE_SIZE = 256 << 20
 """Bytes of rows in a file, before compression; the last row group may exceed it."""
 
 _PART = "part-"
 _PAGE = 1 << 20
-_MEMORY = 96 << 20  # bytes that a task holds for files that are not complete
+_MEMORY = 96 << 20  # bytes held by a task for incomplete files
 _OPEN = 4 << 20  # bytes to count for an open file, for its buffers
 _DISTINCT = frozenset({"message_id", "timestamp", "timestamp_ns", "body"})
-"""Columns of values that hardly repeat: a dictionary of them costs time and saves nothing."""
+"""Columns with few repeated values: a dictionary would cost time and save nothing."""
 
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -58,7 +58,7 @@ _SUMMARY_DDL = "path STRING, rows LONG, size LONG, oldest LONG, newest LONG"
 
 
 class PartFile(NamedTuple):
-    """A file that a task wrote; ``path`` is relative to the output, ``size`` its bytes of rows.
+    """A file written by a task; ``path`` is relative to the output, ``size`` its bytes of rows.
 
     ``oldest`` and ``newest`` are in microseconds since the epoch, None if there were no times.
     """
@@ -86,12 +86,12 @@ def write_files(
     """Write rows once, as ``form`` (parquet or json), and return the durable files.
 
     Rows go below ``<partition>=<value>`` for the columns ``partitions`` and, with a ``name``, below
-    ``batch=<name>``, into files whose names begin with ``prefix``. These lack the partitions, and
-    the column ``times``, whose timestamps are summarised only. At most ``tasks`` tasks write, each
-    as many files as ``size`` bytes of rows need. Other files of tasks in the same directories are
-    removed afterwards, as an earlier attempt of a task or stage, or an earlier run, may have
-    written them; without ``name`` and ``prefix`` only with ``replace``, as they may be of others.
-    Raises OutputError, and errors of Spark.
+    ``batch=<name>``, into files with names beginning with ``prefix``. The files lack the columns
+    ``partitions`` and ``times``; the timestamps in ``times`` are only summarised. At most ``tasks``
+    tasks write, each a new file per ``size`` bytes of rows. Afterwards, other files of tasks in the
+    same directories are removed: an earlier attempt of a task or stage, or an earlier run, may have
+    written them. Without ``name`` and ``prefix`` they are removed only with ``replace``, because
+    other programs may have written them. Raises OutputError, and errors of Spark.
     """
     path = local(output)
     output = output if path is None else str(path)  # tasks have another current directory
@@ -105,7 +105,7 @@ def write_files(
     work = WriteTask(output, form, name, tuple(partitions), times, size, prefix)
     files = [PartFile(**each.asDict()) for each in _map_in_arrow(rows, work).collect()]
     store = open_store(output, "--output")
-    # Spark does not tell a task that its whole stage is tried again.
+    # A task cannot know from Spark whether its whole stage is retried.
     replace = replace or bool(name) or prefix != _PART
     with as_output_error(output):
         _settle(store, files, prefix if replace else "")
@@ -113,7 +113,7 @@ def write_files(
 
 
 def summary(files: Iterable[PartFile]) -> Written:
-    """Return the sum of what was written."""
+    """Return the total number of rows and the newest time of files."""
     files = list(files)
     newest = [each.newest / 1e6 for each in files if each.newest is not None]
     return Written(sum(each.rows for each in files), max(newest, default=None))
@@ -131,9 +131,10 @@ def escaped(value: object) -> str:
 
 
 def _settle(store: Store, files: Iterable[PartFile], replaced: str) -> None:
-    """Sync the names of files up to the place, which tasks do for directories that they make.
+    """Make the names of files durable, from their directories up to the place.
 
-    Other files beside them whose names begin with ``replaced`` are removed.
+    Tasks have done so only for new directories. Removes other files in the directories with names
+    beginning with ``replaced``.
     """
     written = {each.path for each in files}
     for folder in sorted({posixpath.dirname(path) for path in written}):
@@ -146,20 +147,20 @@ def _settle(store: Store, files: Iterable[PartFile], replaced: str) -> None:
 
 
 def _map_in_arrow(rows: DataFrame, work: WriteTask) -> DataFrame:
-    """``rows.mapInArrow``, which needs pandas only for its way to make the function."""
+    """Return ``rows.mapInArrow(work)``, without that method's needless import of pandas."""
     udf = UserDefinedFunction(work, _SUMMARY_DDL, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column: Any = udf(*map(_column, rows.columns))
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
 
 
 def _column(name: str) -> Column:
-    """A column by its name, whatever is in that."""
+    """Return a column by its name, quoted for any characters."""
     return F.col(f"`{name.replace('`', '``')}`")
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """What each task does with its rows."""
+    """The function of each task: writes its rows to files."""
 
     output: str
     form: str
@@ -183,7 +184,7 @@ class WriteTask:
         yield pa.RecordBatch.from_pylist(rows, schema=_SUMMARY)
 
     def _parts(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
-        """The rows of each partition, mostly all of one, in slices of at most a row group."""
+        """Yield the rows by partition, usually a single one, in slices of at most a row group."""
         keys = [batch.column(each) for each in self.partitions]
         rows = batch.drop_columns(list(self.partitions)) if keys else batch
         if not rows.num_rows:
@@ -222,7 +223,7 @@ def _sliced(
 class _PartFiles:
     """The incomplete files of a task, one for each partition; the least recent is closed first.
 
-    Those that are not complete when ``stack`` ends never appear.
+    Files still incomplete at the end of ``stack`` never appear.
     """
 
     def __init__(self, task: WriteTask, number: int, stack: ExitStack) -> None:
@@ -288,7 +289,7 @@ class _IncompletePart:
 
     @property
     def held(self) -> int:
-        """Bytes in memory, about."""
+        """Approximate bytes in memory."""
         return self._bytes + (_OPEN if self._append else 0)
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -309,7 +310,7 @@ class _IncompletePart:
 
     def abort(self) -> None:
         """Forget the file, unless it is complete."""
-        # An error of its own, as it has to name another file than this one.
+        # A new error: the current error may name another file.
         self._stack.__exit__(Exception, Exception("not completed"), None)
 
     def _write(self) -> None:
@@ -340,10 +341,10 @@ def _text_of(lines: pa.Table) -> bytes:
 
 
 def _parquet(file: BinaryIO, first: pa.Table) -> pq.ParquetWriter:
-    """A writer for rows like the first ones.
+    """Return a writer for rows like the first ones.
 
-    pyarrow looks at the size of a page only after so many values, 1,024 by default: with bodies of
-    1 MB that would be pages of 1 GB, which no reader can take.
+    pyarrow checks the size of a page only every 1,024 values by default. With bodies of 1 MB, pages
+    would grow to 1 GB, too much for any reader.
     """
     mean = max(1, first.nbytes // max(1, first.num_rows))
     return pq.ParquetWriter(

@@ -1,14 +1,14 @@
 """A quota of messages from one nsqd into the staging of a partition; runs on executors.
 
-A message is finished when the segment it is in is durable and still ours (``Claim.add``), never
-before. So whatever dies, nothing is lost. What was staged and not finished comes again, then or
-much later: it is finished without being staged again (``Claim.staged``). What cannot be staged is
-given back to nsqd at once, so that the next attempt finds it. Once a connection is lost, or a FIN
-was too late, the partition ends, so that what is in doubt stays among its last rows.
+A message is finished once its segment is durable and the partition is still ours (``Claim.add``),
+never before. So no crash loses a message. A staged message without FIN comes again, at once or much
+later, and is finished without being staged again (``Claim.staged``). Messages that cannot be staged
+are given back to nsqd at once, for the next attempt. After a lost connection or a late FIN the
+partition ends, so that all doubtful messages are among its last rows.
 
-The quota is exact: RDY never promises more than what is not finished of it, and a lower RDY is sent
-before the FINs that make room. So nothing beyond the quota is ever in flight here, to be missing
-elsewhere until it has timed out. What comes once it is to end, is given back.
+The quota is exact: RDY never exceeds the unfinished rest of the quota, and a lower RDY is sent
+before the FINs that would make room. So no message beyond the quota is ever in flight here, missing
+elsewhere until its timeout. Messages arriving after the decision to end are given back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Messages that nothing follows for this long are staged, few as they may be.
+# After this long without another message, even a few messages are staged.
 _QUIET = 0.05
 _CLS_TIMEOUT = 2.0
 _MOST_LINKS = 8
@@ -59,11 +59,11 @@ _REFUSALS = (AuthError, ConfigError, ProtocolError, RefusedError)
 
 
 def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
-    """Stage the rest of a quota: ``quota.count`` minus the rows that ``claim`` has adopted.
+    """Stage the rest of a quota: ``quota.count`` minus the rows adopted by ``claim``.
 
     Returns how the attempt ended. It ends early, with fewer messages, after ``idle_timeout`` or
-    ``max_read``, and if nsqd is unreachable, the connection is lost, or messages time out. Raises
-    errors that fail the query: UnreachableError or ProtocolError if nsqd refuses the connection,
+    ``max_read``, and if nsqd is unreachable, the connection is lost, or messages time out. Other
+    errors fail the query: UnreachableError or ProtocolError if nsqd refuses the connection,
     ConfigError for files of TLS or secret, and errors of ``claim``.
     """
     if quota.count <= claim.rows:
@@ -74,7 +74,7 @@ def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Messages are in no cycles: to walk over them takes a tenth of the time."""
+    """Disable garbage collection, a tenth of the time here: messages are in no cycles."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -85,10 +85,10 @@ def _no_collection() -> Iterator[None]:
 
 
 class _QuotaLink(Listener):
-    """One connection, and its part of the quota: ``left`` at the start, ``finished`` of that.
+    """One connection with its share of the quota: ``left`` messages, ``finished`` of them.
 
-    It listens to its connection; ``pending`` is what waits to be staged, of ``size`` bytes, and
-    ``taken`` what is being staged.
+    Listens to its connection. ``pending`` are the messages waiting for staging, ``size`` their
+    bytes, and ``taken`` the messages being staged.
     """
 
     def __init__(self, wake: asyncio.Event) -> None:
@@ -108,26 +108,27 @@ class _QuotaLink(Listener):
         self._now = asyncio.get_running_loop().time
 
     def begin(self, left: int, in_flight: tuple[int, int]) -> None:
-        """Ask for the first messages; ``in_flight`` may be so many, and of so many bytes."""
+        """Ask for the first messages; ``in_flight`` limits their number and their bytes."""
         self.left, self._in_flight = left, in_flight
         self.last = self._now()
         self._renew_ready()
 
     def stop(self) -> None:
-        """Ask for no more."""
+        """Ask for no more messages."""
         self._stopped = True
         if not self.connection.is_lost:
             self._renew_ready()
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more can come, but for what is pending."""
+        """Whether no message can follow the pending ones."""
         return self.received >= self.left or self.connection.is_lost
 
     def take(self, most_bytes: int) -> list[Message]:
-        """What is pending, or so much of it; nothing of a connection that is lost.
+        """Return pending messages of at most so many bytes, or a single larger message.
 
-        nsqd will deliver that again, so to stage it would only make it twice.
+        Returns none after a lost connection: nsqd will deliver them again, and staging them would
+        make duplicates.
         """
         if self.connection.is_lost:
             self.pending, self.size = [], 0
@@ -141,7 +142,7 @@ class _QuotaLink(Listener):
         return taken
 
     def finish(self) -> None:
-        """Send FINs for what was taken, and before them the RDY that holds after them."""
+        """Send FINs for the taken messages, preceded by the RDY to apply after the FINs."""
         taken, self.taken = self.taken, []
         if taken and not self.connection.is_lost:
             self.finished += len(taken)
@@ -150,15 +151,15 @@ class _QuotaLink(Listener):
             self.last = self._now()
 
     def give_back(self) -> None:
-        """Requeue all that is not finished."""
+        """Requeue all unfinished messages."""
         if not self.connection.is_lost:
             left = [*self.taken, *self.pending]
             self.connection.settle(requeue=[(message.id, 0) for message in left])
 
     async def stop_messages(self) -> None:
-        """CLS; when this returns, all that was under way has come.
+        """Send CLS; on return all messages under way have arrived.
 
-        nsqd takes commands in order: with its answer all FINs are settled that were sent before.
+        nsqd processes commands in order, so its response confirms all earlier FINs.
         """
         if not self.connection.is_lost:
             self.connection.stop_messages()
@@ -168,9 +169,9 @@ class _QuotaLink(Listener):
                     self.settled = not self.connection.is_lost
 
     def _renew_ready(self) -> None:
-        """RDY for the window that count and bytes allow, and never more than what is to be had.
+        """Send RDY for the window, within the limits on count and bytes and the rest of the quota.
 
-        It begins with 1: how large messages are is known only from the first.
+        Begins with 1: the size of messages is unknown until the first arrives.
         """
         connection, (messages, size) = self.connection, self._in_flight
         count = 1
@@ -192,7 +193,7 @@ class _QuotaLink(Listener):
         self.last = self._now()
         if len(messages) == self.received:  # the first
             self._renew_ready()
-        # nsqd never exceeds RDY: it has given some up, and would go on so while the disk stalls.
+        # nsqd never exceeds RDY: messages have timed out, and more would while the disk stalls.
         if self.received - self.finished > self._granted and not self.too_late:
             self.too_late += 1
             self.stop()
@@ -210,11 +211,11 @@ class _QuotaLink(Listener):
 
 
 class _Pull:
-    """What a partition's attempt does.
+    """A partition's attempt.
 
-    nsqd bounds what is in flight on a connection (``--max-rdy-count``), and the time of a segment
-    is that of the disk, not of its bytes. So a window that one connection may not have is had by
-    several, whose messages share segments.
+    nsqd limits the messages in flight on a connection (``--max-rdy-count``), and the time for a
+    segment depends on the disk rather than on the bytes. So a window too large for one connection
+    is divided among several connections, whose messages share segments.
     """
 
     def __init__(self, quota: Quota, settings: SourceSettings, claim: Claim) -> None:
@@ -252,7 +253,7 @@ class _Pull:
         return self._ending(reason)
 
     async def _connect(self, config: ConsumerConfig) -> None:
-        """Open one connection, and as many more as the window needs; raises as Connection.open."""
+        """Open as many connections as the window needs; raises the errors of Connection.open."""
         self._links = [first := await self._open(config)]
         most = first.connection.features.max_rdy_count
         number = min(-(-min(self._window, self._left) // most), _MOST_LINKS)
@@ -286,7 +287,7 @@ class _Pull:
             link.begin(each + (index < more), share)
 
     async def _pull(self) -> str:
-        """Stage segments until all is there, or until a reason not to go on, which is returned."""
+        """Stage segments until the quota is complete or a reason to stop, and return the reason."""
         while True:
             reason = await self._next_segment()
             if self._in_trouble:
@@ -299,11 +300,11 @@ class _Pull:
 
     @property
     def _in_trouble(self) -> bool:
-        """Whether FINs are lost or were too late, so that no more is to be staged after that."""
+        """Whether FINs are lost or were too late: nothing more may be staged."""
         return any(link.connection.is_lost or link.too_late for link in self._links)
 
     async def _next_segment(self) -> str:
-        """Wait until there is enough for one, or a reason to stop: then with what there is."""
+        """Wait for a segment, or fewer messages in a pause; return a reason to stop, or ''."""
         while not (self._is_segment() or self._in_trouble):
             now, last = self._loop.time(), max(link.last for link in self._links)
             quiet = last + _QUIET
@@ -322,7 +323,7 @@ class _Pull:
         return ""
 
     def _is_segment(self) -> bool:
-        """Whether half the window waits, so that nsqd can fill the other half meanwhile."""
+        """Whether half the window is pending: nsqd can fill the other half meanwhile."""
         links = [link for link in self._links if not link.is_done or link.pending]
         return (
             2 * sum(len(link.pending) for link in links)
@@ -348,7 +349,7 @@ class _Pull:
         return len(segment) - len(fresh)
 
     def _fresh(self, segment: Sequence[Message]) -> Sequence[Message]:
-        """Each message once, without those that come again and are staged."""
+        """Return each message once, without redelivered messages already staged."""
         again = [message for message in segment if message.attempts > 1]
         if not again:
             return segment
@@ -357,7 +358,7 @@ class _Pull:
         return [message for key, message in once.items() if key not in staged]
 
     def _ending(self, reason: str) -> Ending:
-        """Log how it ended, unless it is as planned."""
+        """Return the ending, and log it unless the attempt went as planned."""
         notes = []
         too_late = any(link.too_late for link in self._links)
         if too_late:
@@ -368,16 +369,16 @@ class _Pull:
         if errors := [link.error for link in self._links if link.error]:
             notes.append(self._warn(f"connection lost: {errors[0].text}"))
         elif reason and not notes:
-            self._tell(reason, logging.INFO)
+            self._log_reason(reason, logging.INFO)
         settled = not too_late and all(link.settled for link in self._links)
         return Ending(settled, self._again, tuple(notes))
 
     def _warn(self, reason: str) -> str:
-        """Log it here, and return it for the driver, in the same words each time."""
-        self._tell(reason, logging.WARNING)
+        """Log a reason, and return it for the driver; equal reasons give equal texts."""
+        self._log_reason(reason, logging.WARNING)
         return f"{self._quota.nsqd}: topic {self._quota.topic}: {reason}"
 
-    def _tell(self, reason: str, level: int) -> None:
+    def _log_reason(self, reason: str, level: int) -> None:
         log.log(
             level,
             "%s: topic %s: %d of %d messages in this partition: %s",

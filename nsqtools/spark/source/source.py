@@ -1,7 +1,7 @@
-"""The source ``nsq``: topics as rows that can be read again, although nsqd delivers them once.
+"""The source ``nsq``: topics as repeatable rows, although nsqd delivers messages once.
 
 The driver plans each micro-batch by depth. The plan is the offset, so it is in Spark's log before
-anything is read. Executors move messages into the staging under that offset (receive) and read rows
+anything is read. Executors move messages into the staging under this offset (receive) and read rows
 only from there, so every reader of a partition gets the same rows. After Spark's commit of a batch
 its staging is removed.
 """
@@ -76,16 +76,16 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked: Depths | None = None
         self._stream = ""
         self._available_now = False
-        # What is left of that by topic and nsqd, once it was seen.
+        # The rest of a run's messages by topic and nsqd; None until the depths were read.
         self._target: Counter[TopicOnNsqd] | None = None
         self._resting: dict[TopicOnNsqd, _Rest] = {}
-        # The newest batches that were read, looked at, and removed from the staging in this run.
+        # The newest batches planned, accounted, and removed from the staging in this run.
         self._prepared = self._accounted = self._cleaned = 0
         self._probed = False
         self._backlog = 0
-        # What executors had to say in this run, and whether a batch was planned since.
+        # Notes of executors in this run, and whether some are still to be reported with a batch.
         self._notes: dict[str, None] = {}
-        self._untold = False
+        self._has_new_notes = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset before the first batch of a new checkpoint; called twice.
@@ -97,7 +97,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(self._stream, self._ledger(name).done() if name else 0, ()).to_json()
 
     def _refuse_orphans(self, own: str) -> None:
-        """Raise OutputError if the staging has messages that a new checkpoint would never write."""
+        """Raise OutputError if the staging has messages never written by a new checkpoint."""
         own = self._settings.group or own
         staging = open_store(self._settings.staging)
         with as_output_error(staging.place):
@@ -111,20 +111,20 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Limit the run to messages that are waiting now.
+        """Limit the run to messages waiting now.
 
         The depths are read when the first new batch is planned, after an unfinished batch of an
-        earlier run: that batch must run even if no nsqd answers, and reduces the depth.
+        earlier run: the earlier batch must run even if no nsqd answers, and reduces the depth.
         """
         self._available_now, self._target = True, None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the plan of the next batch, or ``start`` if there is nothing to read.
 
-        ``start`` of an earlier run comes from Spark's log, so that its staging can be removed; that
-        of this run may not be there yet, with asyncProgressTrackingEnabled, which Spark refuses for
-        AvailableNow. The batch is prepared before Spark logs it, so that a logged batch is known to
-        be staged. Raises ConfigError, OutputError if the staging has messages of another
+        A ``start`` of an earlier run comes from Spark's log, so its staging can be removed. With
+        asyncProgressTrackingEnabled, which Spark refuses for AvailableNow, a ``start`` of this run
+        may not be in the log yet. The batch is prepared before Spark logs it, so a logged batch is
+        known to be staged. Raises ConfigError, OutputError if the staging has messages of another
         checkpoint, or UnreachableError if no server has ever answered.
         """
         offset = Offset.from_json(start)
@@ -136,18 +136,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._account(offset)
         if self._available_now or self._prepared != offset.batch:
             self._clean(offset)
-        # Spark does not fsync its log: what it forgot in a power failure was staged all the same.
+        # Spark does not fsync its log, so a power failure may remove a staged batch from the log.
         ledger = self._ledger(offset.stream)
         if staged := ledger.prepared(offset.batch + 1):
-            ledger.prepare(staged)  # who began that may have been stopped before the end
+            ledger.prepare(staged)  # the earlier call may have been interrupted
             return staged.to_json()
         depths = self._waiting()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         quotas = plan(depths, limit=most, connections=self._settings.connections)
         self._backlog = sum(depths.values()) - sum(quota.count for quota in quotas)
-        if quotas or (self._untold and self._available_now):
-            # One of no messages has a report at least, and a run that ends has none without.
-            self._untold = False
+        if quotas or (self._has_new_notes and self._available_now):
+            # Without a batch, even an empty one, a run ends without a report of its notes.
+            self._has_new_notes = False
             end = Offset(offset.stream, offset.batch + 1, quotas)
             if quotas:
                 ledger.prepare(end)
@@ -159,20 +159,20 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return facts for the query's progress.
 
-        ``backlog`` is the number of messages that wait beyond the planned batches. ``notes`` has
-        one line for each problem of this run in reading earlier batches.
+        ``backlog`` is the number of waiting messages beyond the planned batches. ``notes`` has one
+        line for each problem of this run in reading earlier batches.
         """
         return {"backlog": self._backlog, "notes": list(self._notes)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the partitions of the batch that ``end`` plans; ``start`` is not needed.
+        """Return the partitions of the batch planned by ``end``; ``start`` is not needed.
 
         Raises OutputError if the batch is staged elsewhere.
         """
         offset = Offset.from_json(end)
         self._prepared = offset.batch
         self._sync("offsets")
-        if offset.quotas:  # with a new checkpoint Spark makes a batch of nothing
+        if offset.quotas:  # with a new checkpoint Spark makes an empty batch
             self._ledger(offset.stream).expect(offset)
         return [
             NsqPartition(offset.stream, offset.batch, number, quota)
@@ -192,7 +192,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the staging of committed batches.
 
-        Spark calls this once the batch after it is in its log, so not for a run's last batch.
+        Spark calls this once the next batch is in its log, so not for a run's last batch.
         """
         self._clean(Offset.from_json(end))
 
@@ -217,11 +217,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             sync_log(self._settings.checkpoint, log)
 
     def _account(self, offset: Offset) -> None:
-        """Look at what a batch of this run has got: a quota may be short of its count.
+        """Count the messages of a batch of this run: a quota may have got fewer than planned.
 
-        A topic on an nsqd that gave nothing at all is done with, where a run is to come to its end,
-        and else rests for a while: it may be that executors cannot reach that nsqd. What was staged
-        before and came again is something, but was taken off the target then.
+        If a topic on an nsqd gave no messages, executors may be unable to reach this nsqd. An
+        AvailableNow run then reads no more from it; other runs pause for a while. Redelivered
+        messages count as messages here, but not for the target, which they reduced when staged.
         """
         if self._prepared != offset.batch or offset.batch <= self._accounted:
             return
@@ -247,10 +247,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _note(self, notes: Iterable[str]) -> None:
         new = dict.fromkeys(note for note in notes if note not in self._notes)
         self._notes = dict(list((self._notes | new).items())[-_MOST_NOTES:])
-        self._untold = self._untold or bool(new)
+        self._has_new_notes = self._has_new_notes or bool(new)
 
     def _waiting(self) -> dict[TopicOnNsqd, int]:
-        """Depths that count now."""
+        """Return the depths to plan with: of this run's target, or without pausing topics."""
         depths, now = self._depths(), time.monotonic()
         if self._available_now:
             self._target = Counter(depths) if self._target is None else self._target

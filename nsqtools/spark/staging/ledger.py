@@ -1,28 +1,28 @@
-"""The batches of a stream: where messages are between FIN in nsqd and Spark's commit.
+"""The batches of a stream: the place of messages between FIN in nsqd and Spark's commit.
 
-The staging has the only copy of them, so each step is durable before the next one begins:
+The staging has the only copy of these messages, so each step is durable before the next begins:
 
     <stream>/b<batch>/offset             the batch is prepared: its plan
     <stream>/b<batch>/p<partition>/<n>   entry n of a partition's log
     <stream>/done-<batch>                the batch was committed
-    <stream>/unread-<batch>              it was committed without all of its rows, which are kept
-    <stream>/again-<batch>-<rows>        keys of committed messages that may come again
+    <stream>/unread-<batch>              it was committed without all of its rows; they are kept
+    <stream>/again-<batch>-<rows>        keys of committed messages, for possible redeliveries
 
-* Prepare. A batch is prepared before Spark logs its offset. So one that is logged and is not here
-  is in another staging, with the only copy of what was finished under it: it is not made anew.
-* Claim, add, seal. The log of a partition (see ``log``) decides who may put the next entry. Only
-  when a segment was put may its messages be finished.
-* Clean. Spark has committed the batch. First the logs that are not sealed are ended, so that no
-  attempt can put anything, then the batch is marked as done, then its files are deleted. A put of
-  an obsolete attempt may now succeed, as the name is free again. So whoever has put an entry looks
-  for the marks of committed batches before it relies on the entry: if its put succeeded because
-  the file was deleted, the mark was there before.
+* Prepare. A batch is prepared before Spark logs its offset. So a batch in Spark's log without an
+  offset here is in another staging, with the only copy of its messages: it is never recreated.
+* Claim, add, seal. The log of a partition (see ``log``) decides which attempt may put the next
+  entry. The messages of a segment may be finished only once the segment was put.
+* Clean. Spark has committed the batch. First all unsealed logs are ended, so no attempt can put an
+  entry. Then the batch is marked as done, and then its files are deleted. Now an obsolete attempt
+  may succeed with a put, as the name is free again. So each attempt, after putting an entry, looks
+  for the marks of committed batches before relying on the entry. If its put succeeded only because
+  the file was deleted, the mark was already there.
 
-A driver that wakes up late, or one whose checkpoint was set back, finds the marks, too. The newest
-marks remain: several, because a listing that runs while marks are added and removed may miss some.
+A delayed driver, or a driver with a checkpoint set back, finds the marks, too. Several of the
+newest marks remain, because a listing may miss some while marks are added and removed.
 
-Between a segment's put and its FINs a crash makes nsqd deliver the messages again: they are known
-by what is here, and finished without being staged twice (``redelivered``).
+After a crash between a segment's put and its FINs, nsqd delivers the messages again. The staging
+recognises these messages, and finishes them without staging them twice (``redelivered``).
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Ledger:
         with as_output_error(folder):
             self.store.put_if_absent(f"{folder}/{_OFFSET}", json.dumps(offset.to_json()).encode())
             self.store.sync(folder)
-        # Only now: a driver that is not seen here will find the batch and remove it.
+        # Check after the put: a driver not yet visible here will find the batch and remove it.
         self.expect(offset)
 
     def expect(self, offset: Offset) -> None:
         """Driver: check that a batch in Spark's log is prepared here.
 
-        Raises OutputError if it is not. It was then prepared in another staging directory, and
-        preparing it again would commit it without the messages that were finished under it. Raises
+        Raises OutputError for an unprepared batch. Such a batch was prepared in another staging
+        directory, and preparing it again would commit it without its finished messages. Raises
         StaleError as ``prepare`` does.
         """
         self._check_live(offset.batch)
@@ -103,7 +103,7 @@ class Ledger:
         return OutputError(f"{self.store.url(self._batch(batch))}: was prepared for another offset")
 
     def prepared(self, batch: int) -> Offset | None:
-        """Driver: return the offset that a batch was prepared for; None if it is not prepared.
+        """Driver: return the offset of a prepared batch; None if it is not prepared.
 
         Call this before a batch is planned. Spark does not sync its offset log, so after a power
         failure the last offset may be missing there although messages were finished under it.
@@ -146,7 +146,7 @@ class Ledger:
         return Claim(own, entries, known)
 
     def _check_live(self, batch: int) -> None:
-        """Raise StaleError if this batch or a later one was committed; what was put goes then."""
+        """If this batch or a later one was committed, remove its files and raise StaleError."""
         if self.done() >= batch:
             with contextlib.suppress(OSError):
                 self._remove(batch)
@@ -159,7 +159,7 @@ class Ledger:
         )
 
     def complete(self, offset: Offset) -> list[Sealed | None]:
-        """Driver: return the partitions of a batch; None for one that is incomplete or gone."""
+        """Driver: return the partitions of a batch; None for incomplete or deleted partitions."""
         with as_output_error(self._batch(offset.batch)):
             return [self.sealed(offset.batch, k) for k in range(len(offset.quotas))]
 
@@ -174,12 +174,12 @@ class Ledger:
         return None
 
     def done(self) -> int:
-        """Return the newest committed batch; 0 for none."""
+        """Return the newest committed batch; 0 before the first commit."""
         with as_output_error(self.folder):
             return max(_numbers("done-", self.names()), default=0)
 
     def pending(self) -> Offset | None:
-        """Return the newest batch that was not committed. Raises OSError or OutputError."""
+        """Return the newest batch unless it was committed. Raises OSError or OutputError."""
         names = self.names()
         newest = max(self.batches(names), default=0)
         return self.prepared(newest) if newest > max(_numbers("done-", names), default=0) else None
@@ -187,8 +187,8 @@ class Ledger:
     def clean(self, upto: int) -> None:
         """Driver: remove committed batches up to this one, as far as they exist.
 
-        Raises nothing: failures are logged, and the next call tries again. Staged messages that
-        were not read are kept, and logged.
+        Raises nothing: failures are logged, and the next call tries again. Unread staged messages
+        are kept, and logged.
         """
         try:
             names = self.names()
@@ -207,7 +207,7 @@ class Ledger:
             log.warning("%s: cannot remove committed rows: %s", place, reason(error))
 
     def rows(self) -> int:
-        """Return the number of staged messages that may be the only copies. Raises OSError."""
+        """Return the number of staged messages without another certain copy. Raises OSError."""
         return sum(
             entry.rows
             for batch in self.kept()
@@ -216,16 +216,16 @@ class Ledger:
         )
 
     def _retire(self, batch: int) -> None:
-        """End the logs of a committed batch, keep what may come again, mark it as done."""
+        """End the logs of a committed batch, keep keys for redeliveries, mark the batch as done."""
         offset = self.prepared(batch)
         unread = [k for k in range(len(offset.quotas)) if self._end(batch, k)] if offset else []
         if _mark("done", batch) in self.names():
-            return  # by another driver, which may have deleted what was missing here
+            return  # marked by another driver, which may have deleted the missing files
         if offset:
             self._remember(offset)
         if unread:
             self._put_mark("unread", batch)
-            # nsqd may have some of them yet, which come again, and are staged then.
+            # nsqd may still have some of these messages, and deliver and stage them again.
             log.warning(
                 "%s: batch %d was committed, but not all of it was read: messages of partitions "
                 "%s that were finished in nsqd exist only there",
@@ -234,7 +234,7 @@ class Ledger:
         self._put_mark("done", batch)
 
     def _end(self, batch: int, k: int) -> bool:
-        """End a log that is not sealed; return whether it has rows, which nobody read."""
+        """End an unsealed log; return whether it has rows, all unread."""
         own = self.partition_log(batch, k)
         last = own.last()
         if last and last.kind is EntryKind.SEAL:
@@ -252,7 +252,7 @@ class Ledger:
             log.warning("messages of a committed batch may be staged twice: %s", reason(error))
 
     def _remove(self, batch: int) -> None:
-        """Delete the files of a batch that is done, unless they were not read."""
+        """Delete the files of a committed batch, unless rows are unread."""
         if _mark("unread", batch) not in self.names():
             self.store.delete(self._batch(batch))
 
@@ -274,7 +274,7 @@ class Ledger:
         return [batch for batch in self.batches(names) if batch not in read]
 
     def partitions(self, batch: int) -> list[int]:
-        """Return the numbers of a batch's partitions that have a log. Raises OSError."""
+        """Return the numbers of a batch's partitions with a log. Raises OSError."""
         return sorted(_numbers("p", self.store.list(self._batch(batch))))
 
     def partition_log(self, batch: int, k: int) -> PartitionLog:
@@ -287,7 +287,7 @@ class Ledger:
 
 
 def orphaned(place: str, stream: str, rows: int) -> OutputError:
-    """Return the error for messages in a staging whose checkpoint is another one."""
+    """Return the error for messages of another checkpoint in a staging."""
     return OutputError(
         f"{place}: has {counted(rows, 'message')} of another checkpoint (stream {stream}), which "
         "may be the only copies: continue with that checkpoint or, if it is lost, see 'Read the "

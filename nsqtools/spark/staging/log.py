@@ -1,13 +1,14 @@
-"""The log of a partition: entries with the names 0, 1, 2, ... that are put if absent.
+"""The log of a partition: entries with the names 0, 1, 2, ..., put only if absent.
 
-An entry is the claim of an attempt, a segment of rows, or the seal or end of the log, after which
-no entry is put. An attempt owns the partition from its claim until another attempt puts an entry:
-it knows the number of the next entry, so whoever puts that first has fenced the other, whose put is
-refused. Nobody has to know whether the other is dead, and nothing is ever renamed or changed. An
-entry tells whose entry is before it, so one that is lost is missed, also when its name was taken.
+An entry is the claim of an attempt, a segment of rows, or the seal or end of the log. No entry
+follows a seal or end. An attempt owns the partition from its claim until another attempt puts an
+entry. Both attempts know the number of the next entry. The first to put this entry fences the
+other, whose put is refused. So no attempt has to know whether another is dead, and nothing is ever
+renamed or changed. Each entry names the attempt of the entry before. So a lost entry is noticed,
+even if another entry has taken its name.
 
 An entry begins with a JSON header of HEADER bytes, padded with spaces. Its parts follow, each at a
-multiple of 64 bytes, so that Arrow can use them where they are.
+multiple of 64 bytes, for Arrow to use in place.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StaleError(FencedError):
 
 
 def damaged(file: str) -> OutputError:
-    """Return the error for an unusable file that has the only copy of messages."""
+    """Return the error for an unusable file with the only copy of messages."""
     return OutputError(
         f"{file}: missing or damaged, and its messages were finished in nsqd: restore the "
         "file, or continue without the batch with a new checkpoint directory"
@@ -65,10 +66,10 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """An entry without its parts, of which it has sizes in bytes and CRC-32s.
+    """An entry without its parts, but with their sizes in bytes and CRC-32s.
 
-    ``attempt`` is the hex of a uuid, and ``after`` that of the entry before; ``rows`` is the number
-    of rows of a segment.
+    ``attempt`` is the hex of a uuid, ``after`` is the attempt of the entry before, and ``rows`` is
+    the number of rows of a segment.
     """
 
     number: int
@@ -144,8 +145,8 @@ class PartitionLog:
     def put_last(self, kind: EntryKind, attempt: str) -> list[LogEntry]:
         """Put an entry after all others unless the log has ended; returns all entries.
 
-        The last one tells: it is that entry, or the seal or end. Raises OutputError if no entry can
-        be put or read.
+        The last of these is the new entry, or else the seal or end. Raises OutputError if no entry
+        can be put or read.
         """
         entries: list[LogEntry] = []
         for _ in range(_TRIES):
@@ -156,15 +157,15 @@ class PartitionLog:
                 time.sleep(_PAUSE)  # an NFS client may not see the entry yet
                 continue
             entries += more
-            self.store.sync(self.path)  # whoever has put them may not have come to that
+            self.store.sync(self.path)  # their writers may not have synced yet
             if entries[-1].ends:
                 return entries
         raise OutputError(f"{self.store.url(self.path)}: damaged: no entry can be put or read")
 
     def read_on(self, known: Sequence[LogEntry] = ()) -> list[LogEntry]:
-        """Return the entries after the known ones, up to the first that does not exist.
+        """Return the entries after the known ones, up to the first missing number.
 
-        Raises OutputError for a damaged entry, and for one that was lost.
+        Raises OutputError for a damaged or lost entry.
         """
         entries = list(known)
         while entry := self._header(len(entries)):
@@ -202,7 +203,7 @@ class PartitionLog:
         return parts
 
     def last(self) -> LogEntry | None:
-        """Return the newest entry; None if there is none, or if it was deleted meanwhile."""
+        """Return the newest entry; None for an empty log, or if the entry was just deleted."""
         names = [name for name in self.store.list(self.path) if name.isdecimal()]
         return self._header(int(max(names))) if names else None
 

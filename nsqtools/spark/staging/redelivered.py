@@ -1,37 +1,40 @@
-"""Redelivered messages that are staged already: they are finished, and not staged twice.
+"""Finishing of redelivered messages already in the staging, without staging them twice.
 
-nsqd delivers a message again, with a higher ``attempts``, when it has not seen its FIN in time: the
-process was killed after a segment was put and before the FINs were out, or the connection was lost
-under them, or they were too late. The staging itself tells what is staged, and it is asked only
-when a message comes again:
+nsqd delivers a message again, with a higher ``attempts``, after missing its FIN. Either the process
+was killed between the put of the segment and its FINs, or the connection was lost before the FINs
+arrived, or they arrived too late. The staging itself shows which messages are staged. It is
+searched only after a redelivery:
 
-* A log tells what of a partition may be unfinished. Its entries bear their attempts. An attempt has
-  at most WINDOW messages in flight, and ends as soon as it learns of a lost connection or a FIN
-  that was too late. nsqd holds back what is beyond the window until it has processed FINs: those
-  that it lacks are of the last WINDOW rows, or of the last two WINDOWs if some timed out while they
-  were staged. An attempt that gets more than the window knows by this that some did, and stages no
-  more. So the last rows of each attempt count, except of one that is known to have settled all: the
-  response to CLS comes after nsqd has processed what was sent before it.
-* Only partitions with the same topic and nsqd can have a message. Of the current batch their logs
-  are read on at each question; the attempts may be alive. Of a committed batch only sealed ones
-  count: nobody has read the others.
-* A message that comes again is at the end of nsqd's queue, perhaps many batches later. So before a
-  batch is removed, the driver keeps the keys of what may be unfinished in a file of the stream. The
-  newest files are kept, up to a million keys. For a message to be missed, a dozen processes must
-  have died since the one that staged it, all while it waited for its turn; then it is in the result
-  twice, and never lost.
+* A partition's log shows its possibly unfinished messages: the entries name their attempts. An
+  attempt has at most WINDOW messages in flight, and ends once it learns of a lost connection or a
+  late FIN. nsqd sends no message beyond the window before it has processed FINs. So the missing
+  FINs belong to the last WINDOW rows, or to the last two WINDOWs if messages timed out during their
+  staging. An attempt with more messages than the window learns of such timeouts from the excess,
+  and stages no more. So the last rows of each attempt count as unfinished, unless the attempt is
+  known to have settled all: nsqd responds to CLS after processing all earlier commands.
+* Only partitions with the same topic and nsqd can have a message. In the current batch, their logs
+  are read further at each search, as other attempts may be alive. In a committed batch only sealed
+  partitions count: the others were never read.
+* A redelivered message goes to the end of nsqd's queue, and may arrive many batches later. So
+  before removing a batch, the driver saves the keys of possibly unfinished messages in a file of
+  the stream. The newest files are kept, up to a million keys. A duplicate needs about twelve
+  crashes after the message was staged, all while it is queued. No message is lost even then.
 
-To take too many for unfinished does no harm: what has a key here is staged, so to finish it is
-right, whoever does it. It must only be durable: see ``find``.
+Counting too many messages as unfinished does no harm: each message with a key here is staged, and
+any attempt may finish it. The staged copy must only be durable: see ``find``.
 
-Not known are: a message that had timed out or was given back before its segment was put (a request
-without a response may arrive late), and that another partition got meanwhile; one that nsqd
-delivers again as new, after a crash of its own; one of an nsqd that has another address now; one of
-a connection that stalled, and then died, while others of its partition went on for 20,000 rows; and
-what an NFS client does not show yet when ``msg_timeout`` is over.
+These redeliveries are not recognised, and are staged twice:
 
-All this is of one stream, which is one checkpoint. Two on one channel share its messages, and what
-one of them has staged when it is killed comes again to either.
+* A message timed out or was given back before the put of its segment, and another partition got it
+  meanwhile. (A request without a response may arrive late.)
+* nsqd delivers a message as new after a crash of its own.
+* The address of an nsqd has changed.
+* A connection stalled and then died, while other connections of its partition continued for 20,000
+  rows.
+* An NFS client does not show a file until after ``msg_timeout``.
+
+All this applies to one stream, and so to one checkpoint. Two streams on one channel share its
+messages. If one of them is killed, either may get its staged messages again.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
     """Message id and timestamp in ns."""
 
 WINDOW = 20_000
-"""Maximum number of messages that an attempt may have in flight."""
+"""Maximum number of messages in flight per attempt."""
 
 _TAIL = 2 * WINDOW
 _MOST = 1_000_000
@@ -84,7 +87,7 @@ class KeptKeys(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> KeptKeys | None:
-        """Return what a name says; None if it is none of ours."""
+        """Parse a file name; returns None for the names of other files."""
         batch, _, rows = name.removeprefix(_PREFIX).partition("-")
         ours = name.startswith(_PREFIX) and batch.isdecimal() and rows.isdecimal()
         return cls(int(batch), int(rows)) if ours else None
@@ -92,11 +95,11 @@ class KeptKeys(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Redelivered:
-    """What is staged of a topic on an nsqd, as an attempt of a partition sees it; not thread-safe.
+    """The staged messages of a topic on an nsqd, as seen by a partition's attempt; not thread-safe.
 
-    ``own`` is the partition's log, and ``entries`` are its entries, which the attempt extends.
-    ``others`` are the logs of the batch's other partitions of this topic and nsqd, with the entries
-    that are known.
+    ``own`` is the partition's log, and ``entries`` are its entries, extended by the attempt.
+    ``others`` are the logs of the batch's other partitions of this topic and nsqd, with the known
+    entries.
     """
 
     ledger: Ledger
@@ -112,13 +115,13 @@ class Redelivered:
     _known: dict[str, pa.Table] = field(init=False, default_factory=dict)
 
     def add(self, entry: LogEntry, keys: pa.RecordBatch) -> None:
-        """Remember the keys of a segment that was added to the own log, as far as they count."""
+        """Remember the keys of a segment added to the own log, while it counts as unfinished."""
         self._added[entry.number] = pa.Table.from_batches([keys])
         counts = {each.number for each in unfinished(self.entries)}
         self._added = {number: table for number, table in self._added.items() if number in counts}
 
     def find(self, keys: Set[MessageKey]) -> set[MessageKey]:
-        """Return the keys that are staged durably, so that their messages may be finished.
+        """Return the durably staged keys; their messages may be finished.
 
         Raises OutputError.
         """
@@ -134,7 +137,7 @@ class Redelivered:
             with contextlib.suppress(FileNotFoundError):
                 for log, entry in self._committed(batch):
                     found |= _among(self._keys(log, entry), keys, ids)
-        if earlier:  # one that was removed meanwhile has left a file before
+        if earlier:  # before its removal, a batch removed meanwhile has left a file of keys
             names = ledger.names()
         for name in filter(KeptKeys.parse, names):
             with contextlib.suppress(FileNotFoundError):
@@ -146,12 +149,12 @@ class Redelivered:
             entries += log.read_on(entries)
             tables = [self._keys(log, entry) for entry in unfinished(entries)]
             if any(hits := [_among(table, keys, ids) for table in tables]):
-                log.store.sync(log.path)  # whoever put the entry may not have come to that yet
+                log.store.sync(log.path)  # its writer may not have synced yet
                 found.update(*hits)
         return found
 
     def _committed(self, batch: int) -> list[tuple[PartitionLog, LogEntry]]:
-        """What may be unfinished of a committed batch that could not be removed yet."""
+        """Return the possibly unfinished segments of a committed batch not yet removed."""
         if batch not in self._earlier:
             offset = self.ledger.prepared(batch)
             found = _unfinished_of(self.ledger, offset) if offset else ()
@@ -184,7 +187,7 @@ class Redelivered:
 
 
 def unfinished(entries: Sequence[LogEntry], settled: str = "") -> Iterator[LogEntry]:
-    """Yield the segments whose messages may be unfinished, except those of a settled attempt."""
+    """Yield the segments with possibly unfinished messages, except those of a settled attempt."""
     rows: Counter[str] = Counter()
     for entry in reversed(entries):
         attempt = entry.attempt
@@ -196,7 +199,7 @@ def unfinished(entries: Sequence[LogEntry], settled: str = "") -> Iterator[LogEn
 def _unfinished_of(
     ledger: Ledger, offset: Offset
 ) -> Iterator[tuple[TopicOnNsqd, PartitionLog, LogEntry]]:
-    """The segments of a batch's sealed partitions whose messages may be unfinished."""
+    """Yield the possibly unfinished segments of a batch's sealed partitions."""
     for k, quota in enumerate(offset.quotas):
         if sealed := ledger.sealed(offset.batch, k):
             settled = sealed.attempt if sealed.ending.settled else ""
@@ -205,7 +208,7 @@ def _unfinished_of(
 
 
 def keep(ledger: Ledger, offset: Offset) -> None:
-    """Driver: keep the keys of a committed batch that may be unfinished, before it is removed.
+    """Driver: keep the keys of possibly unfinished messages before a committed batch is removed.
 
     Raises OutputError for damaged files, and OSError.
     """
@@ -221,14 +224,14 @@ def keep(ledger: Ledger, offset: Offset) -> None:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, _KEPT_SCHEMA) as writer:
             writer.write_table(table)
-        # Another driver would keep the same.
+        # Another driver would write the same keys.
         ledger.store.put_if_absent(
             f"{ledger.folder}/{KeptKeys(offset.batch, rows)}", memoryview(sink.getvalue())
         )
 
 
 def prune(ledger: Ledger) -> None:
-    """Driver: remove the oldest of these files."""
+    """Driver: remove the oldest files of keys."""
     rows = 0
     for kept in sorted(filter(None, map(KeptKeys.parse, ledger.names())), reverse=True):
         if rows and rows + kept.rows > _MOST:
