@@ -294,8 +294,8 @@ def _without(name: str) -> str:
         )
     return (
         f"Spark needs {_MODULES[name]} for this URL: add --conf "
-        f"spark.jars.packages=org.apache.hadoop:{_MODULES[name]}:{version}; "
-        "'nsqtools help clusters' lists a smaller download"
+        f"spark.jars.packages=org.apache.hadoop:{_MODULES[name]}:{version}, or see "
+        "'nsqtools help clusters' for a smaller download"
     )
 
 

@@ -1,27 +1,27 @@
-"""The journal: the state of archive files that must survive a crash.
+"""The journal: the state of archive files, kept safe from crashes.
 
-A file has an entry, a small file of JSON in ``.nsqtools``, from before its first byte until it
-owes nothing more. Its process changes the entry; once that has ended, a start for the same topic,
-host and work directory takes it over.
+Each archive file has an entry, a small JSON file in ``.nsqtools``, from before its first byte until
+all its debts are paid. Only the file's process changes the entry. After the end of this process, a
+start for the same topic, host and work directory takes the entry over.
 
 under way  NAME.part is locked by its process. A message is finished once its record is in a
            complete, synced block. A start cuts the file back to complete records and publishes
            it, or removes a file without records.
 named      The entry has the inode, size and time of the complete file, its final name, and in
-           ``owes`` all that it is going to owe. NAME.part still exists. A start finds NAME to be
-           this file and removes NAME.part, or publishes it as above under the next free name.
-owing      NAME is durable, NAME.part is gone. ``owes`` has what remains to be done, in the order of
-           ``DEBTS``; a start does the rest. Nobody writes to the file, and retention does not
-           delete it. Once it owes nothing, the entry is removed.
+           ``owes`` all its future debts. NAME.part still exists. If NAME is this file, a start
+           removes NAME.part; otherwise it publishes the file, as above, under the next free name.
+owing      NAME is durable, NAME.part is gone. ``owes`` has the remaining steps, in the order of
+           ``DEBTS``; a start does the rest. No process writes to the file, and retention does not
+           delete it. Once all debts are paid, the entry is removed.
 published  NAME, without an entry. The last 15,000 names with <REV> are noted in ``names`` and not
-           used again. Without <REV> the next message of that name continues the file: under way
-           again, with the entry of a failed attempt, if there is one.
-gone       Neither NAME nor NAME.part exists: the crash came before the file was made, or a hook, a
-           user removed it. A start removes the entry and says so.
+           used again. Without <REV> the next message for NAME continues the file: it is under way
+           again, with the entry of a failed attempt, if any.
+gone       Neither NAME nor NAME.part exists: the crash came before the file was created, or a hook
+           or a user removed the file. A start removes the entry and logs this.
 
 A start warns of the files of other topics, hosts and work directories, and of an orphaned NAME.part
-that no entry knows, as after the removal of ``.nsqtools``. An entry that cannot be read is named
-and left alone. Others may write to the directory: links are not followed, names stay inside.
+without an entry, as after the removal of ``.nsqtools``. It logs unreadable entries and leaves them
+alone. Other users may write to the directory: links are not followed, names stay inside.
 
 All functions block and raise OSError.
 """
@@ -58,19 +58,19 @@ log = logging.getLogger(__name__)
 FOLDER = ".nsqtools"
 MANIFEST, UPLOAD, HOOK, DELETE = "--manifest", "--upload", "--on-rotate", "--delete-uploaded"
 DEBTS = (MANIFEST, UPLOAD, HOOK, DELETE)
-"""What a file can owe: the options to be followed for it, in this order."""
+"""The possible debts of a file: options to follow after publishing, in this order."""
 
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
-"""Minimum bytes of used names that are kept: about 15,000 names."""
+"""Minimum bytes of used names to keep: about 15,000 names."""
 _ENUMERATED = 3
 _LARGEST = 1 << 16
 """Maximum bytes of an entry; those written here have about 1,000."""
 
 
 class FileState(enum.Enum):
-    """The states above of files that have an entry."""
+    """The states of files with an entry, as described above."""
 
     UNDER_WAY = "under way"
     NAMED = "named"
@@ -80,14 +80,14 @@ class FileState(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A file that is being written or has been published.
+    """A file under way or published.
 
     ``published`` has the facts known so far; its name is the final name. ``base`` is the result of
     ``FileNames.at``, which contains ``<REV>``. ``host`` is the host whose processes may continue
     the file, empty for any host. ``work_dir`` is empty for the output directory; its inode
     distinguishes the directory from an empty mount point. ``inode`` and ``mtime_ns`` belong to the
-    file that has the final name or is about to get it, and are 0 before that. ``owes`` has those of
-    ``DEBTS`` that remain, the next one first.
+    file with the final name, or about to get it, and are 0 before. ``owes`` has the remaining
+    ``DEBTS``, the next debt first.
     """
 
     published: Published
@@ -105,8 +105,8 @@ class Entry:
     def is_published(self, work: str) -> bool:
         """Whether the work file has its final name, too.
 
-        On another file system that is a copy, whose inode may have been reused: mtime and size must
-        match.
+        On another file system the final name is a copy. Its inode may have been reused, so mtime
+        and size must match too.
         """
         if not self.inode:
             return False
@@ -120,7 +120,7 @@ class Entry:
         return (there.st_ino, there.st_mtime_ns, there.st_size) == ours
 
     def state(self, output_dir: str) -> FileState:
-        """Return the state in which this file is found."""
+        """Return the current state of this file."""
         work = self.work_path(output_dir)
         if os.path.lexists(work):
             return FileState.NAMED if self.is_published(work) else FileState.UNDER_WAY
@@ -140,7 +140,7 @@ class Entry:
             return False
 
     def copy_path(self) -> str:
-        """Return the path of the copy that is made for publishing on another file system."""
+        """Return the path of the copy for publishing on another file system."""
         return os.path.join(os.path.dirname(self.published.path), f".{self.key}.copy")
 
 
@@ -163,7 +163,7 @@ class Journal:
         self._entries: dict[str, Entry] = {}
         self._guard = threading.Lock()
         self.damaged: set[str] = set()
-        """The paths of entries that cannot be read."""
+        """The paths of unreadable entries."""
 
     def write(self, entry: Entry) -> None:
         """Write the current state of an entry durably."""
@@ -184,7 +184,7 @@ class Journal:
         self._entries[entry.key] = entry
 
     def _put(self, path: str, data: bytes) -> None:
-        """Write a file and rename it, so that a crash leaves the old content or the new."""
+        """Write a file and rename it: a crash leaves either the old content or the new."""
         while True:
             new = self._path(f"{self._owner}.{next(self._numbers)}", _NEW)
             try:
@@ -226,7 +226,7 @@ class Journal:
             os.unlink(self._path(entry.key, _ENTRY))
 
     def paid(self, entry: Entry) -> None:
-        """Note that the first of what a published file owes is done. Failures are logged."""
+        """Note the payment of a published file's first debt. Failures are logged."""
         entry.owes = entry.owes[1:]
         try:
             if entry.owes and entry.key in self._entries:
@@ -237,7 +237,7 @@ class Journal:
             log.warning("cannot update %s: %s", error.filename, error.strerror)
 
     def debt(self, path: str) -> str:
-        """Return what this published file owes next, to any process; empty for nothing."""
+        """Return the next debt of a published file in any process's entries; empty without one."""
         for entry in list(self._entries.values()):
             if entry.owes and entry.published.path == path:
                 return entry.owes[0]
@@ -254,14 +254,14 @@ class Journal:
         return ""
 
     def has(self, entry: Entry) -> bool:
-        """Whether this process still answers for a file."""
+        """Whether this process still has the entry of a file."""
         return self._entries.get(entry.key) is entry
 
     def adopt(self, wanted: Callable[[str], bool]) -> list[Entry]:
         """Take over the entries of ended processes for wanted topics, oldest first.
 
-        Entries of other topics, hosts and work directories are left, with a warning. An entry that
-        cannot be read is logged and added to ``damaged``.
+        Entries of other topics, hosts and work directories are left, with a warning. Unreadable
+        entries are logged and added to ``damaged``.
         """
         owners = {name.partition(".")[0] for name in _names(self._folder) if "." in name}
         owners.discard(self._owner)
@@ -301,7 +301,7 @@ class Journal:
         return " ".join(remedies)
 
     def _unfinished(self, entry: Entry) -> str:
-        """Return the path of a file that an ended process left; empty if there is none."""
+        """Return the path of a file left by an ended process; empty without such a file."""
         work = entry.work_path(self._output_dir)
         try:
             state = entry.state(self._output_dir)
@@ -315,7 +315,7 @@ class Journal:
     def revisions(self) -> Iterator[tuple[str, int]]:
         """Yield names with ``<REV>`` and their used revisions, including those of removed files.
 
-        An entry that cannot be read is logged and skipped.
+        Unreadable entries are logged and skipped.
         """
         for entry in entries(self._output_dir, self._skip):
             yield entry.base, entry.revision
@@ -334,7 +334,7 @@ class Journal:
                     yield base, revision
 
     def _remember(self, base: str, revision: int) -> None:
-        """Note a used name, so that consumers of the files never see two files with one name."""
+        """Note a used name: consumers must never see two files with the same name."""
         fd = open_locked(self._used, os.O_APPEND | os.O_NOFOLLOW, wait=True)
         assert fd is not None
         try:
