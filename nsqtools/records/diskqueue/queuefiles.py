@@ -1,7 +1,7 @@
-"""The files of disk queues: which there are, and their messages in order.
+"""The files of disk queues: their numbers, and their messages in order.
 
-Files are read beside a running nsqd, which appends to the last one, removes those that it has read,
-and renames a file that it cannot read to ``.bad``. Links are not followed, since whoever can write
+nsqd may be running: it appends to the last file, removes files after reading them, and renames
+unreadable files to ``.bad``. Links are not followed, since another user with write access
 to a data path could lead the reader elsewhere. Functions raise OSError with the file's name.
 """
 
@@ -31,7 +31,7 @@ _FILE = re.compile(
 )
 _META = re.compile(rb"(-?\d{1,18})\n(\d{1,18}),(\d{1,18})\n(\d{1,18}),(\d{1,18})\n?")
 
-# Seconds in which nsqd completes a record that it has begun to write: it does so in one call.
+# Seconds for nsqd to complete a record: nsqd writes each record in one call.
 _COMPLETION = 0.1
 
 
@@ -80,7 +80,7 @@ class DiskQueue:
     numbers: list[int] = field(default_factory=list)
     """The numbers of its files, in order, when they were listed."""
     bad: list[int] = field(default_factory=list)
-    """The numbers of its files that nsqd has renamed to ``.bad``."""
+    """The numbers of the files renamed to ``.bad`` by nsqd."""
 
     def path(self, part: int | str) -> str:
         """The path of the file with this number, or of ``meta``."""
@@ -90,7 +90,7 @@ class DiskQueue:
 
     @property
     def source(self) -> str:
-        """The folder, which writers of messages put in the place of nsqd's address."""
+        """The folder; writers of messages use it in place of nsqd's address."""
         return self.folder.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def is_same(self, other: DiskQueue) -> bool:
@@ -148,10 +148,10 @@ def disk_queues(folder: str) -> tuple[list[DiskQueue], list[str]]:
 
 
 class QueueReader:
-    """Reads the messages that a queue holds, from the read position of ``meta`` or, without it, all
+    """Reads the messages of a queue, from the read position of ``meta`` or, without it, all
     of its files. With ``bad`` it first reads the files that nsqd has given up, from their start.
 
-    Bodies have at most ``max_msg_size`` bytes; what is larger counts as damage.
+    Bodies have at most ``max_msg_size`` bytes; larger bodies count as damage.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class QueueReader:
             yield from self._read(self._queue.path(number), offset)
 
     def _numbers(self) -> Iterator[int]:
-        """The files to read, with those that nsqd begins meanwhile."""
+        """The files to read, including files begun by nsqd meanwhile."""
         found, least = self._queue, self._from.file
         while numbers := [each for each in found.numbers if each >= least]:
             yield from numbers
@@ -221,7 +221,7 @@ class QueueReader:
                 self.skipped[path] = decoder.skipped
 
     def _completion(self, fd: int, offset: int, decoder: QueueDecoder) -> bytes:
-        """What nsqd adds to a record that it is just writing."""
+        """The bytes added by nsqd to a record still being written."""
         if not decoder.is_within_record():
             return b""
         time.sleep(_COMPLETION)

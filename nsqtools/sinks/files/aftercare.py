@@ -36,14 +36,14 @@ _BLOCK = 1 << 16
 _START = b'{"name": '
 """The start of each line of a manifest."""
 _RECENT = 1 << 20
-"""Bytes at the end of a manifest that ``has`` searches: about 2000 lines."""
+"""Bytes at the end of a manifest to search in ``has``: about 2000 lines."""
 
 
 class Aftercare:
-    """Does for published files what options demand, in this order; thread-safe.
+    """The steps demanded by options for published files, in this order; thread-safe.
 
     The manifest is written, then the file is uploaded, ``--on-rotate`` is run, and the file is
-    deleted if it was uploaded. Retention deletes no file that waits for any of that. ``matcher``
+    deleted if it was uploaded. Retention deletes no file with remaining steps. ``matcher``
     recognises the names of archives. The published files are listed once, when retention is first
     applied.
     """
@@ -71,7 +71,7 @@ class Aftercare:
         if options.delete_uploaded:
             flags.add(DELETE)
         self.owes = tuple(flag for flag in DEBTS if flag in flags)
-        """What a file owes when it is published."""
+        """The debts of a file at its publication."""
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
         self._warned = False
@@ -85,7 +85,7 @@ class Aftercare:
             self._manifest.check()
 
     def record(self, entry: Entry) -> None:
-        """Add the line that a file owes to the manifest, unless it is there.
+        """Add the line of a file to the manifest if owed and still missing.
 
         Raises OSError; the caller tries again, even after a crash.
         """
@@ -96,7 +96,7 @@ class Aftercare:
             self._journal.paid(entry)
 
     def pay(self, entry: Entry) -> None:
-        """Do what a file owes after ``record``, as far as this run has the options for it.
+        """Pay a file's debts after ``record``, as far as this run has the options for them.
 
         Raises nothing.
         """
@@ -117,7 +117,7 @@ class Aftercare:
         return _unlink(published.path)
 
     def follow(self, entry: Entry) -> None:
-        """Count a published file, begin what it owes, and apply retention. Raises nothing."""
+        """Count a published file, begin to pay its debts, and apply retention. Raises nothing."""
         published = entry.published
         self._count(published)
         if self._retention.unlimited:
@@ -129,7 +129,7 @@ class Aftercare:
         self._delete(files)
 
     def prune(self) -> None:
-        """Delete files that exceed the limits of retention; blocks."""
+        """Delete files over the limits of retention; blocks."""
         if not self._retention.unlimited:
             for files in list(self._listed().values()):
                 self._delete(files)
@@ -146,7 +146,7 @@ class Aftercare:
     def counts(self) -> Counter[tuple[str, str]]:
         """Return ``files``, ``records`` and ``bytes`` published so far, by topic.
 
-        A file that is continued counts in full each time. Does not block.
+        A continued file counts in full each time. Does not block.
         """
         with self._counting:
             return self._counts.copy()
@@ -222,7 +222,7 @@ class Manifest:
             )
 
     def append(self, published: Published) -> None:
-        """Add a line and sync the file. A last line that a crash left incomplete is removed first.
+        """Add a line and sync the file. An incomplete last line after a crash is removed first.
 
         A complete last line without a line end, as editors may leave it, gets one. In the line,
         ``name`` is relative to the directory of the manifest, and ``published`` is the current
@@ -271,7 +271,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _is_begun(line: bytes) -> bool:
-    """Whether the first line is empty or the rest of one after a crash, which may contain zeros."""
+    """Whether the first line is empty, or incomplete after a crash, perhaps with zeros."""
     if line.endswith(b"\n") or not _is_torn(line) or len(line) >= _BLOCK:
         return False
     return line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
@@ -280,8 +280,8 @@ def _is_begun(line: bytes) -> bool:
 def find(root: str, matcher: NameMatcher, *, suffix: str = "") -> Iterator[tuple[str, Kept]]:
     """Yield topics and regular files below root whose names, with this suffix after them, match.
 
-    Symbolic links are ignored, and directories that cannot contain archives are skipped.
-    Directories that cannot be read are logged, unless they have been removed.
+    Symbolic links are ignored, and directories without possible archives are skipped.
+    Unreadable directories are logged, unless they have been removed.
     """
 
     def unreadable(error: OSError) -> None:

@@ -1,7 +1,7 @@
 """Files on disk: locked by one process while written, published without overwriting others.
 
-A file that is being written has the suffix ``WORK`` and is locked by its process. So a file with
-that suffix and no lock was left by a crash. All functions block and raise OSError.
+While being written, a file has the suffix ``WORK`` and is locked by its process. So a file with
+this suffix and no lock was left by a crash. All functions block and raise OSError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 _CALL = 1 << 18
 """Bytes to write in a call: many more at once take the kernel several times as long."""
 _MOST_PARTS = 1024
-"""Parts that a call takes: IOV_MAX."""
+"""Maximum parts per call: IOV_MAX."""
 _BLOCK = 1 << 16
 _ATTEMPTS = 10
 
@@ -94,7 +94,7 @@ def hold(path: str) -> int | None:
 
 
 def check_links(root: str, path: str) -> None:
-    """Raise OSError if a directory between the two is a link that somebody else has made.
+    """Raise OSError if a directory between the two is another user's link.
 
     Such a link may lead anywhere.
     """
@@ -143,7 +143,7 @@ def write_pieces(fd: int, pieces: Iterable[bytes]) -> None:
 
 
 def _calls(pieces: Iterable[bytes]) -> Iterator[list[memoryview]]:
-    """What to write at once: several small pieces, or a part of a large one."""
+    """Return the pieces for one write: several small pieces, or a part of a large one."""
     call: list[memoryview] = []
     size = 0
     for piece in pieces:
@@ -183,7 +183,7 @@ def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
 def _link(work: str, target: str) -> None:
     """Give a file a second name.
 
-    NFS may say that the name exists because it repeats a request whose response was lost.
+    NFS may report an existing name after repeating a request because of a lost response.
     """
     try:
         os.link(work, target)
@@ -213,7 +213,7 @@ def _publish_copy(work: str, target: str, copy: str, mark: Mark) -> None:
 
 
 def _publish_renamed(work: str, target: str) -> None:
-    """Rename onto an exclusively created empty file, so that no other file is overwritten."""
+    """Rename onto an exclusively created empty file: no other file is overwritten."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
     try:
         os.rename(work, target)
@@ -224,7 +224,7 @@ def _publish_renamed(work: str, target: str) -> None:
 
 
 def free_reserved(target: str) -> None:
-    """Remove the empty file with which ``give_name`` reserved a name before a crash."""
+    """Remove the empty file left by ``give_name`` after a crash."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = os.lstat(target)
         if stat.S_ISREG(found.st_mode) and not found.st_size:
@@ -232,7 +232,7 @@ def free_reserved(target: str) -> None:
 
 
 def retire(work: str, root: str = "") -> None:
-    """Remove the work name of a published file, and directories that become empty.
+    """Remove the work name of a published file, and directories emptied by this.
 
     Only directories below ``root``, which contains the file, are removed; none without it.
     """
@@ -257,7 +257,7 @@ def _remove_empty(folder: str, root: str) -> None:
 
 
 def copy_contents(source: int, target: int, start: int, end: int) -> None:
-    """Copy a range of an open file, which may have lost its name, and sync the copy."""
+    """Copy a range of an open file, with or without a name, and sync the copy."""
     while start < end and (data := os.pread(source, min(_CHUNK, end - start), start)):
         write_all(target, data)
         start += len(data)
@@ -287,7 +287,7 @@ def set_aside(fd: int, path: str, start: int, size: int) -> str:
 
 
 def move_aside(path: str) -> str:
-    """Rename a file that is in the way; return its new name."""
+    """Rename a file to free its name; return its new name."""
     for number in range(1, 10**6):
         aside = f"{path}.{number}"
         if not os.path.lexists(aside):
@@ -318,7 +318,7 @@ def make_writable_directory(path: str) -> None:
 
 @contextlib.contextmanager
 def named_option(flag: str, path: str) -> Iterator[None]:
-    """Convert an OSError of a path that cannot be used into a ConfigError that names its option."""
+    """Convert the OSError of an unusable path into a ConfigError with the option's name."""
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
@@ -358,7 +358,7 @@ def append_lines(
 ) -> None:
     """Append complete lines to a file and sync it; ``flags`` are added to open's.
 
-    If the last line has no line end, it is removed if ``is_torn`` finds that a crash has left it;
+    If the last line has no line end, it is removed if ``is_torn`` recognises the rest of a crash;
     otherwise, as editors may leave it, it gets a line end. Raises OSError with the file's name; the
     lines are then not in the file, or the next call removes them.
     """
@@ -368,7 +368,7 @@ def append_lines(
         with naming(path):
             end, missing = _end_of_lines(fd, is_torn)
             os.ftruncate(fd, end)
-            # before the first line, so that the file's name is durable as soon as it has lines
+            # before the first line: a file with lines then has a durable name
             if not end:
                 sync_directory(os.path.dirname(path))
             try:

@@ -1,4 +1,4 @@
-"""The sink that archives topics: batches are collected, synced together, and then finished.
+"""The sink for archives of topics: batches are collected, synced together, and then finished.
 
 Files are written in threads, so that reading and heartbeats never wait for the disk. Each topic has
 one task and one archive. Batches that arrive during a sync are collected for the next one.
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 _THREADS = 4
 _REST = 3600.0
-"""Maximum seconds that an idle topic waits before it reads the clock, which may have been set."""
+"""Maximum seconds an idle topic waits before reading the clock again, in case it was set."""
 _SHARE = 4
-"""A sync starts when 1/4 of max_in_flight waits, and includes all messages that have arrived."""
+"""A sync starts when 1/4 of max_in_flight waits, and includes all waiting messages."""
 _SYNC_SIZE = 4 << 20
 """Bytes of bodies that start a sync, whatever the number of messages; larger bodies use more
 memory.
@@ -59,7 +59,7 @@ disk that is almost full, both happen several times a second.
 def file_sink(
     source: ArchiveSourceOptions, options: ArchiveOptions, config: ConsumerConfig
 ) -> FileSink:
-    """Return the sink that archives these topics; raises ConfigError before it changes anything."""
+    """Return the sink for these topics; raises ConfigError before it changes anything."""
     rules = Rules.of(options, config.max_msg_size)
     if source.topic_pattern or len(set(source.topic)) > 1:
         rules.check_several_topics()
@@ -68,7 +68,7 @@ def file_sink(
 
 
 class FileSink(HoldingHandler):
-    """A handler that archives topics, each in files of its own.
+    """A handler for archives of topics, each in files of its own.
 
     ``window`` is max_in_flight. A sync starts when a quarter of it waits, so that more messages
     arrive meanwhile, or when a batch is ``starved``. The maximum wait is ``--sync-interval``, or
@@ -86,7 +86,7 @@ class FileSink(HoldingHandler):
         self.write_failures: Counter[str] = Counter()
 
     async def open(self) -> None:
-        """Take the locks that all topics share, and recover files that a crash left behind."""
+        """Take the locks shared by all topics, and recover the files left by a crash."""
         await super().open()
         self.archives.lock("")
         await self.threads.run(self.archives.open)
@@ -158,7 +158,7 @@ class FileSink(HoldingHandler):
             self.threads.close()
 
     def metrics(self) -> Iterator[Metric]:
-        """Return what was published, including recovered files, what waits, and failed writes."""
+        """Yield counts of published or recovered files, waiting files, and failed writes."""
         counts = self.archives.aftercare.counts()
         for topic, failures in self.write_failures.items():
             counts["write_failures", topic] = failures
@@ -179,7 +179,7 @@ class FileSink(HoldingHandler):
     # Methods for _TopicQueue.
 
     def interval_for(self, batch: Batch) -> float:
-        """Return the maximum seconds that the batch may wait for a sync."""
+        """Return the maximum seconds for the batch to wait for a sync."""
         limit = batch.msg_timeout / 2
         if self._options.sync_interval > limit and not self._warned:
             self._warned = True
@@ -193,7 +193,7 @@ class FileSink(HoldingHandler):
         return min(self._options.sync_interval, limit)
 
     def cannot_write(self, error: Exception) -> bool:
-        """Whether to continue after an error that prevented messages from being written."""
+        """Whether to continue after a failed write of messages."""
         if isinstance(error, OSError | OutputError) and not self._options.fail_fast:
             return True
         self.fail(as_output_error(error))
@@ -201,7 +201,7 @@ class FileSink(HoldingHandler):
 
 
 class _TopicQueue:
-    """The waiting batches of a topic, and the task that writes them."""
+    """The waiting batches of a topic, and the task to write them."""
 
     def __init__(self, sink: FileSink, name: str) -> None:
         self._sink = sink
@@ -267,7 +267,7 @@ class _TopicQueue:
         await asyncio.shield(self._task)
 
     def result(self) -> None:
-        """Raise the error that kept messages from being written."""
+        """Raise the error of a failed write."""
         if self._error:
             raise as_output_error(self._error)
 
@@ -335,7 +335,7 @@ class _TopicQueue:
     def _synced(self, safe: list[Part]) -> None:
         """Finish synced messages while the thread continues with publishing.
 
-        The loop runs this before it learns that the thread has ended.
+        The loop runs this before the end of the thread is reported.
         """
         self._loop.call_soon_threadsafe(self._finish, safe)
 
@@ -352,7 +352,7 @@ class _TopicQueue:
                 self._complained, self._quiet_until = False, self._loop.time() + _QUIET
 
     def _failed(self, error: Exception, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:
-        """Requeue messages that are not safe; return whether to continue."""
+        """Requeue unsafe messages; return whether to continue."""
         self._sink.write_failures[self._name] += 1
         goes_on = self._sink.cannot_write(error)
         is_news = not self._complained and self._loop.time() >= self._quiet_until

@@ -1,4 +1,4 @@
-"""Resources that the archives of all topics share: locks, recovery and maintenance."""
+"""Resources shared by the archives of all topics: locks, recovery and maintenance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMES = (0, 1_234_567_890 * SECOND)
-"""Two times that show whether two filename formats differ."""
+"""Two times to show whether two filename formats differ."""
 
 
 class Archives:
@@ -53,11 +53,11 @@ class Archives:
         self.aftercare = Aftercare(rules, self._journal, matcher)
         self._publication = Publication(rules, self._journal, self.aftercare)
         self._locks: dict[str, Lock] = {}
-        if rules.options.lock:  # named by the user, so that one such command runs at a time
+        if rules.options.lock:  # named by the user: one command with this lock runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
 
     def lock(self, topic: str) -> None:
-        """Ensure that no other process writes the same names.
+        """Exclude other processes writing the same names.
 
         An empty topic takes the lock of ``--lock``. Raises LockedError, OSError or ConfigError.
         """
@@ -69,10 +69,10 @@ class Archives:
                 raise lock.refusal()
 
     def open(self) -> None:
-        """Create the directories, recover files that crashes left, and apply retention.
+        """Create the directories, recover files left by crashes, and apply retention.
 
-        Raises OSError, or ConfigError if a directory cannot be used or ``--manifest`` names a file
-        that is not a manifest.
+        Raises OSError, or ConfigError if a directory is unusable or the file of ``--manifest`` is
+        not a manifest.
         """
         rules = self.rules
         self.aftercare.check()
@@ -86,7 +86,7 @@ class Archives:
         self.aftercare.prune()
 
     def _name_orphans(self) -> None:
-        """Warn of work files that no entry of the journal names and no process is writing."""
+        """Warn of work files without an entry in the journal and without a writing process."""
         rules = self.rules
         known = {
             entry.work_path(rules.output_dir)
@@ -116,7 +116,7 @@ class Archives:
     def close(self) -> None:
         """Wait for the last uploads and ``--on-rotate`` commands.
 
-        Raises OutputError if a file that a crash left could not be published, or a published file
+        Raises OutputError if a file left by a crash could not be published, or a published file
         still waits. The next run continues with both.
         """
         self.aftercare.close()
@@ -134,7 +134,7 @@ class Archives:
         return f"files that wait for {flag}: {len(files)} ({names}){todo}"
 
     def waiting(self) -> Counter[str]:
-        """Return the number of published files that wait for something, by topic."""
+        """Return the number of published files with remaining steps, by topic."""
         owed = self._journal.owed().values()
         return Counter(published.topic for files in owed for published in files)
 
@@ -151,7 +151,7 @@ class Archives:
             raise OSError(errno.EAGAIN, "another process has taken the lock", lock.path)
 
     def _lock_path(self, topic: str) -> str:
-        """Return one path for all options that result in the same file names."""
+        """Return one path for all options with the same resulting file names."""
         rules = self.rules
         names = FileNames(
             rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=UTC

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ArchiveEnding = Literal["", "reopen", "close"]
-"""What a step does with open files: rotate them by the rules, or publish all of them."""
+"""The action of a step on open files: rotate them by the rules, or publish all of them."""
 
 
 class OwedError(OutputError):
-    """Messages wait for something else that a file owes."""
+    """Messages wait for the payment of a file's debt."""
 
 
 class Arrival(NamedTuple):
@@ -90,9 +90,9 @@ class Archive:
     def step(
         self, arrivals: Sequence[Arrival], *, now: float, wall: int, ending: ArchiveEnding = ""
     ) -> bool:
-        """Write batches, sync, and rotate files that are due; return whether anything was written.
+        """Write batches, sync, and rotate files when due; return whether anything was written.
 
-        After OSError, OutputError or ConfigError, messages that were not synced have been removed
+        After OSError, OutputError or ConfigError, unsynced messages have been removed
         from the files, and the caller must requeue them.
         """
         before = self._written
@@ -115,7 +115,7 @@ class Archive:
         return self._written > before
 
     def release(self) -> None:
-        """Close files that could not be published; the next start recovers them."""
+        """Close unpublished files; the next start recovers them."""
         for file in (*self._files.values(), *self._finished):
             file.close()
         self._files.clear()
@@ -160,7 +160,7 @@ class Archive:
             messages, records = messages[taken:], [b"".join(records)[len(chunk) :]]
 
     def _fill(self, batch: Batch, messages: Sequence[Message], room: float) -> tuple[bytes, int]:
-        """Return the records that fit, the last one possibly in part, and their number."""
+        """Return the fitting records, the last one possibly in part, and their number."""
         records: list[bytes] = []
         size = 0
         for message in messages:
@@ -182,7 +182,7 @@ class Archive:
             )
 
     def _file_for(self, name: str, wall: int, now: float) -> WorkFile:
-        """Return the open file of this name, after closing files that it replaces."""
+        """Return the open file of this name, after closing the files it replaces."""
         for known in [name] if self._rules.by_message else list(self._files):
             file = self._files.get(known)
             if file and self._rotation.decide(file.facts, name=name, now=now, wall=wall):
@@ -200,7 +200,7 @@ class Archive:
                 self._sync_one(file)
 
     def _sync_one(self, file: WorkFile) -> None:
-        """Sync one file, whose name may have been moved or removed."""
+        """Sync one file, even after its name was moved or removed."""
         while True:
             try:
                 if file.is_dirty:  # without its entry no start would find the records
@@ -283,7 +283,7 @@ class Archive:
         """Continue a published file, as nsq_to_file does: it becomes the work file again.
 
         A work file that a failed attempt or a crash has left is continued too. Returns None if
-        there is neither. Raises OwedError while the published file owes anything: what it owes may
+        there is neither. Raises OwedError while the published file has debts: their payment may
         need the file as it is, or remove it.
         """
         entry, rules = self._entry(name, 0), self._rules
@@ -320,7 +320,7 @@ class Archive:
         return entry, fd, found
 
     def _entry(self, name: str, revision: int) -> Entry:
-        """Return a journal entry for a file that does not exist yet."""
+        """Return a journal entry for a file not yet created."""
         rules = self._rules
         relative = self._names.path(name, revision)
         work_dir = rules.own_work_dir

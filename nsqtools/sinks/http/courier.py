@@ -1,4 +1,4 @@
-"""Couriers, which deliver messages to one endpoint or to all."""
+"""Couriers: delivery of messages to one endpoint or to all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
-"""Maximum messages for which ``all`` remembers the endpoints that have accepted them."""
+"""Maximum messages for which ``all`` remembers the accepting endpoints."""
 _CHECK_INTERVAL = 1.0
-"""Seconds between checks whether nsqd has taken back messages that wait."""
+"""Seconds between checks whether nsqd has taken back waiting messages."""
 _AT_EASE = (Verdict.DONE, Verdict.DROP)
 
 _BY_WEIGHT = (Verdict.RETRY, Verdict.GONE, Verdict.DROP, Verdict.DONE)
@@ -83,7 +83,7 @@ class _AllGoneError(OutputError):
 
 
 class OneOf(Courier):
-    """Delivers to the endpoint that the policy chooses, or to the next if it is unreachable."""
+    """Delivers to the endpoint chosen by the policy, or to the next if it is unreachable."""
 
     def __init__(self, post: Post, choice: Endpoints, *, rng: Random) -> None:
         super().__init__(post)
@@ -94,13 +94,13 @@ class OneOf(Courier):
         self._loop = asyncio.get_running_loop()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """Try the endpoint that the policy chooses, and others while they are unreachable."""
+        """Try the endpoint chosen by the policy, and others while they are unreachable."""
         if not self._post.fits(parcel):
             return UNFIT
         outcome = NOT_TRIED
         tried: set[str] = set()
         while True:
-            if tried:  # an endpoint that is down is chosen only for a probe, which must be sent
+            if tried:  # an unavailable endpoint is chosen only for a probe, to be sent in any case
                 states = self.states()
                 tried = {name for name in tried if states[name] != "down"}
             names = self._choice.choose(now=self._loop.time(), rng=self._rng)
@@ -122,7 +122,7 @@ class OneOf(Courier):
                 return NOT_TRIED
 
     def look(self) -> None:
-        """Wake all deliveries that wait for an endpoint."""
+        """Wake all deliveries waiting for an endpoint."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -216,7 +216,7 @@ class EachOf(Courier):
         return _worst(outcomes)
 
     def look(self) -> None:
-        """Wake all deliveries that wait for any endpoint."""
+        """Wake all deliveries waiting for any endpoint."""
         for way in self._ways.values():
             way.look()
 
@@ -229,7 +229,7 @@ class EachOf(Courier):
 
 
 def _is_final(outcome: Outcome, parcel: Parcel) -> bool:
-    """Whether a result is final; messages that are dropped together are tried one by one first."""
+    """Whether a result is final; messages dropped together are first tried one by one."""
     return outcome is DONE or (outcome.verdict is Verdict.DROP and len(parcel) == 1)
 
 

@@ -1,4 +1,4 @@
-"""The sink that delivers messages to HTTP endpoints and finishes them once accepted.
+"""The sink for HTTP endpoints; it finishes messages once an endpoint accepts them.
 
 A fixed number of tasks deliver concurrently; batches with waiting messages are held.
 """
@@ -38,11 +38,11 @@ _GIVEN_UP = Outcome(Verdict.DROP, reason=TOO_MANY)
 
 
 class HttpSink(HoldingHandler):
-    """A handler that delivers messages with ``workers`` concurrent requests.
+    """A handler for delivery with ``workers`` concurrent requests.
 
     With ``size`` over 1, up to as many messages of a topic share a request; fewer after ``wait``
-    seconds or if nsqd has no more. ``share`` is the fraction of messages that are delivered; the
-    others are finished at once.
+    seconds or if nsqd has no more. ``share`` is the fraction of messages to deliver; the others are
+    finished at once.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class HttpSink(HoldingHandler):
                 await self._deliver(self._queue.popleft())
 
     def _sound(self, parcel: Parcel) -> Parcel:
-        """Return the messages that nsqd has not taken back."""
+        """Return the messages not taken back by nsqd."""
         if not any(batch.is_lost() for batch, _ in parcel):
             return parcel
         lost = set()
@@ -189,7 +189,7 @@ class HttpSink(HoldingHandler):
         return [item for item in parcel if item[0] not in lost]
 
     async def _deliver(self, parcel: Parcel) -> None:
-        """Deliver messages that nsqd has not taken back, and settle them."""
+        """Deliver the messages not taken back by nsqd, and settle them."""
         topic = self._topics[parcel[0][0].topic]
         delay = self._pace.delay(1, now=self._loop.time())
         if delay and not await topic.stays(delay):
@@ -216,7 +216,7 @@ class HttpSink(HoldingHandler):
             self._give_back(sound, outcome)
 
     async def _refuse(self, parcel: Parcel) -> None:
-        """Write messages that can never be sent as dead letters, or requeue them."""
+        """Write unsendable messages as dead letters, or requeue them."""
         if not self._dead_letters.is_lossy:
             await self._drop(parcel, UNFIT)
             return
@@ -301,7 +301,7 @@ class _HeldTopic:
         self.leaving = asyncio.Event()
 
     def stop_timer(self) -> None:
-        """Stop the timer of the incomplete request, which is queued or dropped."""
+        """Stop the timer of the incomplete request, now queued or dropped."""
         if self.timer:
             self.timer.cancel()
             self.timer = None

@@ -36,7 +36,7 @@ MAX_REDIRECTS = 10
 _SNIPPET = 120
 _PERCENTILES = (50, 95, 99)
 _REDIRECTS = (307, 308), (301, 302, 303, 307, 308)
-"""The redirects that a POST follows, and those that a GET follows."""
+"""The redirects followed by a POST, and by a GET."""
 _PUBLIC = (b"content-type", b"content-encoding", b"content-length", b"user-agent")
 
 Parcel = list[tuple["Batch", "Message"]]

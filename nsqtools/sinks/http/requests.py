@@ -1,4 +1,4 @@
-"""httpx requests for messages. Parts that all requests to a URL share are prepared once.
+"""httpx requests for messages. Parts shared by all requests to a URL are prepared once.
 
 No part of a message, such as body, id or topic, can add a header, or change more of a URL than its
 own value.
@@ -94,7 +94,7 @@ def render(request: httpx.Request) -> bytes:
 
 
 class Head:
-    """The request line and headers that requests share."""
+    """The request line and headers shared by requests."""
 
     __slots__ = ("fields", "headers", "origin")
 
@@ -137,7 +137,7 @@ class PreparedRequest(httpx.Request):
 
 
 class Endpoint:
-    """A URL that messages are posted to; ``make_endpoints`` makes endpoints.
+    """A target URL for messages; ``make_endpoints`` makes endpoints.
 
     ``name`` is unique and for logs; ``url`` is the target of requests. Both have no user and
     password, and ``name`` has no values of the query.
@@ -189,7 +189,7 @@ class Endpoint:
         return PreparedRequest(self.method, self.url, self._head(topic, channel), headers, body)
 
     def _facts(self, messages: Sequence[Message]) -> list[Header]:
-        """Return the headers that describe the messages; a batch may have one message."""
+        """Return the headers about the messages; a batch may have one message."""
         if self._form:
             facts = [(b"X-NSQ-Count", b"%d" % len(messages))]
             if len(messages) <= MAX_IDS:
@@ -204,11 +204,11 @@ class Endpoint:
         return self._own(facts) if self._given else facts
 
     def _own(self, headers: list[Header]) -> list[Header]:
-        """Return the headers that the user does not replace."""
+        """Return the headers not replaced by the user."""
         return [each for each in headers if each[0].lower() not in self._given]
 
     def _head(self, topic: str, channel: str) -> Head:
-        """Return the part that all requests of a topic share."""
+        """Return the part shared by all requests of a topic."""
         head = self._heads.get((topic, channel))
         if head is None:
             # Valid names remain unchanged; in others, quoting prevents line breaks.
@@ -236,7 +236,7 @@ class Endpoint:
 
 
 class GetEndpoint(Endpoint):
-    """A URL in which the escaped body replaces the %s in the path or query."""
+    """A URL with %s in the path or query, to be replaced by the escaped body."""
 
     method = "GET"
 
@@ -258,7 +258,7 @@ class GetEndpoint(Endpoint):
     def build(
         self, topic: str, channel: str, messages: Sequence[Message], now: float
     ) -> httpx.Request:
-        """Return the request that delivers a single message."""
+        """Return the request for a single message."""
         value = "".join([_ESCAPED[byte] for byte in messages[0].body]).encode()
         url = _FilledURL(self.url, b"%b%b%b" % (self._before, value, self._after))
         head = self._head(topic, channel)
@@ -292,7 +292,7 @@ class _FilledURL(httpx.URL):
 
 
 def _identity(message: Message) -> bytes:
-    """Return the id, which nsqd makes of hexadecimal digits; any other is made safe."""
+    """Return the id, hexadecimal digits from nsqd; any other id is made safe."""
     return message.id if message.id.isalnum() else message.id.hex().encode()
 
 

@@ -2,7 +2,7 @@
 OK.
 
 Each topic has a few concurrent publishes. Batches that arrive meanwhile wait, and the next publish
-takes all of them, so that a slow destination gets larger publishes.
+takes all of them: a slow destination gets larger publishes.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Guard(Protocol):
         """Raise ConfigError if messages would come back."""
 
     def error_for(self, topic: str, source: Address) -> NSQError | None:
-        """Return the error for a topic that is consumed from this nsqd; called for each batch."""
+        """Return the error for a topic consumed from this nsqd; called for each batch."""
 
 
 class RelaySink(HoldingHandler):
-    """A handler that publishes topics to others; ``destinations`` maps their names.
+    """A handler to publish topics to others; ``destinations`` maps their names.
 
     ``defer`` is in seconds. Messages that the rules cannot process, or that no nsqd accepts, go to
     ``dead_letters``; without a destination for those they are requeued with growing delays. The
@@ -108,7 +108,7 @@ class RelaySink(HoldingHandler):
         """Accept a batch; it is settled when the destination has it."""
         if self._guard and (error := self._guard.error_for(batch.topic, batch.source)):
             batch.requeue(delay=0, backoff=False)
-            self.fail(OutputError(str(error)))  # a ConfigError would mean that nothing was done
+            self.fail(OutputError(str(error)))  # ConfigError would mean: nothing was done
             return
         self._topics[batch.topic].add(batch)
 
@@ -119,7 +119,7 @@ class RelaySink(HoldingHandler):
     async def drain(self, topic: str) -> None:
         """Publish all held messages of a topic; if cancelled, stop publishing.
 
-        Messages that wait only for the rate limit, or for a lost destination, are requeued.
+        Messages waiting only for the rate limit, or for a lost destination, are requeued.
         """
         if work := self._topics.pop(topic, None):
             await work.end()
