@@ -62,13 +62,13 @@ class Source(StrEnum):
 class Table(NamedTuple):
     """One table.
 
-    ``command`` has the words of its command, and is empty if several share it. ``where`` is its
+    ``command`` has the words of its command, and is empty if several share it. ``name`` is its
     name in errors. Keys are spelled as parameters, and paths are relative to ``folder``.
     """
 
     source: Source
     command: tuple[str, ...]
-    where: str
+    name: str
     values: Mapping[str, Any]
     folder: str
 
@@ -88,7 +88,7 @@ class Table(NamedTuple):
                 raise ConfigError("expected one value, found a list")
             return tuple(self._convert(item, declared) for item in value)
         except ConfigError as error:
-            raise ConfigFileError(f"{self.where}: {flag_name(key)}: {error}") from None
+            raise ConfigFileError(f"{self.name}: {flag_name(key)}: {error}") from None
 
     def _convert(self, value: Any, declared: Option) -> Any:
         found = convert(declared, value)
@@ -117,7 +117,7 @@ class Table(NamedTuple):
         try:
             return parse_pairs(cls, texts, cls.opt_flag)
         except ConfigError as error:
-            raise ConfigFileError(f"{self.where}: {error}") from None
+            raise ConfigFileError(f"{self.name}: {error}") from None
 
     def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
         """A line for each key that is neither a known option nor the table of a command."""
@@ -126,11 +126,11 @@ class Table(NamedTuple):
             name = flag_name(key)
             if isinstance(value, dict):
                 if name not in tables and key not in known:
-                    yield f"{self.where}: unknown table {name!r}{nearest(name, tables)}"
+                    yield f"{self.name}: unknown table {name!r}{nearest(name, tables)}"
             elif name in tables:
-                yield f"{self.where}: {name}: expected a table, found {_toml(value)}"
+                yield f"{self.name}: {name}: expected a table, found {_toml(value)}"
             elif key not in known:
-                yield f"{self.where}: unknown key {name!r}{self._hint(name, known)}"
+                yield f"{self.name}: unknown key {name!r}{self._hint(name, known)}"
 
     def _hint(self, name: str, known: Iterable[str]) -> str:
         near = nearest(name, map(flag_name, known))
@@ -237,10 +237,10 @@ class ConfigFile:
         Raises ConfigFileError if one is not a table.
         """
         if profile is not None:
-            where = f"profile.{profile}"
-            top = self._spelled(self._data["profile"][profile], where)
-            yield from self._own(top, command, f"{where}.", Source.PROFILE)
-            yield self._table(top, (), where, Source.PROFILE)
+            name = f"profile.{profile}"
+            top = self._spelled(self._data["profile"][profile], name)
+            yield from self._own(top, command, f"{name}.", Source.PROFILE)
+            yield self._table(top, (), name, Source.PROFILE)
         yield from self._own(self._data, command, "", Source.FILE)
         defaults = self._spelled(self._data.get("defaults", {}), "defaults")
         yield self._table(defaults, (), "defaults", Source.FILE)
@@ -254,9 +254,9 @@ class ConfigFile:
             values = node.get(word.replace("-", "_"))
             if not isinstance(values, dict):
                 break  # no such table, or an option named like a command
-            where = prefix + ".".join(command[:depth])
-            node = self._spelled(values, where)
-            found.insert(0, self._table(node, tuple(command[:depth]), where, source))
+            name = prefix + ".".join(command[:depth])
+            node = self._spelled(values, name)
+            found.insert(0, self._table(node, tuple(command[:depth]), name, source))
         return found
 
     def _table(
@@ -270,9 +270,9 @@ class ConfigFile:
         for key, value in values.items():
             parameter = key.replace("-", "_")
             if parameter in spelled:
-                where = f"{self.name}: [{table}]" if table else self.name
+                place = f"{self.name}: [{table}]" if table else self.name
                 twice = f"{flag_name(key)!r} is given twice, in two spellings"
-                raise ConfigFileError(f"{where}: {twice}")
+                raise ConfigFileError(f"{place}: {twice}")
             spelled[parameter] = value
         return spelled
 

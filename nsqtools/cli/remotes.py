@@ -25,9 +25,9 @@ def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
     return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
 
 
-def fixed_nsqds(where: ServerOptions) -> tuple[Address, ...]:
+def fixed_nsqds(servers: ServerOptions) -> tuple[Address, ...]:
     """The nsqds to connect to; none if nsqlookupd lists them."""
-    return () if where.lookupd_http_address else addresses(where.nsqd_tcp_address)
+    return () if servers.lookupd_http_address else addresses(servers.nsqd_tcp_address)
 
 
 async def targets(target: TargetOptions, config: ClientConfig) -> Sequence[Address]:
@@ -79,14 +79,14 @@ def beside_producer(config: C) -> C:
     return config.with_values(max_msg_size=max(config.max_msg_size, least))
 
 
-def nsqds_of(where: ApiOptions) -> tuple[str, ...]:
+def nsqds_of(servers: ApiOptions) -> tuple[str, ...]:
     """The nsqds to ask: the one on this host, if no server is given."""
-    if where.nsqd_http_address or where.lookupd_http_address:
-        return where.nsqd_http_address
+    if servers.nsqd_http_address or servers.lookupd_http_address:
+        return servers.nsqd_http_address
     return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
-def client_limits(where: ApiOptions | DrainOptions | LookupOptions) -> dict[str, Any]:
+def client_limits(options: ApiOptions | DrainOptions | LookupOptions) -> dict[str, Any]:
     """HTTPClient's connect_timeout, request_timeout and tls; by default with the system's CAs.
 
     Raises ConfigError if the file of CAs cannot be read.
@@ -95,23 +95,23 @@ def client_limits(where: ApiOptions | DrainOptions | LookupOptions) -> dict[str,
     from nsqtools.net.http.api import limits_within
     from nsqtools.net.tls import client_context
 
-    ca_file = where.tls_root_ca_file
+    ca_file = options.tls_root_ca_file
     tls = client_context(ClientConfig(tls_root_ca_file=ca_file)) if ca_file else None
-    return {**limits_within(where.timeout), "tls": tls}
+    return {**limits_within(options.timeout), "tls": tls}
 
 
-def open_cluster(where: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
+def open_cluster(servers: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
     """The cluster. This number of ``looks`` at it together takes at most --timeout.
 
     Raises ConfigError for a malformed address, and the errors of ``client_limits``.
     """
     from nsqtools.engine.cluster import Cluster
 
-    timeout = where.timeout / looks
-    addresses = where.lookupd_http_address, nsqds_of(where)
+    timeout = servers.timeout / looks
+    addresses = servers.lookupd_http_address, nsqds_of(servers)
     limits = {
-        **client_limits(where),
-        "connect_timeout": where.http_client_connect_timeout,
-        "request_timeout": where.http_client_request_timeout,
+        **client_limits(servers),
+        "connect_timeout": servers.http_client_connect_timeout,
+        "request_timeout": servers.http_client_request_timeout,
     }
     return Cluster(*addresses, quiet=quiet, timeout=timeout, **limits)

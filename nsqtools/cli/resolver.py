@@ -188,12 +188,12 @@ class Resolver:
 
     def _of_table(self, cls: type[Options], table: Table) -> Iterator[dict[str, ResolvedValue]]:
         yield {
-            name: ResolvedValue(table.value(name, declared), table.source, table.where)
+            name: ResolvedValue(table.value(name, declared), table.source, table.name)
             for name, declared in cls.declared().items()
             if name in table.values and (table.command or cls.shares(declared))
         }
         if (pairs := pairs_key(cls)) in table.values:
-            origin = f"{table.where}: {cls.opt_flag}"
+            origin = f"{table.name}: {cls.opt_flag}"
             yield self._pairs(cls, ResolvedValue(table.value(pairs, PAIRS), table.source, origin))
 
     def _pairs(self, cls: type[Options], pairs: ResolvedValue) -> dict[str, ResolvedValue]:

@@ -311,18 +311,18 @@ def _resolution(directives: Iterable[str]) -> int:
 
 def inside(path: str) -> str:
     """Return the path; raises ConfigError if it leaves the directory or has redundant parts."""
-    where = f"--filename-format: {path!r}"
+    source = f"--filename-format: {path!r}"
     if "\0" in path:
-        raise ConfigError(f"{where} contains a NUL character: remove it")
+        raise ConfigError(f"{source} contains a NUL character: remove it")
     if path.startswith("/"):
-        raise ConfigError(f"{where} is absolute: give the directory with --output-dir")
+        raise ConfigError(f"{source} is absolute: give the directory with --output-dir")
     *_, last = parts = path.split("/")
     if ".." in parts:
-        raise ConfigError(f"{where} is outside --output-dir: remove '..'")
+        raise ConfigError(f"{source} is outside --output-dir: remove '..'")
     if last in ("", "."):
-        raise ConfigError(f"{where} is a directory: add a file name")
+        raise ConfigError(f"{source} is a directory: add a file name")
     if not {"", "."}.isdisjoint(parts):
-        raise ConfigError(f"{where} has an empty part or '.': remove it")
+        raise ConfigError(f"{source} has an empty part or '.': remove it")
     if any(len(part.encode("utf-8", "surrogateescape")) > _LONGEST for part in parts):
-        raise ConfigError(f"{where} is longer than a file name may be ({_LONGEST} bytes)")
+        raise ConfigError(f"{source} is longer than a file name may be ({_LONGEST} bytes)")
     return path

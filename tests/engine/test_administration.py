@@ -21,8 +21,8 @@ async def registry(stage: Stage, *nsqds: Fake, topics: tuple[str, ...] = ()) -> 
 async def test_everybody_is_asked_once(stage: Stage) -> None:
     given, listed = await stage.nsqd("t"), await stage.nsqd("t", "u")
     lookupd = await registry(stage, listed, topics=("t", "v"))
-    where = servers(lookupd, nsqds=(given,))
-    found = await survey(where, "t")
+    all_servers = servers(lookupd, nsqds=(given,))
+    found = await survey(all_servers, "t")
     assert sorted(lookupd.asked) == ["/channels?topic=t", "/nodes", "/topics"]
     assert [each.partition("?")[0] for each in given.asked] == ["/info", "/stats"]
     assert [each.partition("?")[0] for each in listed.asked] == ["/stats"]
@@ -35,7 +35,7 @@ async def test_everybody_is_asked_once(stage: Stage) -> None:
     assert (known.topics, known.channels) == (("t", "v"), ("c",))
     assert [str(each.http) for each in known.producers] == [listed.name]
     assert not found.blind
-    assert await all_topics(where, found) == {"t", "u", "v"}
+    assert await all_topics(all_servers, found) == {"t", "u", "v"}
 
 
 async def test_an_nsqd_is_asked_though_nsqlookupd_does_not_list_it_with_the_topic(

@@ -192,20 +192,20 @@ def _text(value: Any) -> str:
 )
 @options()
 @click.pass_context
-def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> None:
+def check(ctx: click.Context, *, file: str | None, selection: FileOptions) -> None:
     """Check every table and profile of a configuration file.
 
     Each problem is a line on standard error; the exit status is then 2.
     """
     import logging
 
-    found = load(file or where.config or None, "" if file else "--config")
+    found = load(file or selection.config or None, "" if file else "--config")
     if not found:
         raise ConfigFileError("there is no configuration file to check: name one")
     log = logging.getLogger(__name__)
     for warning in found.warnings:
         log.warning(warning)
-    problems = dict.fromkeys(_problems(ctx.find_root(), found, where.profile or None))
+    problems = dict.fromkeys(_problems(ctx.find_root(), found, selection.profile or None))
     for problem in problems:
         log.error(problem)
     if problems:

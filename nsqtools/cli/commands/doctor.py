@@ -29,7 +29,7 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
     "tls_v1 auth_secret_file verbose",
 )
 @options()
-def doctor(*, where: DoctorOptions, config: ExaminedConfig) -> None:
+def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     """Find out why a consumer sees nothing.
 
     Give doctor the options of the consumer, such as those of tail. It examines the servers of the
@@ -42,10 +42,10 @@ def doctor(*, where: DoctorOptions, config: ExaminedConfig) -> None:
     from nsqtools.engine.doctor import diagnose
     from nsqtools.engine.doctor.examine import examine
 
-    facts = asyncio.run(examine(_question(where), with_secret(config)))
+    facts = asyncio.run(examine(_question(options), with_secret(config)))
     findings = diagnose(facts)
-    if where.json:
-        _print_json(where, findings)
+    if options.json:
+        _print_json(options, findings)
     else:
         _print(findings)
     if not facts.anybody:
@@ -54,19 +54,19 @@ def doctor(*, where: DoctorOptions, config: ExaminedConfig) -> None:
         raise Ended(Exit.FAILURE)
 
 
-def _question(where: DoctorOptions) -> Question:
+def _question(options: DoctorOptions) -> Question:
     from nsqtools.cli.remotes import fixed_nsqds
     from nsqtools.engine.doctor.examine import Question
 
     # If only an HTTP address is given, /info of this nsqd has its TCP address.
-    alone = where.nsqd_http_address and where.nsqd_tcp_address == _HERE
+    alone = options.nsqd_http_address and options.nsqd_tcp_address == _HERE
     return Question(
-        topic=where.topic,
-        channel=where.channel,
-        nsqds=() if alone else fixed_nsqds(where),
-        lookupds=where.lookupd_http_address,
-        urls=where.nsqd_http_address,
-        timeout=where.timeout,
+        topic=options.topic,
+        channel=options.channel,
+        nsqds=() if alone else fixed_nsqds(options),
+        lookupds=options.lookupd_http_address,
+        urls=options.nsqd_http_address,
+        timeout=options.timeout,
     )
 
 
@@ -79,15 +79,15 @@ def _print(findings: Sequence[Finding]) -> None:
             click.echo(f"{'':{width}}  fix: {one_line(each.fix)}")
 
 
-def _print_json(where: DoctorOptions, findings: Sequence[Finding]) -> None:
+def _print_json(options: DoctorOptions, findings: Sequence[Finding]) -> None:
     from dataclasses import asdict
 
     from nsqtools.cli.output import print_json
 
     print_json(
         {
-            "topic": where.topic,
-            "channel": where.channel,
+            "topic": options.topic,
+            "channel": options.channel,
             "findings": [asdict(each) for each in findings],
         }
     )

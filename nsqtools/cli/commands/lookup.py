@@ -48,59 +48,59 @@ def _command(name: str, example: str, words: str = "") -> Callable[[Any], click.
 
 @_command("topics", "All topics, one per line")
 @options()
-def topics(*, where: LookupOptions) -> None:
+def topics(*, options: LookupOptions) -> None:
     """List all topics."""
-    names = _ask(where, lambda client: client.topics())
-    _print_names("topics", _united(names), where)
+    names = _ask(options, lambda client: client.topics())
+    _print_names("topics", _united(names), options)
 
 
 @_command("channels", "The channels of a topic", "events")
 @_topic
 @options()
-def channels(*, topic: str, where: LookupOptions) -> None:
+def channels(*, topic: str, options: LookupOptions) -> None:
     """List the channels of a topic."""
-    found = _look_up(where, topic)
-    _print_names("channels", _united(reply.channels for reply in found), where)
+    found = _look_up(options, topic)
+    _print_names("channels", _united(reply.channels for reply in found), options)
 
 
 @_command("producers", "The nsqds that have a topic", "events")
 @_topic
 @options()
-def producers(*, topic: str, where: LookupOptions) -> None:
+def producers(*, topic: str, options: LookupOptions) -> None:
     """List the nsqds of a topic."""
     from nsqtools.net.http.daemons import union_producers
 
-    found = _look_up(where, topic)
-    _print_producers(union_producers(reply.producers for reply in found).values(), where)
+    found = _look_up(options, topic)
+    _print_producers(union_producers(reply.producers for reply in found).values(), options)
 
 
 @_command("nodes", "All nsqds with their topics, as JSON", "--json")
 @options()
-def nodes(*, where: LookupOptions) -> None:
+def nodes(*, options: LookupOptions) -> None:
     """List all nsqds, with their topics and tombstones."""
     from nsqtools.net.http.daemons import union_producers
 
-    found = _ask(where, lambda client: client.nodes())
-    _print_producers(union_producers(found).values(), where, topics=True)
+    found = _ask(options, lambda client: client.nodes())
+    _print_producers(union_producers(found).values(), options, topics=True)
 
 
-def _look_up(where: LookupOptions, topic: str) -> list[Lookup]:
+def _look_up(options: LookupOptions, topic: str) -> list[Lookup]:
     """The answers about a topic; raises NSQError if no nsqlookupd knows it."""
-    found = _ask(where, lambda client: client.lookup(topic))
+    found = _ask(options, lambda client: client.lookup(topic))
     if not any(reply.known for reply in found):
         raise NSQError(f"no nsqlookupd knows topic {topic}: see nsqtools lookup topics")
     return found
 
 
-def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
+def _ask(options: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
     """The answers of all nsqlookupds; raises UnreachableError if none answers."""
     import asyncio
     import logging
 
     from nsqtools.engine.lookup import ask_lookupds
 
-    limits = {**client_limits(where), "request_timeout": where.timeout}  # the only request
-    answers = asyncio.run(ask_lookupds(where.lookupd_http_address, call, **limits))
+    limits = {**client_limits(options), "request_timeout": options.timeout}  # the only request
+    answers = asyncio.run(ask_lookupds(options.lookupd_http_address, call, **limits))
     for _, error in answers.failures:
         logging.getLogger(__name__).warning("nsqlookupd %s", error)
     return answers.values
@@ -110,19 +110,19 @@ def _united(names: Iterable[Sequence[str]]) -> list[str]:
     return sorted({name for some in names for name in some})
 
 
-def _print_names(key: str, names: list[str], where: LookupOptions) -> None:
-    if where.json:
+def _print_names(key: str, names: list[str], options: LookupOptions) -> None:
+    if options.json:
         print_json({key: names})
     else:
         click.echo("".join(f"{name}\n" for name in names), nl=False)
 
 
 def _print_producers(
-    found: Iterable[Registration], where: LookupOptions, *, topics: bool = False
+    found: Iterable[Registration], options: LookupOptions, *, topics: bool = False
 ) -> None:
     """Print nsqds. The TCP address is first, for ``cut -f1``."""
     ordered = sorted(found, key=lambda producer: producer.tcp)
-    if where.json:
+    if options.json:
         print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
         return
     header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "auth_secret_file",
 )
 @options()
-def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:
+def sandbox(*, options: SandboxOptions, nsqd: NsqdOptions) -> None:
     """Run an embedded nsqd and nsqlookupd, in memory.
 
     They speak the protocols of the real servers, for demonstrations and for tests of consumers and
@@ -31,16 +31,16 @@ def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:
 
     from nsqtools.cli.service import until_signal
 
-    asyncio.run(until_signal(_serve(where, nsqd)))
+    asyncio.run(until_signal(_serve(options, nsqd)))
 
 
-async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> None:
+async def _serve(options: SandboxOptions, nsqd: NsqdOptions) -> None:
     import asyncio
 
     from nsqtools.sandbox import Sandbox
 
-    async with Sandbox(where, nsqd) as running:
-        click.echo(addresses(running) if where.port == 0 else _welcome(running, where))
+    async with Sandbox(options, nsqd) as running:
+        click.echo(addresses(running) if options.port == 0 else _welcome(running, options))
         await asyncio.Event().wait()
 
 
@@ -57,12 +57,12 @@ def addresses(running: Sandbox) -> str:
     return json.dumps({name: str(address) for name, address in found.items()})
 
 
-def _welcome(running: Sandbox, where: SandboxOptions) -> str:
+def _welcome(running: Sandbox, options: SandboxOptions) -> str:
     lines = [
         f"nsqd        {running.nsqd.tcp}, HTTP {running.nsqd.http}",
         f"nsqlookupd  {running.lookupd.tcp}, HTTP {running.lookupd.http}",
     ]
-    if where.seed_topic:
-        lines.append(f"{where.rate:g} events a second go to the topic {where.seed_topic}.")
+    if options.seed_topic:
+        lines.append(f"{options.rate:g} events a second go to the topic {options.seed_topic}.")
     lines.append("Messages are kept in memory only. Ctrl-C ends the sandbox.")
     return "\n".join(lines)

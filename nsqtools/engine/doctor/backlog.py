@@ -100,8 +100,8 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
     text = f"channel {name}: {held}, {counted(clients, 'consumer')}"
     if left := [(nsqd, channel) for nsqd, channel in found if _is_left(channel)]:
         if clients:
-            where = _names([nsqd for nsqd, _ in left])
-            text += f", but none on {where} with {_messages(_sum(left, *_HELD))}"
+            names = _names([nsqd for nsqd, _ in left])
+            text += f", but none on {names} with {_messages(_sum(left, *_HELD))}"
         delete = facts.command("channel", "delete", facts.topic, name)
         fix = (
             f"if nobody needs it, delete it: {delete}; otherwise consume it: {facts.consume(name)}"

@@ -192,9 +192,9 @@ class Facts:
 
     def publish(self) -> str:
         """Return the command that publishes a message to an nsqd that answers."""
-        known = [each.right_tcp for each in self.nsqds if each.tcp and each.answers]
-        where = str(known[0]) if known else f"HOST:{NSQD_TCP_PORT}"
-        return _line("pub", "--topic", self.topic, "--nsqd-tcp-address", where, "hello")
+        answering = [each.right_tcp for each in self.nsqds if each.tcp and each.answers]
+        address = str(answering[0]) if answering else f"HOST:{NSQD_TCP_PORT}"
+        return _line("pub", "--topic", self.topic, "--nsqd-tcp-address", address, "hello")
 
     def watch_consumers(self) -> str:
         """Return the command that shows what each consumer of the channel finishes."""

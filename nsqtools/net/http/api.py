@@ -256,8 +256,8 @@ class HTTPClient:
         text = show(code)
         if code == "TLS_REQUIRED":
             port = data.get("https_port") if isinstance(data, dict) else None
-            where = Address(self.address.host, port) if type(port) is int and port else "..."
-            text = f"TLS_REQUIRED: use its HTTPS address https://{where}"
+            address = Address(self.address.host, port) if type(port) is int and port else "..."
+            text = f"TLS_REQUIRED: use its HTTPS address https://{address}"
         elif 300 <= status < 400:
             target = show(reply.header("Location"))
             text = f"redirect to {target!r}: redirects are not followed: give the final address"

@@ -152,11 +152,11 @@ def _examples(sentence: str, line: str) -> tuple[tuple[str, str], ...]:
 
 
 def _command(kind: str, row: CommandRow) -> click.Command:
-    @options(where=LossOptions if row.loses else ChangeOptions)
-    def run(*, topic: str, where: ChangeOptions, channel: str = "") -> None:
+    @options(options=LossOptions if row.loses else ChangeOptions)
+    def run(*, topic: str, options: ChangeOptions, channel: str = "") -> None:
         from nsqtools.cli.commands.admin.change import change
 
-        change(row.verb, topic, channel, where, loses=row.loses)
+        change(row.verb, topic, channel, options, loses=row.loses)
 
     if kind == "channel":
         run = _channel(run)
@@ -193,7 +193,7 @@ channel = _group(
 @_topic
 @_channel
 @options()
-def trim(*, topic: str, channel: str, where: TrimOptions, config: BatchConsumerConfig) -> None:
+def trim(*, topic: str, channel: str, options: TrimOptions, config: BatchConsumerConfig) -> None:
     """Finish the old messages of a channel.
 
     channel trim receives the messages in the channel at its start, finishes those older than
@@ -203,7 +203,7 @@ def trim(*, topic: str, channel: str, where: TrimOptions, config: BatchConsumerC
     """
     from nsqtools.cli.commands.admin.trim import run
 
-    run(topic, channel, where, config)
+    run(topic, channel, options, config)
 
 
 @click.group("node", cls=CommandGroup)
@@ -223,7 +223,7 @@ def node() -> None:
 @_topic
 @_node
 @options()
-def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
+def tombstone(*, topic: str, node: str, options: TombstoneOptions) -> None:
     """Hide an nsqd from the consumers of a topic.
 
     All given nsqlookupds leave the nsqd out of their answers for this topic until the tombstone
@@ -232,13 +232,13 @@ def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
     """
     from nsqtools.cli.commands.admin.change import hide
 
-    hide(topic, node, where)
+    hide(topic, node, options)
 
 
 @node.command("drain", essential="evict lookupd_http_address timeout json")
 @argument("nsqd", Option("url", "HTTP address of the nsqd.", values="node"))
 @options()
-def drain(*, nsqd: str, where: DrainOptions) -> None:
+def drain(*, nsqd: str, options: DrainOptions) -> None:
     """Wait until an nsqd has drained.
 
     An nsqd has drained when nothing was published to it for two seconds, and it has no message
@@ -248,4 +248,4 @@ def drain(*, nsqd: str, where: DrainOptions) -> None:
     """
     from nsqtools.cli.commands.admin.drain import wait
 
-    wait(nsqd, where)
+    wait(nsqd, options)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def change(
-    verb: Verb, topic: str, channel: str, where: ChangeOptions, *, loses: Discard | None
+    verb: Verb, topic: str, channel: str, options: ChangeOptions, *, loses: Discard | None
 ) -> None:
     """Change a topic or channel on all servers that have it, and print each server's outcome.
 
@@ -49,7 +49,7 @@ def change(
     the topic or channel.
     """
     target = Target(topic, channel)
-    request = ChangeRequest(target.kind, verb, target, where, verb if loses else "")
+    request = ChangeRequest(target.kind, verb, target, options, verb if loses else "")
     found = request.survey()
     stages = plan(verb, target, found)
     if channel or verb != "create":
@@ -61,19 +61,19 @@ def change(
     if loses:
         confirm(request, _what_is_lost(loses, target, found))
     _do(request, stages)
-    if found.mute and not where.dry_run:
+    if found.mute and not options.dry_run:
         raise Ended(Exit.PARTIAL)
 
 
-def hide(topic: str, node: str, where: TombstoneOptions) -> None:
+def hide(topic: str, node: str, options: TombstoneOptions) -> None:
     """Tombstone an nsqd for a topic. Raises the errors of ``change``."""
     request = ChangeRequest(
-        "node", "tombstone", Target(topic), where, "delete" if where.delete else ""
+        "node", "tombstone", Target(topic), options, "delete" if options.delete else ""
     )
     found = request.survey()
     producer = _find_node(found, topic, node)
-    stages = plan_tombstone(topic, producer, found, delete=where.delete)
-    if where.delete:
+    stages = plan_tombstone(topic, producer, found, delete=options.delete)
+    if options.delete:
         mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
         lost = _describe(loss("channels", request.target, mine))
         confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}")
@@ -91,7 +91,7 @@ class ChangeRequest:
     kind: str
     action: str
     target: Target
-    where: ChangeOptions
+    options: ChangeOptions
     loses: str
 
     def __post_init__(self) -> None:
@@ -108,8 +108,8 @@ class ChangeRequest:
     @property
     def must_ask(self) -> bool:
         """Whether the command must ask for confirmation."""
-        consents = isinstance(self.where, LossOptions) and self.where.yes
-        return bool(self.loses) and not (self.where.dry_run or consents)
+        consents = isinstance(self.options, LossOptions) and self.options.yes
+        return bool(self.loses) and not (self.options.dry_run or consents)
 
     def survey(self) -> Survey:
         """Find out which servers have the topic; raises UnreachableError if none answers."""
@@ -118,9 +118,9 @@ class ChangeRequest:
     @property
     def servers(self) -> Servers:
         """The servers that the options give."""
-        where = self.where
-        limits = client_limits(where)
-        return Servers(where.lookupd_http_address, nsqds_of(where), limits, where.timeout)
+        options = self.options
+        limits = client_limits(options)
+        return Servers(options.lookupd_http_address, nsqds_of(options), limits, options.timeout)
 
 
 def warn_of_lookupds(found: Survey) -> None:
@@ -173,7 +173,7 @@ def confirm(request: ChangeRequest, about: str) -> None:
 
     With --dry-run only what would be lost is printed.
     """
-    if request.must_ask or request.where.dry_run:
+    if request.must_ask or request.options.dry_run:
         click.echo(one_line(about), err=True)
     if not request.must_ask:
         return
@@ -203,7 +203,7 @@ def _describe(lost: Loss) -> str:
 
 def _do(request: ChangeRequest, stages: Stages) -> None:
     """Send the requests, or with --dry-run print them. Raises Ended if a server failed."""
-    if request.where.dry_run:
+    if request.options.dry_run:
         _print(request, [step for steps in stages for step in steps])
         return
     taken = asyncio.run(carry_out(request.servers, stages))
@@ -220,8 +220,8 @@ def _do(request: ChangeRequest, stages: Stages) -> None:
 
 def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
     """Print a line or a JSON entry for each step that was taken or, with --dry-run, planned."""
-    planned, target = request.where.dry_run, request.target
-    if request.where.json:
+    planned, target = request.options.dry_run, request.target
+    if request.options.json:
         print_json(
             {
                 "kind": request.kind,

@@ -33,16 +33,16 @@ _HIDE_AGAIN = 20.0
 """Seconds between tombstones of a topic; by default nsqlookupd forgets one after 45."""
 
 
-def wait(nsqd: str, where: DrainOptions) -> None:
+def wait(nsqd: str, options: DrainOptions) -> None:
     """Wait until the nsqd has drained, and print what it holds if it has not.
 
     Raises UnreachableError if it does not answer at the start, or with --evict no nsqlookupd does.
     Raises Ended with PARTIAL if --timeout or SIGTERM ends the wait, with INTERRUPTED after SIGINT.
     """
     drain = Drain(_QUIET)
-    asyncio.run(until_signal(_until_drained(nsqd, where, drain)))
+    asyncio.run(until_signal(_until_drained(nsqd, options, drain)))
     rows = _rows(drain)
-    if where.json:
+    if options.json:
         left = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
         print_json({"nsqd": nsqd, "drained": drain.is_done, "left": left})
     elif rows:
@@ -78,15 +78,16 @@ def _state(drain: Drain) -> str:
     return f"{counted(drain.messages, 'message')} left" if drain.left else "messages are published"
 
 
-async def _until_drained(nsqd: str, where: DrainOptions, drain: Drain) -> None:
+async def _until_drained(nsqd: str, options: DrainOptions, drain: Drain) -> None:
     """Look until the nsqd has drained, or --timeout has passed."""
     loop = asyncio.get_running_loop()
-    limits = {**client_limits(where), "connect_timeout": _REQUEST / 4, "request_timeout": _REQUEST}
-    servers = Servers(where.lookupd_http_address, (), limits, timeout=2 * _REQUEST)
-    hide_at = loop.time() if where.evict else float("inf")
+    short = {"connect_timeout": _REQUEST / 4, "request_timeout": _REQUEST}
+    limits = client_limits(options) | short
+    servers = Servers(options.lookupd_http_address, (), limits, timeout=2 * _REQUEST)
+    hide_at = loop.time() if options.evict else float("inf")
     named: set[ChannelKey] = set()
     with suppress(TimeoutError):
-        async with asyncio.timeout(where.timeout), Cluster((), [nsqd], **limits) as cluster:
+        async with asyncio.timeout(options.timeout), Cluster((), [nsqd], **limits) as cluster:
             snapshot = await cluster.poll()
             while True:
                 (node,) = snapshot.nodes.values()

@@ -46,7 +46,7 @@ _MOST_YOUNGER = 100_000
 what is deferred, and this process their ids."""
 
 
-def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) -> None:
+def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) -> None:
     """Trim a channel on all nsqds that have it, and print each nsqd's counts.
 
     Raises Ended with PARTIAL if some servers do not answer, or some messages did not come although
@@ -55,7 +55,7 @@ def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) ->
     channel or it is paused.
     """
     target = Target(topic, channel)
-    request = ChangeRequest("channel", "trim", target, where, "" if where.archive else "trim")
+    request = ChangeRequest("channel", "trim", target, options, "" if options.archive else "trim")
     if config.sample_rate:
         raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
     found = request.survey()
@@ -71,10 +71,10 @@ def run(topic: str, channel: str, where: TrimOptions, config: ConsumerConfig) ->
         names = ", ".join(paused)
         raise NSQError(f"{target} is paused on nsqd {names}, and delivers nothing: unpause it")
     held = loss("messages", target, holdings)
-    confirm(request, _about(target, held, where))
-    if where.dry_run:
+    confirm(request, _about(target, held, options))
+    if options.dry_run:
         return
-    trim = asyncio.run(_consume(target, where, holdings, held, with_secret(config)))
+    trim = asyncio.run(_consume(target, options, holdings, held, with_secret(config)))
     fallen = _fallen(request, holdings) if trim.unseen else []
     for error in fallen:
         log.error("nsqd %s", error)
@@ -93,17 +93,17 @@ def _fallen(request: ChangeRequest, holdings: Sequence[Holding]) -> list[Unreach
     return [each.error for each in found if each.error and each.node.name in names]
 
 
-def _about(target: Target, held: Loss, where: TrimOptions) -> str:
-    result = "archived and finished" if where.archive else "lost"
+def _about(target: Target, held: Loss, options: TrimOptions) -> str:
+    result = "archived and finished" if options.archive else "lost"
     return (
         f"{target}: of {counted(held.messages, 'message')} on {counted(held.nsqds, 'nsqd')}, those "
-        f"older than {format_duration(where.older_than)} would be {result}"
+        f"older than {format_duration(options.older_than)} would be {result}"
     )
 
 
 async def _consume(
     target: Target,
-    where: TrimOptions,
+    options: TrimOptions,
     holdings: Sequence[Holding],
     held: Loss,
     config: ConsumerConfig,
@@ -112,7 +112,7 @@ async def _consume(
     nsqds = {_tcp(each): each.node.name for each in holdings}
     began = time.time_ns()
     trim = Trim(
-        cutoff=began - round(where.older_than * 1e9),
+        cutoff=began - round(options.older_than * 1e9),
         began=began,
         expected=held.messages,
         patience=_PATIENCE,
@@ -122,7 +122,7 @@ async def _consume(
     source = ArchiveSourceOptions(
         topic=(target.topic,), channel=target.channel, nsqd_tcp_address=tuple(map(str, nsqds))
     )
-    archive = _archive(source, where.archive, config) if where.archive else None
+    archive = _archive(source, options.archive, config) if options.archive else None
     if not archive:  # no body is kept
         config = config.with_values(max_in_flight_bytes=_NO_LIMIT)
     sink = TrimSink(trim, archive, room=max(1, config.max_in_flight // (2 * len(nsqds))))
@@ -132,7 +132,7 @@ async def _consume(
         await consume(source, target.channel, config, StopOptions(), sink, patient=False)
     except Ended as code:
         ended = code
-    _print(target, where, {nsqds[a]: (sink.finished[a], trim.younger.get(a, 0)) for a in nsqds})
+    _print(target, options, {nsqds[a]: (sink.finished[a], trim.younger.get(a, 0)) for a in nsqds})
     if sink.deferred:
         log.warning("younger messages are deferred for up to 30 s: there were too many to hold")
     if ended:
@@ -164,9 +164,9 @@ def _archive(source: ArchiveSourceOptions, folder: str, config: ConsumerConfig) 
     return file_sink(source, options, config)
 
 
-def _print(target: Target, where: TrimOptions, counts: Mapping[str, tuple[int, int]]) -> None:
+def _print(target: Target, options: TrimOptions, counts: Mapping[str, tuple[int, int]]) -> None:
     """Print how many messages each nsqd had that were finished, and that were younger."""
-    if not where.json:
+    if not options.json:
         rows = [["nsqd", name, *map(str, both)] for name, both in counts.items()]
         print_rows(["server", "address", "finished", "younger"], rows)
         return

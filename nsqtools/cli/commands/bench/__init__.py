@@ -40,12 +40,12 @@ def bench() -> None:
     ),
 )
 @options()
-def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerConfig) -> None:
+def pub(*, servers: BenchServerOptions, load: PubBenchOptions, config: ProducerConfig) -> None:
     """Measure publishing: messages per second, and the time until nsqd answers OK.
 
     Nobody consumes the messages. nsqd writes the messages beyond its memory queue to disk.
     """
-    _run(where, load, config)
+    _run(servers, load, config)
 
 
 @bench.command(
@@ -60,7 +60,7 @@ def pub(*, where: BenchServerOptions, load: PubBenchOptions, config: ProducerCon
 @options()
 def sub(
     *,
-    where: BenchServerOptions,
+    servers: BenchServerOptions,
     load: SubBenchOptions,
     target: ProducerConfig,
     config: BatchConsumerConfig,
@@ -69,7 +69,7 @@ def sub(
 
     Filling the topic at the start is not measured.
     """
-    _run(where, load, target, config)
+    _run(servers, load, target, config)
 
 
 @bench.command(
@@ -87,7 +87,7 @@ def sub(
 @options()
 def e2e(
     *,
-    where: BenchServerOptions,
+    servers: BenchServerOptions,
     load: EndToEndOptions,
     target: ProducerConfig,
     config: BatchConsumerConfig,
@@ -97,11 +97,11 @@ def e2e(
     Producers and consumers run at the same time. With --rate 0 messages are published as fast as
     nsqd takes them; if consumers are slower, the latency is mostly time in nsqd's queue.
     """
-    _run(where, load, target, config)
+    _run(servers, load, target, config)
 
 
 def _run(
-    where: BenchServerOptions,
+    servers: BenchServerOptions,
     load: BenchOptions,
     target: ProducerConfig,
     config: ConsumerConfig | None = None,
@@ -121,4 +121,4 @@ def _run(
         config = beside_producer(config).with_values(
             auth_secret=target.auth_secret, auth_secret_file=""
         )
-    asyncio.run(BenchRun(where, load, target, config).run())
+    asyncio.run(BenchRun(servers, load, target, config).run())

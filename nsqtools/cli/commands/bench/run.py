@@ -53,12 +53,12 @@ class BenchRun:
 
     def __init__(
         self,
-        where: BenchServerOptions,
+        servers: BenchServerOptions,
         load: BenchOptions,
         target: ProducerConfig,
         config: ConsumerConfig | None,
     ) -> None:
-        self._where = where
+        self._servers = servers
         self._load = load
         self._shape = LoadShape(*(getattr(load, each, 0) for each in LoadShape._fields))
         self._target = target
@@ -101,7 +101,7 @@ class BenchRun:
 
     async def _work(self) -> None:
         """Measure; returns when the topic is deleted."""
-        async with BenchTopic(self._where, self._load, self._target) as place:
+        async with BenchTopic(self._servers, self._load, self._target) as place:
             limit = self._target.max_body_size
             sender = Sender(place.topic, place.run, self._load, self._shape.rate, limit)
             receiver = Receiver(self._stop.set, place.run if self._shape.producers else b"")

@@ -32,20 +32,22 @@ class BenchTopic:
     may still have it.
     """
 
-    def __init__(self, where: BenchServerOptions, load: BenchOptions, config: ClientConfig) -> None:
+    def __init__(
+        self, servers: BenchServerOptions, load: BenchOptions, config: ClientConfig
+    ) -> None:
         self.nsqds: tuple[Address, ...] = ()
         self.is_left = False
         self.run = secrets.token_bytes(8)
         """Distinguishes the messages of this run from others."""
         self.topic = load.topic or f"nsqtools-bench-{self.run.hex()[:8]}"
         self.channel = "bench"
-        self._where = where
+        self._options = servers
         limits: dict[str, Any] = {
             "connect_timeout": CONNECT_TIMEOUT.default,
             "request_timeout": REQUEST_TIMEOUT.default,
             "tls": http_context(config),
         }
-        self._servers = Servers(where.lookupd_http_address, _http_of(where), limits)
+        self._servers = Servers(servers.lookupd_http_address, _http_of(servers), limits)
 
     async def __aenter__(self) -> Self:
         try:
@@ -76,10 +78,10 @@ class BenchTopic:
     def _reachable(self, found: Survey) -> tuple[Address, ...]:
         """The nsqds to load: one whose topic could not be deleted afterwards is not among them."""
         errors = [each.error for each in found.holdings if each.error]
-        if not self._where.lookupd_http_address:
+        if not self._options.lookupd_http_address:
             if errors:
                 raise UnreachableError(f"{errors[0]}: {_WHY}")
-            return addresses(self._where.nsqd_tcp_address)
+            return addresses(self._options.nsqd_tcp_address)
         for error in errors:
             log.warning("left out: nsqd %s", error)
         nsqds = [each.node.tcp for each in found.holdings if each.node.tcp and not each.error]
@@ -88,11 +90,12 @@ class BenchTopic:
         return tuple(nsqds)
 
 
-def _http_of(where: BenchServerOptions) -> tuple[str, ...]:
+def _http_of(servers: BenchServerOptions) -> tuple[str, ...]:
     """The nsqds' HTTP addresses that are known before nsqlookupd is asked. Raises ConfigError."""
-    given, nsqds = where.nsqd_http_address, dict.fromkeys(addresses(where.nsqd_tcp_address))
-    if where.lookupd_http_address:
-        return given
-    if given and len(given) < len(nsqds):
-        raise ConfigError(f"--nsqd-http-address is given for {len(given)} of {len(nsqds)} nsqds")
-    return given or tuple(str(Address(host, port + 1)) for host, port in nsqds)
+    apis = servers.nsqd_http_address
+    nsqds = dict.fromkeys(addresses(servers.nsqd_tcp_address))
+    if servers.lookupd_http_address:
+        return apis
+    if apis and len(apis) < len(nsqds):
+        raise ConfigError(f"--nsqd-http-address is given for {len(apis)} of {len(nsqds)} nsqds")
+    return apis or tuple(str(Address(host, port + 1)) for host, port in nsqds)

@@ -17,7 +17,7 @@ from nsqtools.config.stats import StatsOptions
     "check serve",
 )
 @options()
-def stats(*, where: ClusterOptions, asked: StatsOptions) -> None:
+def stats(*, servers: ClusterOptions, asked: StatsOptions) -> None:
     """Report depths, rates and consumers of topics and channels.
 
     All nsqds are queried at once: those listed by nsqlookupds and those given as options. Their
@@ -31,16 +31,16 @@ def stats(*, where: ClusterOptions, asked: StatsOptions) -> None:
     if asked.serve:
         from nsqtools.cli.commands.stats.exporter import serve
 
-        asyncio.run(until_signal(serve(where, asked)))
+        asyncio.run(until_signal(serve(servers, asked)))
     elif asked.check:
         from nsqtools.cli.commands.stats.check import check
 
-        asyncio.run(check(where, asked))
+        asyncio.run(check(servers, asked))
     else:
-        asyncio.run(until_signal(_report(where, asked)))
+        asyncio.run(until_signal(_report(servers, asked)))
 
 
-async def _report(where: ClusterOptions, asked: StatsOptions) -> None:
+async def _report(servers: ClusterOptions, asked: StatsOptions) -> None:
     from nsqtools.cli.commands.stats.report import Reporter
     from nsqtools.cli.remotes import open_cluster
 
@@ -48,5 +48,5 @@ async def _report(where: ClusterOptions, asked: StatsOptions) -> None:
         from nsqtools.cli.commands.stats.watch import show
     else:
         from nsqtools.cli.commands.stats.stream import show
-    async with open_cluster(where, quiet=asked.watch) as cluster:
+    async with open_cluster(servers, quiet=asked.watch) as cluster:
         await show(Reporter(cluster, asked), asked)

@@ -106,7 +106,7 @@ def _refuse_idle(ctx: click.Context) -> None:
             raise click.UsageError(f"--{flag_name(name)} needs --check", ctx)
 
 
-async def check(where: ClusterOptions, asked: StatsOptions) -> None:
+async def check(servers: ClusterOptions, asked: StatsOptions) -> None:
     """Ask the cluster once, or twice for rates; print the result. Raises Ended with its status."""
     import asyncio
 
@@ -117,7 +117,7 @@ async def check(where: ClusterOptions, asked: StatsOptions) -> None:
     limits = limits_of(asked)
     polls = 2 if limits.need_rates else 1
     rates = Rates()
-    async with open_cluster(where, looks=polls, quiet=True) as cluster:
+    async with open_cluster(servers, looks=polls, quiet=True) as cluster:
         for poll in range(polls):
             if poll:
                 await asyncio.sleep(asked.interval)

@@ -134,10 +134,10 @@ class Exporter:
         return Metric("nsqtools_poll_duration_seconds", "gauge", text, [Sample({}, seconds)])
 
 
-async def serve(where: ClusterOptions, asked: StatsOptions) -> None:
+async def serve(servers: ClusterOptions, asked: StatsOptions) -> None:
     """Serve until cancelled. Raises ConfigError if it cannot listen there."""
     notifier = Notifier()
-    cluster = open_cluster(where)
+    cluster = open_cluster(servers)
     exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))
     address = listening_address(asked.serve)
     async with (

@@ -98,12 +98,12 @@ class ConsumerRates:
         for name, topic in topics_of(snapshot):
             for channel in topic.channels:
                 for client in channel.clients:
-                    where = (topic.name, channel.name, name)
-                    identity = (*where, client.remote_address, client.connect_ts)
+                    parts = (topic.name, channel.name, name)
+                    identity = (*parts, client.remote_address, client.connect_ts)
                     at, before = self._before.get(identity, (math.inf, client))
                     elapsed = snapshot.time(name) - at
                     found[identity] = ConsumerRow(
-                        *where,
+                        *parts,
                         client,
                         _rate(client.finish_count - before.finish_count, elapsed),
                         _rate(client.requeue_count - before.requeue_count, elapsed),
