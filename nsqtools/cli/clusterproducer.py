@@ -66,8 +66,8 @@ class ClusterProducer:
         config = self._config
         names = set(ClientConfig.declared()) - {"heartbeat_interval", "read_timeout"}
         shared = {name: getattr(config, name) for name in names}
-        most = max(config.max_msg_size, ProducerConfig().max_body_size)
-        target = ProducerConfig().with_values(**shared, max_body_size=most)
+        max_size = max(config.max_msg_size, ProducerConfig().max_body_size)
+        target = ProducerConfig().with_values(**shared, max_body_size=max_size)
         producer = Producer(await self._nsqds(), target)
         await producer.connect()
         return producer

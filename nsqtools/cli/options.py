@@ -205,8 +205,8 @@ class Command(click.Command):
     def _hint(self, ctx: click.Context, words: Sequence[str]) -> str:
         """Which option is meant by words that may be topics, if none is named so far."""
         topic = next((param for param in self.params if param.name == "topic"), None)
-        given = ctx.get_parameter_source("topic") is ParameterSource.COMMANDLINE
-        if not isinstance(topic, ConfigOption) or given:
+        is_flag = ctx.get_parameter_source("topic") is ParameterSource.COMMANDLINE
+        if not isinstance(topic, ConfigOption) or is_flag:
             return f": {' '.join(words)}"
         try:
             meant = [str(topic.known.declared.parse(word)) for word in words]
@@ -265,13 +265,13 @@ class SharedFlags(Command):
         ``ctx`` is of the group that is given the arguments. Raises click.UsageError.
         """
         params = self.get_params(ctx)
-        given, rest, _ = self.make_parser(ctx).parse_args(gnu_spelling(ctx, args, params))
+        parsed, rest, _ = self.make_parser(ctx).parse_args(gnu_spelling(ctx, args, params))
         values = {}
         for param in params:
-            if param.name not in given:
+            if param.name not in parsed:
                 continue
             if isinstance(param, ConfigOption):
-                values[param.name] = param.type_cast_value(ctx, given[param.name])
+                values[param.name] = param.type_cast_value(ctx, parsed[param.name])
             else:  # it shows something and ends the run
                 rest = [param.opts[-1]]
         return values, rest

@@ -41,7 +41,7 @@ _LONGEST_ANSWER = 64 << 20
 _ANSWER_TIMEOUT = 5.0
 
 # A worker that is killed more often than this has a reason that another one does not mend.
-_MOST_DEATHS = 5
+_MAX_DEATHS = 5
 _DEATHS_PERIOD = 60.0
 
 _BY_SEVERITY = (Exit.DONE, Exit.PARTIAL, Exit.FAILURE, Exit.UNREACHABLE, Exit.LOCKED, Exit.USAGE)
@@ -133,7 +133,7 @@ class _Crew:
         self._processes: dict[int, Process] = {}
         self._answers: dict[int, asyncio.Future[list[Any]]] = {}
         self._reached = asyncio.Event()
-        self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self._asking = asyncio.Lock()
         self._stop = asyncio.Event()
 
@@ -181,7 +181,7 @@ class _Crew:
         return Exit.DONE
 
     def _may_replace(self, now: float) -> bool:
-        full = len(self._deaths) == _MOST_DEATHS
+        full = len(self._deaths) == _MAX_DEATHS
         allowed = not full or now - self._deaths[0] > _DEATHS_PERIOD
         self._deaths.append(now)
         return allowed

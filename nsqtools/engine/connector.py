@@ -104,8 +104,8 @@ class Connector:
         """The nsqds that nsqlookupds list and that have a task: dialled, or connected."""
         self._lookups = {url: asyncio.Event() for url in dict.fromkeys(subscription.lookupds)}
         """The nsqlookupds, each with the event that makes it be asked again soon."""
-        self._anew: set[str] = set()
-        """The nsqlookupds to ask soon, because a connection that worked was lost."""
+        self._restarting: set[str] = set()
+        """The nsqlookupds to ask soon because a connection that worked was lost."""
         self._silent: dict[str, UnreachableError] = {}
         """The nsqlookupds that did not answer when they were last asked."""
         self._awaited: set[Address | str] = {*self._nsqds, *self._lookups}
@@ -161,7 +161,7 @@ class Connector:
         since = self._loop.time()
         await connection.wait_lost()
         if self._delays.ended(address, self._loop.time() - since):
-            self._anew.update(self._lookups)
+            self._restarting.update(self._lookups)
         return True
 
     async def _poll(self, url: str) -> None:
@@ -172,12 +172,12 @@ class Connector:
             await self._ask(url)
             is_due = False
             while not is_due:
-                anew = url in self._anew
-                self._anew.discard(url)
+                restart = url in self._restarting
+                self._restarting.discard(url)
                 urgent = ask_soon.is_set() or not self._listed
                 ask_soon.clear()
                 now = self._loop.time()
-                delay = schedule.next(now, urgent=urgent, anew=anew, rng=self._rng) - now
+                delay = schedule.next(now, urgent=urgent, restart=restart, rng=self._rng) - now
                 try:
                     async with asyncio.timeout(delay):
                         await ask_soon.wait()

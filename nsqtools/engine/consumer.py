@@ -86,14 +86,14 @@ class ConsumerConnection(RdyConnection):
         """Share the connection's RDY among the others."""
         self._consumer._disconnected(self, error)
 
-    # Called by batches, as their Settle.
+    # Called by batches, as their Settler.
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
         self.last_finish = self._consumer._loop.time()
         self._consumer._settled(finished=len(messages))
         self.connection.settle(finish=[message.id for message in messages])
-        self._share_anew()
+        self._plan_if_paused()
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
         """Send REQ with ``delay`` seconds, or with the configured delay."""
@@ -107,7 +107,7 @@ class ConsumerConnection(RdyConnection):
             for message in messages
         ]
         self.connection.settle(requeue=delays)
-        self._share_anew()
+        self._plan_if_paused()
 
     def touch(self, messages: Sequence[Message]) -> None:
         """Send TOUCH, unless the connection is lost."""
@@ -120,9 +120,9 @@ class ConsumerConnection(RdyConnection):
         self._consumer._stats.too_late += len(messages)
         if not self.connection.is_lost:
             self.connection.forget(len(messages))
-            self._share_anew()
+            self._plan_if_paused()
 
-    def _share_anew(self) -> None:
+    def _plan_if_paused(self) -> None:
         """A connection at RDY 0 may get RDY again once few messages are in flight."""
         if not self.connection.ready:
             self._consumer._plan()
@@ -470,9 +470,9 @@ class Consumer:
         unsettled.handled = None
 
     async def _pass_on(self, batch: Batch) -> None:
-        limit, most = self._limit, self._config.max_attempts
+        limit, max_attempts = self._limit, self._config.max_attempts
         try:
-            if most and batch[0].attempts > most:
+            if max_attempts and batch[0].attempts > max_attempts:
                 if limit:
                     self._given_up.extend((batch.source, message.id) for message in batch)
                 await self._handler.gave_up(batch)
@@ -508,8 +508,8 @@ class Consumer:
         config = self._config
         if attempts == config.max_attempts:
             return 0.0
-        default, most = config.default_requeue_delay, config.max_requeue_delay
-        return requeue_delay(attempts, default_delay=default, max_delay=most)
+        default, longest = config.default_requeue_delay, config.max_requeue_delay
+        return requeue_delay(attempts, default_delay=default, max_delay=longest)
 
     def _refused(self, address: Address, error: ServerError) -> None:
         """Note that a FIN, REQ or TOUCH came too late."""

@@ -42,7 +42,7 @@ STATS_LIMITS: Mapping[str, Any] = dict(
     zip(("connect_timeout", "request_timeout"), _STATS_TIMEOUTS, strict=True)
 )
 """NsqdHTTP's keyword arguments where /stats are asked again and again."""
-MOST_NSQDS = 2000
+MAX_NSQDS = 2000
 """Maximum nsqds of a topic that are used of one nsqlookupd's list."""
 # How long looking whether a topic exists may delay the start.
 _LOOK_TIMEOUT = 1.0
@@ -85,10 +85,10 @@ def _check_number(lookupd: Address | None, topic: str, nsqds: int) -> None:
     Each costs a connection, and to take a part of the list would leave the messages of the others
     without a consumer.
     """
-    if nsqds > MOST_NSQDS:
+    if nsqds > MAX_NSQDS:
         raise ConfigError(
             f"nsqlookupd{f' {lookupd}' if lookupd else ''}: lists {counted(nsqds, 'nsqd')} for "
-            f"topic {topic}, at most {MOST_NSQDS:,} are possible: give some with --nsqd-tcp-address"
+            f"topic {topic}, at most {MAX_NSQDS:,} are possible: give some with --nsqd-tcp-address"
         )
 
 

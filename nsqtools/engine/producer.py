@@ -370,10 +370,10 @@ class Producer(Listener):
             self._turn += 1
             return idle[self._turn % len(idle)]
         now = asyncio.get_running_loop().time()
-        known = {str(connection.address): connection for connection in fresh}
+        fresh_by_name = {str(connection.address): connection for connection in fresh}
         busier = None
         for name in self._endpoints.choose(now=now, rng=self._rng):
-            if not (chosen := known.get(name)):
+            if not (chosen := fresh_by_name.get(name)):
                 self._endpoints.report(name, ok=False, took=0.0, now=now)
             elif chosen in idle:
                 return chosen

@@ -130,7 +130,7 @@ class RdyController:
 
     def check(self, now: float) -> None:
         """End a backoff wait that is over."""
-        if change := self._backoff.due(now):
+        if change := self._backoff.end_wait(now):
             log.info("backoff: %s", change)
 
     def fall_behind(self) -> None:
@@ -147,12 +147,12 @@ async def stop_messages(connections: Sequence[Connection], *, within: float) -> 
     waiting = [asyncio.ensure_future(each.wait_closing()) for each in connections]
     left = set(waiting)
     try:
-        for most, until in (
+        for limit, until in (
             (_CLS_TIMEOUT, asyncio.FIRST_COMPLETED),
             (_CLS_GRACE, asyncio.ALL_COMPLETED),
         ):
             if left:
-                timeout = min(most, within)
+                timeout = min(limit, within)
                 _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
     finally:
         await end(waiting)

@@ -15,12 +15,12 @@ from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import StopOptions
 from nsqtools.config.units import format_duration
 from nsqtools.engine.connector import Subscription, check_lookupds
+from nsqtools.engine.consumedtopics import ConsumedTopics
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import check_handler
 from nsqtools.engine.limit import MessageLimit
 from nsqtools.engine.outages import OutageLog
 from nsqtools.engine.stopwatcher import MAX_REQUESTS, Backlogs, StopWatcher
-from nsqtools.engine.subscriptions import ConsumedTopics
 from nsqtools.errors import (
     ConfigError,
     LockedError,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from random import Random
 
+    from nsqtools.engine.consumedtopics import ConsumedTopic
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.lookup import TopicFinder
-    from nsqtools.engine.subscriptions import ConsumedTopic
     from nsqtools.engine.totals import ConsumerStats
     from nsqtools.net.connection import Dial
     from nsqtools.policy.stopping import StopReason
@@ -303,7 +303,7 @@ class Runner:
             await asyncio.sleep(pause)
 
     def _follow(self, change: Change) -> None:
-        for topic in change.gone:
+        for topic in change.disappeared:
             log.info("topic %s: no longer listed by nsqlookupd", topic)
             self._drop(topic)
             self._backlogs.forget(topic)
@@ -337,27 +337,27 @@ class Runner:
         """Consume another topic; if it is being dropped, it starts again afterwards."""
         if self._ending.is_set():
             return
-        if known := self._topics.current.get(subscription.topic):
-            known.is_wanted = True
+        if topic := self._topics.current.get(subscription.topic):
+            topic.is_dropped = False
         else:
             self._consuming.begin(self._keep(self._topics.add(subscription)))
 
     def _drop(self, name: str) -> None:
         """Drain a topic and forget it."""
         if topic := self._topics.current.get(name):
-            topic.is_wanted = False
+            topic.is_dropped = True
             topic.interrupt()
 
     async def _keep(self, topic: ConsumedTopic) -> None:
-        """Consume a topic while it is wanted; a start that fails is tried again."""
-        while topic.is_wanted and not self._ending.is_set():
+        """Consume a topic until it is dropped; a failed start is retried."""
+        while not topic.is_dropped and not self._ending.is_set():
             topic.interrupted.clear()
             if error := await self._consume_topic(topic):
                 self._failed(topic, error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._refresh):
                         await topic.interrupted.wait()
-        if not topic.is_wanted:
+        if topic.is_dropped:
             del self._topics.current[topic.name]
 
     async def _consume_topic(self, topic: ConsumedTopic) -> NSQError | None:
@@ -390,14 +390,14 @@ class Runner:
 
     def _failed(self, topic: ConsumedTopic, error: NSQError) -> None:
         """Log why a topic cannot be consumed; raises the first error if that must end the run."""
-        known, topic.error = str(topic.error) == str(error), error
+        is_repeated, topic.error = str(topic.error) == str(error), error
         topics = self._topics.current.values()
         errors = [each.error for each in topics if each.error]
         is_locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
         if (is_locked or not self._finder) and len(errors) == len(topics):
             raise errors[0]
         text = str(error) if f"topic {topic.name}" in str(error) else f"topic {topic.name}: {error}"
-        log.log(logging.INFO if known else logging.ERROR, "%s", text)
+        log.log(logging.INFO if is_repeated else logging.ERROR, "%s", text)
         log.info("topic %s: next retry in %s", topic.name, format_duration(self._refresh))
 
     def _reached(self, topic: ConsumedTopic) -> None:
@@ -454,9 +454,9 @@ class Runner:
 
 
 def _check_http(stop: StopOptions, nsqds: Sequence[Address]) -> None:
-    given, needed = len(set(stop.nsqd_http_address)), len(set(nsqds))
-    if stop.until_empty and 0 < given < needed:
-        raise ConfigError(f"--nsqd-http-address is given for {given} of {needed} nsqds")
+    count, needed = len(set(stop.nsqd_http_address)), len(set(nsqds))
+    if stop.until_empty and 0 < count < needed:
+        raise ConfigError(f"--nsqd-http-address is given for {count} of {needed} nsqds")
 
 
 def _within(stop: StopOptions, config: ConsumerConfig) -> ConsumerConfig:

@@ -186,8 +186,8 @@ class Facts:
     def consume(self, channel: str) -> str:
         """Return the command that prints messages of a channel, or copies without a channel."""
         words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
-        given = (each.right_tcp for each in self.nsqds if each.given and each.tcp)
-        nsqds = () if self.lookupds else _each("--nsqd-tcp-address", given)
+        addresses = (each.right_tcp for each in self.nsqds if each.given and each.tcp)
+        nsqds = () if self.lookupds else _each("--nsqd-tcp-address", addresses)
         return _line(*words, *self._lookupd_options, *nsqds)
 
     def publish(self) -> str:
