@@ -273,7 +273,7 @@ async def consume(
         nsqds=fixed_nsqds(source),
         lookupds=source.lookupd_http_address,
         stop=stop,
-        on_reached=notifier.ready,
+        on_ready=notifier.ready,
         on_stopping=notifier.stopping,
         **{"patient": stop.is_endless, **finding},
     )

@@ -24,11 +24,12 @@ class ConsumedTopic:
     error: NSQError | None = None
     """Why the last start failed."""
     warning: str = ""
-    """What to warn of once the topic is reached."""
+    """What to warn of once a consumer has started."""
     is_dropped: bool = False
     """Whether nsqlookupd no longer lists the topic; then it is drained."""
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
-    was_reached: bool = False
+    has_started: bool = False
+    """Whether a consumer of the topic has started."""
 
     @property
     def name(self) -> str:

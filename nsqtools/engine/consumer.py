@@ -18,9 +18,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.config.connection import ConsumerConfig
-from nsqtools.engine.connector import Connector, Subscription
+from nsqtools.engine.connector import Connector, NsqdFinder, Subscription
 from nsqtools.engine.handler import Batch, Handler, check_handler
-from nsqtools.engine.outages import FailureLog, OutageLog
+from nsqtools.engine.outages import FailureLog
 from nsqtools.engine.rdycontroller import RdyConnection, RdyController, stop_messages
 from nsqtools.engine.totals import ConsumerStats
 from nsqtools.engine.unsettled import UnsettledBatches, forget_expired
@@ -32,7 +32,7 @@ from nsqtools.policy.rdy import is_starved
 from nsqtools.tasks import Tasks, beside, end, interruptible, is_cancelled, together
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nsqtools.engine.limit import MessageLimit
     from nsqtools.errors import PeerError, ServerError
@@ -148,12 +148,11 @@ class Consumer:
             await serve_requests()
 
     It opens the handler, joins the topic, and calls ``handle`` and ``gave_up``, then ``drain`` and,
-    however the run ends, ``close``. It runs once. ``find`` returns the addresses of all nsqds that
-    have the topic according to an nsqlookupd, given as in the subscription, and raises
-    UnreachableError if it does not answer; by default it asks the nsqlookupd. With ``patient`` the
-    consumer waits for servers that cannot be reached at the start. ``on_reached`` is called for
-    every new connection, and when there is no nsqd to connect to yet. Consumers that share a
-    ``limit`` finish so many messages.
+    however the run ends, ``close``. It runs once. With ``patient`` the consumer waits for servers
+    that cannot be reached at the start. ``on_started`` is called once: when the first nsqd is
+    connected, or when the consumer waits for an nsqd. Consumers that share a ``finder`` limit their
+    requests to each nsqlookupd together; consumers that share a ``limit`` finish that many messages
+    together.
     """
 
     def __init__(
@@ -164,10 +163,9 @@ class Consumer:
         *,
         rng: Random | None = None,
         dial: Dial = Connection.open,
-        find: Callable[[str], Awaitable[Iterable[Address]]] | None = None,
-        outages: OutageLog | None = None,
+        finder: NsqdFinder | None = None,
         patient: bool = False,
-        on_reached: Callable[[], object] = lambda: None,
+        on_started: Callable[[], object] = lambda: None,
         limit: MessageLimit | None = None,
     ) -> None:
         config = ConsumerConfig() if config is None else config
@@ -181,9 +179,8 @@ class Consumer:
         self._handler = handler
         self._config = config
         self._dial = dial
-        self._on_reached = on_reached
+        self._on_started = on_started
         self._limit = limit
-        self._outages = outages or OutageLog()
         self._stats = ConsumerStats()
         self._rdy = RdyController(config, rng)
         self._connections: dict[Address, ConsumerConnection] = {}
@@ -193,9 +190,7 @@ class Consumer:
             config,
             self._connect,
             rng=rng,
-            find=find or self._find,
-            outages=self._outages,
-            on_reached=on_reached,
+            finder=finder or NsqdFinder(config),
             tasks=self._connecting,
             patient=patient,
         )
@@ -267,7 +262,8 @@ class Consumer:
         if self._limit:
             self._limit.add(self)
         try:
-            await interruptible(self._connector.start(), self._stop)
+            if await interruptible(self._connector.start(), self._stop):
+                self._on_started()
             await self._stop.wait()
             await self._drain(worker)
         except NSQError:  # of the start
@@ -343,13 +339,7 @@ class Consumer:
         self._connections[address] = link
         self._plan()
         self._check_soon.set()  # its msg_timeout may be shorter
-        self._on_reached()
         return connection
-
-    async def _find(self, lookupd: str) -> Iterable[Address]:
-        from nsqtools.engine.lookup import producers_at  # loads net.http
-
-        return await producers_at(lookupd, self._subscription.topic, self._config, self._outages)
 
     def _disconnected(self, link: ConsumerConnection, error: PeerError | None) -> None:
         """Share the RDY of a lost connection; there is no error if we closed it."""

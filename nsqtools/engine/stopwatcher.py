@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.connector import MAX_REQUESTS
 from nsqtools.names import is_ephemeral
 from nsqtools.policy.stopping import Left, StopRule
 from nsqtools.tasks import call_each
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.waiting")
 """What --until-empty waits for."""
 
-MAX_REQUESTS = 32
-"""Maximum requests to one server at a time, so that many topics need few descriptors for them."""
 # How often nsqds are asked for the depth, and the handler to flush, in seconds.
 _INTERVAL = 0.5
 # Minimum interval between two checks of the stop conditions.
