@@ -1,8 +1,8 @@
 """The consumer of one topic: it connects, hands batches to the handler, and drains.
 
-A Connector keeps it connected to the nsqds, and an RdyController sends RDY. The consumer has the
-batches that wait, the one that is handled and those that are held, and touches them. One worker
-passes batches on, one at a time, so that reading, heartbeats and RDY never wait for the handler.
+A Connector connects to the nsqds, and an RdyController sends RDY. The consumer owns the waiting,
+handled and held batches, and touches their messages. One worker passes batches to the handler, one
+at a time, so reading, heartbeats and RDY never wait for the handler.
 """
 
 # size: all that happens to a batch, from its arrival until its last message is settled
@@ -21,7 +21,7 @@ from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Connector, NsqdFinder, Subscription
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.outages import FailureLog
-from nsqtools.engine.rdycontroller import RdyConnection, RdyController, stop_messages
+from nsqtools.engine.rdycontroller import RdyController, RdyLink, stop_messages
 from nsqtools.engine.totals import ConsumerStats
 from nsqtools.engine.unsettled import UnsettledBatches, forget_expired
 from nsqtools.errors import ConfigError, MessageSizeError, NSQError
@@ -52,8 +52,8 @@ _CHECK_INTERVAL, _SLOW = 0.1, 0.25
 _LINGER = 0.02
 
 
-class ConsumerConnection(RdyConnection):
-    """One connection of a consumer: it passes messages on, and its batches settle through it."""
+class ConsumerLink(RdyLink):
+    """Links one connection to its consumer, and settles the batches of that connection."""
 
     __slots__ = ("_consumer", "last_finish")
 
@@ -183,7 +183,7 @@ class Consumer:
         self._limit = limit
         self._stats = ConsumerStats()
         self._rdy = RdyController(config, rng)
-        self._connections: dict[Address, ConsumerConnection] = {}
+        self._links: dict[Address, ConsumerLink] = {}
         self._connecting = Tasks(self._break)
         self._connector = Connector(
             subscription,
@@ -274,7 +274,7 @@ class Consumer:
             self._rdy.stop()
             if self._limit:
                 self._limit.remove(self)
-            for link in list(self._connections.values()):
+            for link in list(self._links.values()):
                 link.connection.abort()
             await self._connecting.close()
             await background.close()
@@ -305,18 +305,18 @@ class Consumer:
 
     def is_starved(self) -> bool:
         """Whether an nsqd is about to send nothing more until messages are settled."""
-        return any(_is_starved(link.connection) for link in self._connections.values())
+        return any(_is_starved(link.connection) for link in self._links.values())
 
     @property
     def in_flight(self) -> int:
         """Messages received and not settled."""
-        return sum(link.connection.in_flight for link in self._connections.values())
+        return sum(link.connection.in_flight for link in self._links.values())
 
     def stats(self) -> ConsumerStats:
         """Return a copy of the totals, with the present state."""
         return replace(
             self._stats,
-            connections=len(self._connections),
+            connections=len(self._links),
             in_flight=self.in_flight,
             backoff_level=self._rdy.backoff_level,
         )
@@ -325,7 +325,7 @@ class Consumer:
 
     async def _connect(self, address: Address) -> Connection:
         """Open a connection and share RDY with it."""
-        link = ConsumerConnection(self)
+        link = ConsumerLink(self)
         connection = await self._dial(
             address,
             self._config,
@@ -336,17 +336,17 @@ class Consumer:
         log.info("connected to %s", address)
         self._stats.connected += 1
         link.begin(connection, self._loop.time())
-        self._connections[address] = link
+        self._links[address] = link
         self._plan()
         self._check_soon.set()  # its msg_timeout may be shorter
         return connection
 
-    def _disconnected(self, link: ConsumerConnection, error: PeerError | None) -> None:
+    def _disconnected(self, link: ConsumerLink, error: PeerError | None) -> None:
         """Share the RDY of a lost connection; there is no error if we closed it."""
         address = link.connection.address
-        if self._connections.get(address) is not link:
+        if self._links.get(address) is not link:
             return
-        del self._connections[address]
+        del self._links[address]
         if error and link.last_finish >= link.connection.last_read:
             self._stats.unconfirmed += 1  # nsqd may not have read the last FINs
         if self._stopping or error is None:
@@ -364,8 +364,8 @@ class Consumer:
         self.stop()
 
     def _plan(self) -> None:
-        if self._connections:  # otherwise it may not run yet
-            self._rdy.plan(self._connections, self._loop.time())
+        if self._links:  # otherwise it may not run yet
+            self._rdy.plan(self._links, self._loop.time())
 
     async def _control(self) -> None:
         """Touch messages, see whether the handler is slow, end backoff waits, and plan RDY.
@@ -374,7 +374,7 @@ class Consumer:
         """
         while True:
             now = self._loop.time()
-            links = self._connections.values()
+            links = self._links.values()
             timeouts = [link.connection.features.msg_timeout for link in links]
             msg_timeout = min(timeouts, default=_USUAL_MSG_TIMEOUT)
             self._unsettled.touch(now)
@@ -391,7 +391,7 @@ class Consumer:
 
     # Batches.
 
-    def _received(self, link: ConsumerConnection, messages: list[Message]) -> tuple[float, bool]:
+    def _received(self, link: ConsumerLink, messages: list[Message]) -> tuple[float, bool]:
         """Queue the messages of one read as one batch, plus one for those over ``max_attempts``.
 
         Returns the time, and whether the limit of messages in flight has changed.
@@ -530,7 +530,7 @@ class Consumer:
         await self._connecting.close()
         topic, drain_timeout = self._subscription.topic, self._config.drain_timeout
         deadline = self._loop.time() + drain_timeout
-        connections = [link.connection for link in self._connections.values()]
+        connections = [link.connection for link in self._links.values()]
         await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
@@ -549,7 +549,7 @@ class Consumer:
         self._unsettled.give_back()
         if connections:
             await asyncio.sleep(_LINGER)
-        links = list(self._connections.values())
+        links = list(self._links.values())
         for link in links:
             self._stats.unconfirmed += bool(link.last_finish) and not link.connection.answered_cls
         ending = [link.connection for link in links]
