@@ -39,7 +39,7 @@ def dead_letters(
 class ClusterProducer:
     """A producer for the cluster that is consumed from; it connects at the first message.
 
-    Its nsqds are those that are consumed from or, with nsqlookupd, all that it lists. Bodies may be
+    It publishes to the nsqds of the source or, with nsqlookupd, to all listed nsqds. Bodies may be
     as large as the consumer accepts, because these nsqds delivered them. The
     ``config`` holds the secret of --auth-secret-file.
     """

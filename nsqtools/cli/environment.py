@@ -1,4 +1,4 @@
-"""Variables that begin as those of nsqtools do, and that no command reads."""
+"""Warns of variables with the prefix NSQTOOLS_ that no command reads."""
 
 from __future__ import annotations
 

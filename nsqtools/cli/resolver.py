@@ -252,7 +252,7 @@ def is_default(ctx: click.Context, keyword: str, name: str) -> bool:
 
 
 def _related(cls: type[Options], name: str, relation: Literal["excludes", "outranks"]) -> set[str]:
-    """The options that one excludes, or outranks, whichever of the two says so."""
+    """The options that exclude or outrank an option, or that it excludes or outranks."""
     declared = cls.declared()
     named_by = {other for other, each in declared.items() if name in getattr(each, relation)}
     return named_by | {*getattr(declared[name], relation)}

@@ -1,7 +1,7 @@
 """Several processes for one command: each runs it with its share of the limits.
 
-A worker is started with the command line of the run. Its standard input is a pipe that asks for
-metrics, and that ends with the parent, even if that is killed; answers go to standard output.
+A worker is started with the command line of the run. The parent asks for metrics on its standard
+input, a pipe that reaches EOF when the parent dies. The worker answers on standard output.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Worker(Notifier):
         return total // self.count + (self.number < total % self.count)
 
     def ready(self) -> None:
-        """Tell the parent that a server was reached."""
+        """Tell the parent that a topic's consumer has started."""
         self._tell(_READY)
 
     @asynccontextmanager

@@ -119,7 +119,7 @@ class Survey:
 
     @property
     def blind(self) -> bool:
-        """Whether nsqlookupds were given and none answers, so that nsqds may be missing."""
+        """Whether nsqds may be missing, because no nsqlookupd answers."""
         return bool(self.registries) and all(each.error for each in self.registries)
 
     @property

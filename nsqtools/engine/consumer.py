@@ -392,7 +392,7 @@ class Consumer:
     # Batches.
 
     def _received(self, link: ConsumerLink, messages: list[Message]) -> tuple[float, bool]:
-        """Queue the messages of one read as one batch, plus one for those over ``max_attempts``.
+        """Queue the messages of one read: a batch, and a batch of messages over ``max_attempts``.
 
         Returns the time, and whether the limit of messages in flight has changed.
         """

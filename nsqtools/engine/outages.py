@@ -1,4 +1,4 @@
-"""Logs what fails again and again: servers that do not answer, and handlers."""
+"""Logs repeated failures of servers and handlers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_FAILURES = 10
 
 
 class OutageLog:
-    """Logs each server that fails once, until it answers again; consumers of one run share it."""
+    """Logs one failure per server until the server answers; the consumers of a run share it."""
 
     def __init__(self) -> None:
         self._failed_lookupds: set[Address | None] = set()
@@ -33,7 +33,7 @@ class OutageLog:
         self._nsqd_errors: dict[Address, set[str]] = {}
 
     def lookupds_answered(self, answers: Answers[Any]) -> None:
-        """Note the nsqlookupds that answered, and warn of those that failed."""
+        """Note the answers of nsqlookupds, and warn of their failures."""
         self._all_lookupds_failed = False
         self._failed_lookupds.difference_update(address for address, _ in answers.answers)
         for _, error in answers.failures:
@@ -63,7 +63,7 @@ class OutageLog:
         self._nsqd_errors.pop(address, None)
 
     def waiting(self) -> None:
-        """Warn that no server can be reached, and that the consumers wait for one."""
+        """Warn that the consumers wait because no server can be reached."""
         if not self._waiting:
             log.warning("waiting until a server can be reached")
         self._waiting = True

@@ -213,7 +213,7 @@ class Producer(Listener):
         """Publish all bodies; returns when nsqd has answered OK for each.
 
         ``defer`` is in seconds. A batch whose connection breaks before its OK is sent to the next
-        nsqd, so that it may arrive twice.
+        nsqd, and may arrive twice.
 
         Raises PublishError with the positions of the bodies that were not accepted; its cause is
         nsqd's error, if there is one. Before ``connect`` it is raised at once. Raises ConfigError

@@ -37,8 +37,8 @@ class LookupSchedule:
     def next(self, now: float, *, urgent: bool, rng: Random, restart: bool = False) -> float:
         """Return when the next round is due, in seconds of ``now``'s clock.
 
-        Call it after each round and when a connection is lost. If it is called before the time that
-        it returned, it never returns a later one.
+        Call it after each round and when a connection is lost. A call before the next round never
+        delays that round.
         """
         early = now < self._when
         if restart or (self._step is None and urgent and (early or not self._urgent)):

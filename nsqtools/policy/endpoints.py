@@ -164,7 +164,7 @@ class Endpoints:
         """Apply the mode's own rule for an endpoint that failed."""
 
     def _arrange(self) -> None:
-        """Update which endpoints are in use, and which one is probed next."""
+        """Update the endpoints in use, and the endpoint to probe next."""
         present = [entry for entry in self._entries.values() if not entry.removed]
         used = [entry for entry in present if not entry.down]
         self._any_up = bool(used)

@@ -53,7 +53,7 @@ class Trim:
     def sort(
         self, source: Hashable, messages: Sequence[M], *, now: float
     ) -> tuple[Sequence[M], Sequence[M]]:
-        """Return the old messages and the younger ones, of those that came from one nsqd."""
+        """Split messages of one nsqd into old and younger ones."""
         old = [message for message in messages if message.timestamp < self._cutoff]
         if old:
             self._in_a_row = 0
@@ -72,7 +72,7 @@ class Trim:
         return old, younger
 
     def settled(self, returned: int, *, now: float) -> None:
-        """Note that old messages were settled; those that are ``returned`` will come again."""
+        """Note that old messages were settled; nsqd delivers ``returned`` of them again."""
         self._seen -= returned
         self._last = now
 
@@ -82,7 +82,7 @@ class Trim:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether so many younger messages came that the trim gave up."""
+        """Whether the trim gave up because too many younger messages came."""
         return self._in_a_row >= self._max_younger
 
     @property

@@ -142,7 +142,7 @@ class Facts:
 
     @property
     def concerned(self) -> list[NsqdFacts]:
-        """The nsqds to judge: given ones, those that have the topic, those listed for it."""
+        """The nsqds to judge: given, with the topic, or listed for the topic."""
         return [each for each in self.nsqds if each.given or self.is_concerned(each)]
 
     def is_concerned(self, nsqd: NsqdFacts) -> bool:

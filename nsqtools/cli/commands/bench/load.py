@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # A body begins with the number of its run and with the event loop's time when it was to be sent.
 _HEAD = struct.Struct(">8sd")
 
-# Batches under way: as many per producer as pub has or, at a fixed rate, so many in all that a slow
-# answer delays no later batch, unless they hold more bytes than this.
+# Maximum batches under way: per producer, as in pub; in all, at a fixed rate, so that a slow answer
+# delays no later batch; and their maximum bytes.
 _WINDOW = 8
 _RATED_WINDOW = 1000
 _WINDOW_BYTES = 64 << 20
