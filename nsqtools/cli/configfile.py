@@ -137,8 +137,8 @@ class Table(NamedTuple):
 
     def _hint(self, name: str, options: Iterable[str]) -> str:
         near = nearest(name, map(flag_name, options))
-        options = {each for cls in option_classes() for each in cls.declared()}
-        if not near and not self.command and name.replace("-", "_") in options:
+        declared = {each for cls in option_classes() for each in cls.declared()}
+        if not near and not self.command and name.replace("-", "_") in declared:
             return ": shared options belong in [defaults], others in the table of a command"
         return near
 

@@ -9,6 +9,7 @@ from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
+from nsqtools.config.units import counted
 from nsqtools.engine.lookup import no_answer
 from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import HTTPError, UnreachableError
@@ -240,7 +241,7 @@ class Cluster:
         for failure in fallen[:_MAX_LOGGED]:
             log.warning("nsqd %s", failure)
         if more := len(fallen[_MAX_LOGGED:]):
-            log.warning("%d more nsqds do not answer", more)
+            log.warning("no answer from %s", counted(more, "more nsqd"))
         self._silent = set(snapshot.failures)
 
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:

@@ -133,9 +133,11 @@ class LocalStore(Store):
             try:
                 yield unnamed, fd
             finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(unnamed)
-                os.close(fd)
+                try:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(unnamed)
+                finally:
+                    os.close(fd)
         except OSError as error:
             error.filename = target
             raise

@@ -166,3 +166,16 @@ async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
         await stage.cluster(lookupd).poll()
     snapshot = await stage.cluster(nsqds=(nsqd,)).look()
     assert (snapshot.stats, set(snapshot.failures)) == ({}, {nsqd.name})
+
+
+async def test_of_many_dead_nsqds_the_rest_is_a_number(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.engine.cluster._MAX_LOGGED", 2)
+    nsqds = [await stage.nsqd("t") for _ in range(4)]
+    cluster = stage.cluster(await stage.lookupd(*nsqds))
+    for nsqd in nsqds[1:]:
+        await nsqd.stop()
+    await cluster.poll()
+    assert len(caplog.messages) == 3
+    assert caplog.messages[-1] == "no answer from 1 more nsqd"

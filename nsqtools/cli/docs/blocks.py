@@ -98,10 +98,13 @@ def _blocks(nodes: Sequence[SyntaxTreeNode]) -> list[Block]:
         elif node.type == "heading":
             found.append(Heading("".join(each.text for each in _spans(node.children[0].children))))
         elif node.type == "bullet_list":
-            found.append(ItemList(tuple(_item(item, "-") for item in node.children)))
+            items = tuple(_item(item, "-") for item in node.children)
+            if len({each.mark for each in items}) > 1:
+                raise ValueError(f"a list of items with and without terms: {items[0]}")
+            found.append(ItemList(items))
         elif node.type == "ordered_list":
-            items = enumerate(node.children, 1)
-            found.append(ItemList(tuple(_item(item, f"{number}.") for number, item in items)))
+            numbered = enumerate(node.children, 1)
+            found.append(ItemList(tuple(_item(item, f"{number}.") for number, item in numbered)))
         elif node.type == "table":
             found.append(_table(node))
         else:
@@ -110,7 +113,7 @@ def _blocks(nodes: Sequence[SyntaxTreeNode]) -> list[Block]:
 
 
 def _item(item: SyntaxTreeNode, mark: str) -> ListItem:
-    """An item of a list; one that begins with ``TERM:`` has that for its mark."""
+    """An item of a list; in a list with bullets the text up to the first colon is its term."""
     first, *others = _blocks(item.children)
     if isinstance(first, Paragraph) and mark == "-":
         for number, (text, kind) in enumerate(first.spans):

@@ -52,16 +52,12 @@ def _lines(blocks: Sequence[Block], indent: str, width: int) -> Iterator[str]:
 def _item(term: Spans, mark: str, body: Sequence[Block], indent: str, width: int) -> Iterator[str]:
     """A term with its explanation below it, or a mark with it at its right."""
     below = indent + " " * (len(mark) + 1 if mark else len(_INDENT))
-    first, *rest = body
+    first = f"{indent}{mark} " if mark else below
     if not mark:
         yield click.style(_wrapped(_text(term), indent, indent, width), bold=True)
-    if isinstance(first, Paragraph):
-        yield _wrapped(_text(first.spans), f"{indent}{mark} " if mark else below, below, width)
-    else:
-        rest = [first, *rest]
-    for block in rest:
-        if isinstance(block, Paragraph):  # a paragraph of an entry needs no empty line before it
-            yield _wrapped(_text(block.spans), below, below, width)
+    for number, block in enumerate(body):
+        if isinstance(block, Paragraph):  # a paragraph of an item needs no empty line before it
+            yield _wrapped(_text(block.spans), below if number else first, below, width)
         else:
             yield from _lines([block], below, width)
 
