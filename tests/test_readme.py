@@ -15,7 +15,7 @@ import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.docs import guide_summaries, guides, sections
-from nsqtools.cli.options import ConfigOption
+from nsqtools.cli.options import DeclaredFlag
 from nsqtools.cli.resolver import Resolver, variables
 from nsqtools.cli.tree import groups_of, walk
 from tests.support.examples import LINES, Stage, shown
@@ -169,8 +169,8 @@ def test_every_variable_named_exists() -> None:
         variable
         for node in walk(cli)
         for option in node.options
-        if isinstance(option, ConfigOption)
-        for variable in variables(node.ctx, option.name, shared=option.known.shared)
+        if isinstance(option, DeclaredFlag)
+        for variable in variables(node.ctx, option.name, shared=option.command_option.shared)
     }
     literal = {
         name

@@ -116,9 +116,9 @@ class LazyGroup(Group):
         names = sorted({*self.table, *guides})
         error = click.exceptions.NoSuchCommand(name, possibilities=names, ctx=ctx)
         if guides and not error.possibilities:
-            known = ", ".join(guides)
+            listed = ", ".join(guides)
             return click.UsageError(
-                f"no help for {name!r}: name a command or a guide: {known}", ctx
+                f"no help for {name!r}: name a command or a guide: {listed}", ctx
             )
         return error
 

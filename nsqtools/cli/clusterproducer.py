@@ -39,7 +39,7 @@ def dead_letters(
 class ClusterProducer:
     """A producer for the cluster that is consumed from; it connects at the first message.
 
-    Its nsqds are those that are consumed from or, with nsqlookupd, all that it lists. Bodies may be
+    It publishes to the nsqds of the source or, with nsqlookupd, to all listed nsqds. Bodies may be
     as large as the consumer accepts, because these nsqds delivered them. The
     ``config`` holds the secret of --auth-secret-file.
     """
@@ -66,8 +66,8 @@ class ClusterProducer:
         config = self._config
         names = set(ClientConfig.declared()) - {"heartbeat_interval", "read_timeout"}
         shared = {name: getattr(config, name) for name in names}
-        most = max(config.max_msg_size, ProducerConfig().max_body_size)
-        target = ProducerConfig().with_values(**shared, max_body_size=most)
+        max_size = max(config.max_msg_size, ProducerConfig().max_body_size)
+        target = ProducerConfig().with_values(**shared, max_body_size=max_size)
         producer = Producer(await self._nsqds(), target)
         await producer.connect()
         return producer

@@ -97,15 +97,18 @@ class Table(NamedTuple):
         return found
 
     def problems(
-        self, known: Mapping[str, Option], commands: Iterable[str], classes: Iterable[type[Options]]
+        self,
+        options: Mapping[str, Option],
+        commands: Iterable[str],
+        classes: Iterable[type[Options]],
     ) -> Iterator[str]:
         """A line for each problem. ``classes`` check the pairs of ``--consumer-opt``."""
-        yield from self.unknown(known, commands)
+        yield from self.unknown(options, commands)
         for key in self.values:
-            if key not in known:
+            if key not in options:
                 continue
             try:
-                value = self.value(key, known[key])
+                value = self.value(key, options[key])
                 for cls in classes:
                     if pairs_key(cls) == key:
                         self.pairs(cls, value)
@@ -119,23 +122,23 @@ class Table(NamedTuple):
         except ConfigError as error:
             raise ConfigFileError(f"{self.name}: {error}") from None
 
-    def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
+    def unknown(self, options: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
         """A line for each key that is neither a known option nor the table of a command."""
         tables = list(commands)
         for key, value in self.values.items():
             name = flag_name(key)
             if isinstance(value, dict):
-                if name not in tables and key not in known:
+                if name not in tables and key not in options:
                     yield f"{self.name}: unknown table {name!r}{nearest(name, tables)}"
             elif name in tables:
                 yield f"{self.name}: {name}: expected a table, found {_toml(value)}"
-            elif key not in known:
-                yield f"{self.name}: unknown key {name!r}{self._hint(name, known)}"
+            elif key not in options:
+                yield f"{self.name}: unknown key {name!r}{self._hint(name, options)}"
 
-    def _hint(self, name: str, known: Iterable[str]) -> str:
-        near = nearest(name, map(flag_name, known))
-        options = {each for cls in option_classes() for each in cls.declared()}
-        if not near and not self.command and name.replace("-", "_") in options:
+    def _hint(self, name: str, options: Iterable[str]) -> str:
+        near = nearest(name, map(flag_name, options))
+        declared = {each for cls in option_classes() for each in cls.declared()}
+        if not near and not self.command and name.replace("-", "_") in declared:
             return ": shared options belong in [defaults], others in the table of a command"
         return near
 
@@ -217,8 +220,8 @@ class ConfigFile:
                 raise ConfigFileError(f"{asked_by}: {profile!r} is not text: write it in quotes")
         if profile not in self.profiles:
             near = nearest(profile, self.profiles)
-            known = near or f"; it has {', '.join(self.profiles)}" if self.profiles else ""
-            raise ConfigFileError(f"{asked_by} {profile}: {self.name} has no such profile{known}")
+            hint = near or f"; it has {', '.join(self.profiles)}" if self.profiles else ""
+            raise ConfigFileError(f"{asked_by} {profile}: {self.name} has no such profile{hint}")
         return profile
 
     def check_top(self, commands: Iterable[str]) -> None:

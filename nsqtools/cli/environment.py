@@ -1,4 +1,4 @@
-"""Variables that begin as those of nsqtools do, and that no command reads."""
+"""Warns of variables with the prefix NSQTOOLS_ that no command reads."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def warnings(ctx: click.Context) -> list[str]:
     A command other than that of ``ctx`` is loaded for a variable that begins with its name, and all
     are for a variable that is unknown even so.
     """
-    given = {name for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
-    own = _known([ctx])
-    given -= _PROGRAM | own | {_PREFIX + name.upper() for name in shared_options()}
+    unknown = {name for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
+    own = _variables_of([ctx])
+    unknown -= _PROGRAM | own | {_PREFIX + name.upper() for name in shared_options()}
     root = ctx.find_root()
-    for name in command_names(root) if given else ():
+    for name in command_names(root) if unknown else ():
         prefix = f"{_PREFIX}{name}_".replace("-", "_").upper()
-        if any(each.startswith(prefix) for each in given):
-            given -= _known(contexts(root, [name]))
-    if not given:
+        if any(each.startswith(prefix) for each in unknown):
+            unknown -= _variables_of(contexts(root, [name]))
+    if not unknown:
         return []
-    known = _known(contexts(root))
+    all_variables = _variables_of(contexts(root))
     return [
-        f"{name}: no such variable{_nearest(name, own) or _nearest(name, known)}"
-        for name in sorted(given - known)
+        f"{name}: no such variable{_nearest(name, own) or _nearest(name, all_variables)}"
+        for name in sorted(unknown - all_variables)
     ]
 
 
-def _known(all_of: Iterable[click.Context]) -> set[str]:
+def _variables_of(all_of: Iterable[click.Context]) -> set[str]:
     """The variables of these commands."""
     return {
         variable
@@ -53,12 +53,12 @@ def _known(all_of: Iterable[click.Context]) -> set[str]:
     }
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, variables: Iterable[str]) -> str:
     """The hint: a name that only lacks its command, or the most similar one without the prefix."""
     from difflib import get_close_matches
 
     rest = name[len(_PREFIX) :]
-    names = sorted((each[len(_PREFIX) :] for each in known), key=len)
+    names = sorted((each[len(_PREFIX) :] for each in variables), key=len)
     found = [each for each in names if each.endswith(f"_{rest}")]
     found = found or get_close_matches(rest, names, n=1)
     return f"; did you mean {_PREFIX}{found[0]}?" if found else ""

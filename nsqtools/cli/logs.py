@@ -73,8 +73,8 @@ def is_watched() -> bool:
     """Whether standard error is a terminal that shall show progress."""
     handlers = logging.getLogger().handlers
     as_json = any(isinstance(each.formatter, JsonFormatter) for each in handlers)
-    wanted = logging.getLogger("nsqtools").isEnabledFor(logging.WARNING)
-    return sys.stderr.isatty() and wanted and not as_json
+    is_enabled = logging.getLogger("nsqtools").isEnabledFor(logging.WARNING)
+    return sys.stderr.isatty() and is_enabled and not as_json
 
 
 def report_end(text: str) -> None:

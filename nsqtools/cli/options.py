@@ -86,12 +86,14 @@ class FlagType(ValueType, BoolParamType):
     """A boolean; click allows ``--no-x`` only for its own type."""
 
 
-class ConfigOption(click.Option):
+class DeclaredFlag(click.Option):
     """A flag for one declared option. Its value is None when it was given nowhere."""
 
-    def __init__(self, param_decls: Sequence[str], *, known: CommandOption, **attrs: Any) -> None:
-        self.known = known
-        declared = known.declared
+    def __init__(
+        self, param_decls: Sequence[str], *, command_option: CommandOption, **attrs: Any
+    ) -> None:
+        self.command_option = command_option
+        declared = command_option.declared
         if declared.kind == "flag":
             attrs |= {"is_flag": True, "type": FlagType(declared)}
         elif declared.kind == "count":
@@ -106,7 +108,7 @@ class ConfigOption(click.Option):
     @property
     def listed_names(self) -> list[str]:
         """The names for help, the short one first, without the alias."""
-        alias = f"--{flag_name(self.known.declared.alias)}"
+        alias = f"--{flag_name(self.command_option.declared.alias)}"
         return sorted((name for name in self.opts if name != alias), key=len)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -117,7 +119,7 @@ class ConfigOption(click.Option):
         spec = ", ".join(names)
         if not self.is_flag and not self.count:
             spec += f" {self.make_metavar(ctx)}"
-        return spec, self._described(range=self.known.range_text)
+        return spec, self._described(range=self.command_option.range_text)
 
     def brief_record(self, ctx: click.Context) -> tuple[str, str]:
         """As ``get_help_record``, without the range and ``--no-``."""
@@ -126,9 +128,9 @@ class ConfigOption(click.Option):
 
     def _described(self, **facts: str) -> str:
         """The help and, in brackets, whether it is required, its default and these facts."""
-        facts = {"default": self.known.default_text, **facts}
+        facts = {"default": self.command_option.default_text, **facts}
         notes = [f"{name}: {text}" for name, text in facts.items() if text]
-        if self.known.declared.required and not self.known.declared.instead:
+        if self.command_option.declared.required and not self.command_option.declared.instead:
             notes.insert(0, "required")
         return f"{self.help}  [{'; '.join(notes)}]" if notes else self.help or ""
 
@@ -205,11 +207,11 @@ class Command(click.Command):
     def _hint(self, ctx: click.Context, words: Sequence[str]) -> str:
         """Which option is meant by words that may be topics, if none is named so far."""
         topic = next((param for param in self.params if param.name == "topic"), None)
-        given = ctx.get_parameter_source("topic") is ParameterSource.COMMANDLINE
-        if not isinstance(topic, ConfigOption) or given:
+        is_flag = ctx.get_parameter_source("topic") is ParameterSource.COMMANDLINE
+        if not isinstance(topic, DeclaredFlag) or is_flag:
             return f": {' '.join(words)}"
         try:
-            meant = [str(topic.known.declared.parse(word)) for word in words]
+            meant = [str(topic.command_option.declared.parse(word)) for word in words]
         except ConfigError:
             return f": {' '.join(words)}"
         if not topic.multiple:
@@ -234,7 +236,7 @@ class Command(click.Command):
         options = [params[name] for name in self.essential]
         with formatter.section("Options"):
             formatter.write_dl(
-                [each.brief_record(ctx) for each in options if isinstance(each, ConfigOption)]
+                [each.brief_record(ctx) for each in options if isinstance(each, DeclaredFlag)]
             )
         write_examples(formatter, self.examples[:2])
         formatter.write_paragraph()
@@ -245,7 +247,7 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """How variables are called, then the examples."""
         super().format_epilog(ctx, formatter)
-        example = next((param for param in self.params if isinstance(param, ConfigOption)), None)
+        example = next((param for param in self.params if isinstance(param, DeclaredFlag)), None)
         if example:
             own = variables(ctx, example.name, shared=False)[0]
             with formatter.section("Environment"):
@@ -265,13 +267,13 @@ class SharedFlags(Command):
         ``ctx`` is of the group that is given the arguments. Raises click.UsageError.
         """
         params = self.get_params(ctx)
-        given, rest, _ = self.make_parser(ctx).parse_args(gnu_spelling(ctx, args, params))
+        parsed, rest, _ = self.make_parser(ctx).parse_args(gnu_spelling(ctx, args, params))
         values = {}
         for param in params:
-            if param.name not in given:
+            if param.name not in parsed:
                 continue
-            if isinstance(param, ConfigOption):
-                values[param.name] = param.type_cast_value(ctx, given[param.name])
+            if isinstance(param, DeclaredFlag):
+                values[param.name] = param.type_cast_value(ctx, parsed[param.name])
             else:  # it shows something and ends the run
                 rest = [param.opts[-1]]
         return values, rest
@@ -305,7 +307,7 @@ class CommandGroup(Group):
 
 def section_of(option: click.Option) -> str:
     """The heading of an option in help and in manual pages."""
-    return option.known.section if isinstance(option, ConfigOption) else _OTHERS
+    return option.command_option.section if isinstance(option, DeclaredFlag) else _OTHERS
 
 
 def by_section(options: Iterable[click.Option]) -> dict[str, list[click.Option]]:
@@ -371,7 +373,7 @@ def options(
         command.option_groups = bound  # type: ignore[attr-defined]
         _version(command)
         for each in reversed(flags.values()):  # click lists the last one first
-            click.option(*_declarations(each), cls=ConfigOption, known=each)(command)
+            click.option(*_declarations(each), cls=DeclaredFlag, command_option=each)(command)
         return command
 
     return decorate
@@ -396,9 +398,9 @@ def _unknown_variables(ctx: click.Context) -> Sequence[str]:
     return warnings(ctx)
 
 
-def _declarations(known: CommandOption) -> list[str]:
+def _declarations(option: CommandOption) -> list[str]:
     """What click wants to know of an option's names: ``keep``, ``-k``, ``--keep/--no-keep``."""
-    short = [f"-{known.declared.short}"] if known.declared.short else []
-    alias = [f"--{flag_name(known.declared.alias)}"] if known.declared.alias else []
-    opposite = f"/--no-{known.key}" if known.declared.kind == "flag" else ""
-    return [known.name, *short, *alias, f"--{known.key}{opposite}"]
+    short = [f"-{option.declared.short}"] if option.declared.short else []
+    alias = [f"--{flag_name(option.declared.alias)}"] if option.declared.alias else []
+    opposite = f"/--no-{option.key}" if option.declared.kind == "flag" else ""
+    return [option.name, *short, *alias, f"--{option.key}{opposite}"]

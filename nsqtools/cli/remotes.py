@@ -31,7 +31,7 @@ def fixed_nsqds(servers: ServerOptions) -> tuple[Address, ...]:
 
 
 async def targets(target: TargetOptions, config: ClientConfig) -> Sequence[Address]:
-    """The nsqds to publish to: those of ``--nsqd-tcp-address``, or those that nsqlookupds list.
+    """The nsqds to publish to: from ``--nsqd-tcp-address``, or listed by nsqlookupds.
 
     Raises ConfigError for a malformed address, UnreachableError if nsqlookupds list none.
     """
@@ -101,7 +101,7 @@ def client_limits(options: ApiOptions | DrainOptions | LookupOptions) -> dict[st
 
 
 def open_cluster(servers: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
-    """The cluster. This number of ``looks`` at it together takes at most --timeout.
+    """The cluster. All ``looks`` at it share one --timeout.
 
     Raises ConfigError for a malformed address, and the errors of ``client_limits``.
     """

@@ -161,13 +161,13 @@ class Resolver:
 
     def _flags(self, cls: type[Options]) -> Iterator[dict[str, ResolvedValue]]:
         """Flags of the command, pairs, and flags that stand before the command."""
-        given = {
+        flags = {
             name: ResolvedValue(value, Source.FLAG, f"--{flag_name(name)}")
             for name, value in self._ctx.params.items()
             if self._ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
-        yield {name: given[name] for name in cls.declared() if name in given}
-        if pairs := given.get(pairs_key(cls)):
+        yield {name: flags[name] for name in cls.declared() if name in flags}
+        if pairs := flags.get(pairs_key(cls)):
             yield self._pairs(cls, pairs)
         before = self._ctx.meta.get(SHARED_FLAGS, {})
         yield {
@@ -252,7 +252,7 @@ def is_default(ctx: click.Context, keyword: str, name: str) -> bool:
 
 
 def _related(cls: type[Options], name: str, relation: Literal["excludes", "outranks"]) -> set[str]:
-    """The options that one excludes, or outranks, whichever of the two says so."""
+    """The options that exclude or outrank an option, or that it excludes or outranks."""
     declared = cls.declared()
     named_by = {other for other, each in declared.items() if name in getattr(each, relation)}
     return named_by | {*getattr(declared[name], relation)}
@@ -261,8 +261,10 @@ def _related(cls: type[Options], name: str, relation: Literal["excludes", "outra
 def _located(error: ConfigError, values: Mapping[str, ResolvedValue]) -> ConfigError:
     """The error with the names of its options as they were written, and with the file, if any."""
     named = [(name, values[name]) for name in error.options if name in values]
-    given = [each for _, each in named if each.source is not Source.DEFAULT]
-    in_file = bool(given) and all(each.source in (Source.FILE, Source.PROFILE) for each in given)
+    settings = [each for _, each in named if each.source is not Source.DEFAULT]
+    in_file = bool(settings) and all(
+        each.source in (Source.FILE, Source.PROFILE) for each in settings
+    )
     text = str(error)
     for name, each in named:
         written = f"--{flag_name(name)}"
@@ -271,7 +273,7 @@ def _located(error: ConfigError, values: Mapping[str, ResolvedValue]) -> ConfigE
         elif each.source is Source.ENVIRONMENT:
             written = each.origin
         text = re.sub(rf"--{flag_name(name)}(?![\w-])", written, text)
-    return ConfigFileError(f"{given[0].origin}: {text}") if in_file else ConfigError(text)
+    return ConfigFileError(f"{settings[0].origin}: {text}") if in_file else ConfigError(text)
 
 
 def allowed(table: Table, ctx: click.Context) -> tuple[dict[str, Option], list[str]]:
@@ -282,8 +284,8 @@ def allowed(table: Table, ctx: click.Context) -> tuple[dict[str, Option], list[s
     while len(words(ctx)) > len(table.command):
         assert ctx.parent
         ctx = ctx.parent
-    known: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for below in contexts(ctx):
         for name, each in file_options(groups_of(below.command)).items():
-            known[name] = each.declared
-    return known, command_names(ctx)
+            options[name] = each.declared
+    return options, command_names(ctx)

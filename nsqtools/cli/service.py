@@ -164,13 +164,13 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def progress(line: Callable[[], str], *, wanted: bool = True) -> AsyncIterator[None]:
+async def progress(line: Callable[[], str], *, enabled: bool = True) -> AsyncIterator[None]:
     """Keep showing a line on the terminal, below the log lines, and clear it at the end.
 
     It is not shown without a terminal, with -q, or with log lines in JSON. It has a descriptor of
     its own, because standard error is redirected while Spark starts.
     """
-    if not (wanted and is_watched()):
+    if not (enabled and is_watched()):
         yield
         return
     from rich.console import Console
@@ -273,7 +273,7 @@ async def consume(
         nsqds=fixed_nsqds(source),
         lookupds=source.lookupd_http_address,
         stop=stop,
-        on_reached=notifier.ready,
+        on_ready=notifier.ready,
         on_stopping=notifier.stopping,
         **{"patient": stop.is_endless, **finding},
     )
@@ -330,8 +330,8 @@ def _exit_code(outcome: RunOutcome, seconds: float) -> Exit:
             "nsqd delivers again what timed out before it was finished: %s",
             counted(totals.too_late, "message"),
         )
-    is_known = not (outcome.reason == "count" and totals.unconfirmed)
-    if not is_known:
+    is_confirmed = not (outcome.reason == "count" and totals.unconfirmed)
+    if not is_confirmed:
         silent = counted(totals.unconfirmed, "nsqd")
         log.error("--count: %s did not answer, and may deliver finished messages again", silent)
     if outcome.unfinished:
@@ -352,7 +352,7 @@ def _exit_code(outcome: RunOutcome, seconds: float) -> Exit:
         return Exit.FAILURE
     if outcome.lost or outcome.left_behind or outcome.left != 0:
         return Exit.PARTIAL
-    if outcome.unfinished or not is_known:
+    if outcome.unfinished or not is_confirmed:
         return Exit.PARTIAL
     return Exit.DONE
 
@@ -373,5 +373,5 @@ def tune_memory() -> None:
 def _allow_many_files() -> None:
     """Raise the soft limit of open files to the hard one, as Go's runtime does."""
     with suppress(OSError, ValueError):  # the hard limit may be above fs.nr_open
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -103,11 +103,11 @@ def command_options(groups: Groups) -> Iterator[CommandOption]:
 
 def file_options(groups: Groups) -> dict[str, CommandOption]:
     """What may stand in the table of a command, by parameter."""
-    known: dict[str, CommandOption] = {}
+    found: dict[str, CommandOption] = {}
     for each in command_options(groups):
         if each.declared.in_file:
-            known.setdefault(each.name, each)
-    return known
+            found.setdefault(each.name, each)
+    return found
 
 
 def common_options(nodes: Iterable[CommandNode]) -> dict[str, CommandOption]:

@@ -77,15 +77,15 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
     if values in ("topic", "node"):
         topics = ""
     servers_of = (_LOOKUPD,) if values == "node" else _SERVERS
-    known = {name: settings[name] for name in servers_of if name in settings}
-    given = {n: s for n, s in known.items() if s.value and s.source is not Source.DEFAULT}
+    addresses = {name: settings[name] for name in servers_of if name in settings}
+    configured = {n: s for n, s in addresses.items() if s.value and s.source is not Source.DEFAULT}
     servers = {name: _HERE[name] for name in servers_of if name in _HERE}
-    if not given and any(setting.value is None for setting in known.values()):
+    if not configured and any(setting.value is None for setting in addresses.values()):
         return []  # an invalid address was given: this host is not meant
-    if given:
+    if configured:
         ranks = list(Source)
-        name = min(given, key=lambda name: ranks.index(given[name].source))
-        servers = {name: given[name].value}
+        name = min(configured, key=lambda name: ranks.index(configured[name].source))
+        servers = {name: configured[name].value}
     return [
         _question(name, text, topic, cafile, nodes=values == "node")
         for topic in ([topics] if isinstance(topics, str) else topics or ())

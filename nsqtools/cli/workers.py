@@ -1,7 +1,7 @@
 """Several processes for one command: each runs it with its share of the limits.
 
-A worker is started with the command line of the run. Its standard input is a pipe that asks for
-metrics, and that ends with the parent, even if that is killed; answers go to standard output.
+A worker is started with the command line of the run. The parent asks for metrics on its standard
+input, a pipe that reaches EOF when the parent dies. The worker answers on standard output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LONGEST_ANSWER = 64 << 20
 _ANSWER_TIMEOUT = 5.0
 
 # A worker that is killed more often than this has a reason that another one does not mend.
-_MOST_DEATHS = 5
+_MAX_DEATHS = 5
 _DEATHS_PERIOD = 60.0
 
 _BY_SEVERITY = (Exit.DONE, Exit.PARTIAL, Exit.FAILURE, Exit.UNREACHABLE, Exit.LOCKED, Exit.USAGE)
@@ -68,7 +68,7 @@ class Worker(Notifier):
         return total // self.count + (self.number < total % self.count)
 
     def ready(self) -> None:
-        """Tell the parent that a server was reached."""
+        """Tell the parent that a topic's consumer has started."""
         self._tell(_READY)
 
     @asynccontextmanager
@@ -133,7 +133,7 @@ class _Crew:
         self._processes: dict[int, Process] = {}
         self._answers: dict[int, asyncio.Future[list[Any]]] = {}
         self._reached = asyncio.Event()
-        self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self._asking = asyncio.Lock()
         self._stop = asyncio.Event()
 
@@ -181,7 +181,7 @@ class _Crew:
         return Exit.DONE
 
     def _may_replace(self, now: float) -> bool:
-        full = len(self._deaths) == _MOST_DEATHS
+        full = len(self._deaths) == _MAX_DEATHS
         allowed = not full or now - self._deaths[0] > _DEATHS_PERIOD
         self._deaths.append(now)
         return allowed

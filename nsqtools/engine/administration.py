@@ -53,11 +53,11 @@ async def survey(servers: Servers, topic: str) -> Survey:
     async with Cluster(
         lookupds, servers.nsqds, quiet=True, timeout=timeout, **servers.limits
     ) as cluster:
-        snapshot, known = await together(
+        snapshot, answers = await together(
             cluster.look(topic, everywhere=True),
             together(*(_ask_lookupd(limits, url, topic) for url in lookupds)),
         )
-    registries = [_registry(each, snapshot) for each in known]
+    registries = [_registry(each, snapshot) for each in answers]
     holdings = [_holding(node, snapshot) for node in snapshot.nodes.values()]
     errors = [*(each.error for each in registries), *(each.error for each in holdings)]
     if errors and all(errors):

@@ -119,7 +119,7 @@ class Survey:
 
     @property
     def blind(self) -> bool:
-        """Whether nsqlookupds were given and none answers, so that nsqds may be missing."""
+        """Whether nsqds may be missing, because no nsqlookupd answers."""
         return bool(self.registries) and all(each.error for each in self.registries)
 
     @property
@@ -130,13 +130,13 @@ class Survey:
     @property
     def channels(self) -> set[str]:
         """The names of all channels of the topic."""
-        known = {name for each in self.registries for name in each.channels}
+        registered = {name for each in self.registries for name in each.channels}
         held = {
             channel.name
             for each in self.holdings
             for channel in (each.topic.channels if each.topic else ())
         }
-        return known | held
+        return registered | held
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +256,15 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
     """Return the request to an nsqd, None if it has nothing to change."""
     note = ""
     if verb == "create":
-        wanted = holding.given if not target.channel else holding.topic is not None
+        has_work = holding.given if not target.channel else holding.topic is not None
         note = "already exists" if holding.has(target) else ""
     else:
-        wanted = holding.has(target)
+        has_work = holding.has(target)
         if verb == "pause" and holding.is_paused(target):
             note = "is already paused"
         elif verb == "unpause" and not holding.is_paused(target):
             note = "is not paused"
-    if not (wanted or holding.may_have(target)):
+    if not (has_work or holding.may_have(target)):
         return None
     path, node, note = f"{target.kind}/{verb}", holding.node, "" if holding.error else note
     return Step("nsqd", node.name, node.http, path, target.names, note=note, error=holding.error)
@@ -272,11 +272,11 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
 
 def find_producer(text: str, survey: Survey) -> Registration | None:
     """Find an nsqd by its HTTP or TCP address, or by a host name that only one nsqd has."""
-    known = producers(survey.registries)
-    for producer in known:
+    listed_producers = producers(survey.registries)
+    for producer in listed_producers:
         if text in (str(producer.http), str(producer.tcp)):
             return producer
-    named = [each for each in known if text in (each.broadcast_address, each.hostname)]
+    named = [each for each in listed_producers if text in (each.broadcast_address, each.hostname)]
     return named[0] if len(named) == 1 else None
 
 

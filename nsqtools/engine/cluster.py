@@ -33,7 +33,7 @@ forgets a silent nsqd after the same time (-inactive-producer-timeout). After th
 even if it answers: it may be listed at a new address, and would count twice."""
 
 _PART = 0.4  # the part of the timeout that nsqlookupds may use: nsqds then have time to answer
-_MOST_TOLD = 20  # nsqds with a log line each, of those that do not answer
+_MAX_LOGGED = 20  # nsqds with a log line each, of those that do not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +238,9 @@ class Cluster:
         for name in snapshot.stats.keys() & self._silent:
             log.info("nsqd %s: answers again", name)
         fallen = [e for name, e in snapshot.failures.items() if name not in self._silent]
-        for failure in fallen[:_MOST_TOLD]:
+        for failure in fallen[:_MAX_LOGGED]:
             log.warning("nsqd %s", failure)
-        if more := len(fallen[_MOST_TOLD:]):
+        if more := len(fallen[_MAX_LOGGED:]):
             log.warning("no answer from %s", counted(more, "more nsqd"))
         self._silent = set(snapshot.failures)
 
@@ -248,14 +248,14 @@ class Cluster:
         """Return given and listed nsqds, each once, and for a while those no longer listed."""
         listed = union_producers(answers.values)
         nodes = {}
-        known: set[object] = set()
+        infos: set[object] = set()
         for name, url in self._given.items():
             info = self._infos.get(name)
-            if info not in known:  # otherwise it was given twice, with two spellings
+            if info not in infos:  # otherwise it was given twice, with two spellings
                 nodes[name] = _given_node(name, url, info, listed)
             if info:
-                known.add(info)
-        given, now = {node.tcp for node in nodes.values()}, monotonic()
+                infos.add(info)
+        configured, now = {node.tcp for node in nodes.values()}, monotonic()
         if not answers.answers:  # without an answer no nsqd counts as no longer listed
             self._found = {name: (node, now) for name, (node, _) in self._found.items()}
         for tcp, producer in listed.items():
@@ -264,7 +264,7 @@ class Cluster:
         self._found = {
             name: (node, seen)
             for name, (node, seen) in self._found.items()
-            if name not in nodes and node.tcp not in given and now - seen <= _FORGET
+            if name not in nodes and node.tcp not in configured and now - seen <= _FORGET
         }
         return [*nodes.values(), *(self._found[name][0] for name in sorted(self._found))]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.config.consuming import ServerOptions
+from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import (
     AuthError,
     ConfigError,
@@ -24,12 +27,13 @@ if TYPE_CHECKING:
     from random import Random
 
     from nsqtools.config.connection import ConsumerConfig
-    from nsqtools.engine.outages import OutageLog
     from nsqtools.net.connection import Connection
     from nsqtools.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+MAX_REQUESTS = 32
+"""Maximum requests to one server at a time, so that many topics need few descriptors for them."""
 _LOOKUPD = ServerOptions.declared()["lookupd_http_address"]
 
 
@@ -66,15 +70,34 @@ def check_lookupds(urls: Sequence[str]) -> None:
         _LOOKUPD.check(url)
 
 
+class NsqdFinder:
+    """Asks nsqlookupds for the nsqds of topics. The consumers of a run share one finder.
+
+    Each nsqlookupd has at most MAX_REQUESTS requests at once.
+    """
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self.outages = OutageLog()
+        """Logs the servers that fail."""
+        self._config = config
+        self._slots = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, MAX_REQUESTS))
+
+    async def find(self, lookupd: str, topic: str) -> Iterable[Address]:
+        """Return the nsqds of a topic that the nsqlookupd at this URL lists.
+
+        Raises UnreachableError if it does not answer, and ConfigError for too many nsqds.
+        """
+        from nsqtools.engine.lookup import producers_at  # loads net.http
+
+        async with self._slots[lookupd]:
+            return await producers_at(lookupd, topic, self._config, self.outages)
+
+
 class Connector:
     """Keeps a consumer connected. Each server has a task of its own, and waits for no other.
 
-    ``connect`` opens a connection. ``find`` asks the nsqlookupd at a URL for the addresses of all
-    nsqds that have the topic, and raises UnreachableError if it does not answer. ``outages`` logs
-    the servers that fail. ``on_reached`` is called when there is no nsqd to connect to yet. Closing
-    ``tasks`` ends the connecting.
-
-    With ``patient``, servers that cannot be reached at the start are waited for.
+    ``connect`` opens a connection. Closing ``tasks`` ends the connecting. With ``patient``,
+    ``start`` waits for servers that cannot be reached.
     """
 
     def __init__(
@@ -84,18 +107,16 @@ class Connector:
         connect: Callable[[Address], Awaitable[Connection]],
         *,
         rng: Random,
-        find: Callable[[str], Awaitable[Iterable[Address]]],
-        outages: OutageLog,
-        on_reached: Callable[[], object],
+        finder: NsqdFinder,
         tasks: Tasks,
         patient: bool = False,
     ) -> None:
         self._config = config
         self._connect = connect
         self._rng = rng
-        self._find = find
-        self._outages = outages
-        self._on_reached = on_reached
+        self._finder = finder
+        self._outages = finder.outages
+        self._topic = subscription.topic
         self._patient = patient
         self._tasks = tasks
         self._nsqds = tuple(dict.fromkeys(subscription.nsqds))
@@ -104,20 +125,20 @@ class Connector:
         """The nsqds that nsqlookupds list and that have a task: dialled, or connected."""
         self._lookups = {url: asyncio.Event() for url in dict.fromkeys(subscription.lookupds)}
         """The nsqlookupds, each with the event that makes it be asked again soon."""
-        self._anew: set[str] = set()
-        """The nsqlookupds to ask soon, because a connection that worked was lost."""
+        self._restarting: set[str] = set()
+        """The nsqlookupds to ask soon because a connection that worked was lost."""
         self._silent: dict[str, UnreachableError] = {}
         """The nsqlookupds that did not answer when they were last asked."""
         self._awaited: set[Address | str] = {*self._nsqds, *self._lookups}
-        """Servers that may still be the first to be reached."""
+        """Servers that have neither been reached nor failed since the start."""
         self._failures: dict[Address | str, NSQError] = {}
         """Servers that failed before any was reached."""
 
     async def start(self) -> None:
-        """Begin to connect, and wait until a server is reached.
+        """Begin to connect; return once an nsqd is connected, or an nsqlookupd lists no nsqd.
 
-        Raises the first error if none is. With ``patient`` it raises only what waiting does not
-        mend, such as a refused secret, and returns if a server may be reached later.
+        Raises the first error if no server is reached. With ``patient`` it returns if a server may
+        be reached later, and raises only permanent errors, such as a refused secret.
         """
         self._loop = asyncio.get_running_loop()
         self._contact: asyncio.Future[None] = self._loop.create_future()
@@ -161,7 +182,7 @@ class Connector:
         since = self._loop.time()
         await connection.wait_lost()
         if self._delays.ended(address, self._loop.time() - since):
-            self._anew.update(self._lookups)
+            self._restarting.update(self._lookups)
         return True
 
     async def _poll(self, url: str) -> None:
@@ -172,12 +193,12 @@ class Connector:
             await self._ask(url)
             is_due = False
             while not is_due:
-                anew = url in self._anew
-                self._anew.discard(url)
+                restart = url in self._restarting
+                self._restarting.discard(url)
                 urgent = ask_soon.is_set() or not self._listed
                 ask_soon.clear()
                 now = self._loop.time()
-                delay = schedule.next(now, urgent=urgent, anew=anew, rng=self._rng) - now
+                delay = schedule.next(now, urgent=urgent, restart=restart, rng=self._rng) - now
                 try:
                     async with asyncio.timeout(delay):
                         await ask_soon.wait()
@@ -187,7 +208,7 @@ class Connector:
     async def _ask(self, url: str) -> None:
         """Ask an nsqlookupd, and begin to connect to the nsqds that it lists."""
         try:
-            found = dict.fromkeys(await self._find(url))
+            found = dict.fromkeys(await self._finder.find(url, self._topic))
         except UnreachableError as error:
             self._silent[url] = error
             self._missed(url, error)
@@ -202,7 +223,6 @@ class Connector:
             self._awaited.update(found)
             self._awaited.discard(url)
         if not found:
-            self._on_reached()
             self._reached()
         for address in missing:
             self._listed.add(address)
@@ -227,7 +247,6 @@ class Connector:
         if self._patient and any(map(_may_pass, self._failures.values())):
             self._reached()
             self._outages.waiting()
-            self._on_reached()
         else:
             self._contact.set_exception(self._first_failure())
 

@@ -1,8 +1,8 @@
 """The consumer of one topic: it connects, hands batches to the handler, and drains.
 
-A Connector keeps it connected to the nsqds, and an RdyController sends RDY. The consumer has the
-batches that wait, the one that is handled and those that are held, and touches them. One worker
-passes batches on, one at a time, so that reading, heartbeats and RDY never wait for the handler.
+A Connector connects to the nsqds, and an RdyController sends RDY. The consumer owns the waiting,
+handled and held batches, and touches their messages. One worker passes batches to the handler, one
+at a time, so reading, heartbeats and RDY never wait for the handler.
 """
 
 # size: all that happens to a batch, from its arrival until its last message is settled
@@ -18,10 +18,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.config.connection import ConsumerConfig
-from nsqtools.engine.connector import Connector, Subscription
+from nsqtools.engine.connector import Connector, NsqdFinder, Subscription
 from nsqtools.engine.handler import Batch, Handler, check_handler
-from nsqtools.engine.outages import FailureLog, OutageLog
-from nsqtools.engine.rdycontroller import RdyConnection, RdyController, stop_messages
+from nsqtools.engine.outages import FailureLog
+from nsqtools.engine.rdycontroller import RdyController, RdyLink, stop_messages
 from nsqtools.engine.totals import ConsumerStats
 from nsqtools.engine.unsettled import UnsettledBatches, forget_expired
 from nsqtools.errors import ConfigError, MessageSizeError, NSQError
@@ -32,7 +32,7 @@ from nsqtools.policy.rdy import is_starved
 from nsqtools.tasks import Tasks, beside, end, interruptible, is_cancelled, together
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nsqtools.engine.limit import MessageLimit
     from nsqtools.errors import PeerError, ServerError
@@ -52,8 +52,8 @@ _CHECK_INTERVAL, _SLOW = 0.1, 0.25
 _LINGER = 0.02
 
 
-class ConsumerConnection(RdyConnection):
-    """One connection of a consumer: it passes messages on, and its batches settle through it."""
+class ConsumerLink(RdyLink):
+    """Links one connection to its consumer, and settles the batches of that connection."""
 
     __slots__ = ("_consumer", "last_finish")
 
@@ -86,14 +86,14 @@ class ConsumerConnection(RdyConnection):
         """Share the connection's RDY among the others."""
         self._consumer._disconnected(self, error)
 
-    # Called by batches, as their Settle.
+    # Called by batches, as their Settler.
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
         self.last_finish = self._consumer._loop.time()
         self._consumer._settled(finished=len(messages))
         self.connection.settle(finish=[message.id for message in messages])
-        self._share_anew()
+        self._plan_if_paused()
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
         """Send REQ with ``delay`` seconds, or with the configured delay."""
@@ -107,7 +107,7 @@ class ConsumerConnection(RdyConnection):
             for message in messages
         ]
         self.connection.settle(requeue=delays)
-        self._share_anew()
+        self._plan_if_paused()
 
     def touch(self, messages: Sequence[Message]) -> None:
         """Send TOUCH, unless the connection is lost."""
@@ -120,9 +120,9 @@ class ConsumerConnection(RdyConnection):
         self._consumer._stats.too_late += len(messages)
         if not self.connection.is_lost:
             self.connection.forget(len(messages))
-            self._share_anew()
+            self._plan_if_paused()
 
-    def _share_anew(self) -> None:
+    def _plan_if_paused(self) -> None:
         """A connection at RDY 0 may get RDY again once few messages are in flight."""
         if not self.connection.ready:
             self._consumer._plan()
@@ -148,12 +148,11 @@ class Consumer:
             await serve_requests()
 
     It opens the handler, joins the topic, and calls ``handle`` and ``gave_up``, then ``drain`` and,
-    however the run ends, ``close``. It runs once. ``find`` returns the addresses of all nsqds that
-    have the topic according to an nsqlookupd, given as in the subscription, and raises
-    UnreachableError if it does not answer; by default it asks the nsqlookupd. With ``patient`` the
-    consumer waits for servers that cannot be reached at the start. ``on_reached`` is called for
-    every new connection, and when there is no nsqd to connect to yet. Consumers that share a
-    ``limit`` finish so many messages.
+    however the run ends, ``close``. It runs once. With ``patient`` the consumer waits for servers
+    that cannot be reached at the start. ``on_started`` is called once: when the first nsqd is
+    connected, or when the consumer waits for an nsqd. Consumers that share a ``finder`` limit their
+    requests to each nsqlookupd together; consumers that share a ``limit`` finish that many messages
+    together.
     """
 
     def __init__(
@@ -164,10 +163,9 @@ class Consumer:
         *,
         rng: Random | None = None,
         dial: Dial = Connection.open,
-        find: Callable[[str], Awaitable[Iterable[Address]]] | None = None,
-        outages: OutageLog | None = None,
+        finder: NsqdFinder | None = None,
         patient: bool = False,
-        on_reached: Callable[[], object] = lambda: None,
+        on_started: Callable[[], object] = lambda: None,
         limit: MessageLimit | None = None,
     ) -> None:
         config = ConsumerConfig() if config is None else config
@@ -181,21 +179,18 @@ class Consumer:
         self._handler = handler
         self._config = config
         self._dial = dial
-        self._on_reached = on_reached
+        self._on_started = on_started
         self._limit = limit
-        self._outages = outages or OutageLog()
         self._stats = ConsumerStats()
         self._rdy = RdyController(config, rng)
-        self._connections: dict[Address, ConsumerConnection] = {}
+        self._links: dict[Address, ConsumerLink] = {}
         self._connecting = Tasks(self._break)
         self._connector = Connector(
             subscription,
             config,
             self._connect,
             rng=rng,
-            find=find or self._find,
-            outages=self._outages,
-            on_reached=on_reached,
+            finder=finder or NsqdFinder(config),
             tasks=self._connecting,
             patient=patient,
         )
@@ -267,7 +262,8 @@ class Consumer:
         if self._limit:
             self._limit.add(self)
         try:
-            await interruptible(self._connector.start(), self._stop)
+            if await interruptible(self._connector.start(), self._stop):
+                self._on_started()
             await self._stop.wait()
             await self._drain(worker)
         except NSQError:  # of the start
@@ -278,7 +274,7 @@ class Consumer:
             self._rdy.stop()
             if self._limit:
                 self._limit.remove(self)
-            for link in list(self._connections.values()):
+            for link in list(self._links.values()):
                 link.connection.abort()
             await self._connecting.close()
             await background.close()
@@ -309,18 +305,18 @@ class Consumer:
 
     def is_starved(self) -> bool:
         """Whether an nsqd is about to send nothing more until messages are settled."""
-        return any(_is_starved(link.connection) for link in self._connections.values())
+        return any(_is_starved(link.connection) for link in self._links.values())
 
     @property
     def in_flight(self) -> int:
         """Messages received and not settled."""
-        return sum(link.connection.in_flight for link in self._connections.values())
+        return sum(link.connection.in_flight for link in self._links.values())
 
     def stats(self) -> ConsumerStats:
         """Return a copy of the totals, with the present state."""
         return replace(
             self._stats,
-            connections=len(self._connections),
+            connections=len(self._links),
             in_flight=self.in_flight,
             backoff_level=self._rdy.backoff_level,
         )
@@ -329,7 +325,7 @@ class Consumer:
 
     async def _connect(self, address: Address) -> Connection:
         """Open a connection and share RDY with it."""
-        link = ConsumerConnection(self)
+        link = ConsumerLink(self)
         connection = await self._dial(
             address,
             self._config,
@@ -340,23 +336,17 @@ class Consumer:
         log.info("connected to %s", address)
         self._stats.connected += 1
         link.begin(connection, self._loop.time())
-        self._connections[address] = link
+        self._links[address] = link
         self._plan()
         self._check_soon.set()  # its msg_timeout may be shorter
-        self._on_reached()
         return connection
 
-    async def _find(self, lookupd: str) -> Iterable[Address]:
-        from nsqtools.engine.lookup import producers_at  # loads net.http
-
-        return await producers_at(lookupd, self._subscription.topic, self._config, self._outages)
-
-    def _disconnected(self, link: ConsumerConnection, error: PeerError | None) -> None:
+    def _disconnected(self, link: ConsumerLink, error: PeerError | None) -> None:
         """Share the RDY of a lost connection; there is no error if we closed it."""
         address = link.connection.address
-        if self._connections.get(address) is not link:
+        if self._links.get(address) is not link:
             return
-        del self._connections[address]
+        del self._links[address]
         if error and link.last_finish >= link.connection.last_read:
             self._stats.unconfirmed += 1  # nsqd may not have read the last FINs
         if self._stopping or error is None:
@@ -374,8 +364,8 @@ class Consumer:
         self.stop()
 
     def _plan(self) -> None:
-        if self._connections:  # otherwise it may not run yet
-            self._rdy.plan(self._connections, self._loop.time())
+        if self._links:  # otherwise it may not run yet
+            self._rdy.plan(self._links, self._loop.time())
 
     async def _control(self) -> None:
         """Touch messages, see whether the handler is slow, end backoff waits, and plan RDY.
@@ -384,7 +374,7 @@ class Consumer:
         """
         while True:
             now = self._loop.time()
-            links = self._connections.values()
+            links = self._links.values()
             timeouts = [link.connection.features.msg_timeout for link in links]
             msg_timeout = min(timeouts, default=_USUAL_MSG_TIMEOUT)
             self._unsettled.touch(now)
@@ -401,8 +391,8 @@ class Consumer:
 
     # Batches.
 
-    def _received(self, link: ConsumerConnection, messages: list[Message]) -> tuple[float, bool]:
-        """Queue the messages of one read as one batch, plus one for those over ``max_attempts``.
+    def _received(self, link: ConsumerLink, messages: list[Message]) -> tuple[float, bool]:
+        """Queue the messages of one read: a batch, and a batch of messages over ``max_attempts``.
 
         Returns the time, and whether the limit of messages in flight has changed.
         """
@@ -470,9 +460,9 @@ class Consumer:
         unsettled.handled = None
 
     async def _pass_on(self, batch: Batch) -> None:
-        limit, most = self._limit, self._config.max_attempts
+        limit, max_attempts = self._limit, self._config.max_attempts
         try:
-            if most and batch[0].attempts > most:
+            if max_attempts and batch[0].attempts > max_attempts:
                 if limit:
                     self._given_up.extend((batch.source, message.id) for message in batch)
                 await self._handler.gave_up(batch)
@@ -508,8 +498,8 @@ class Consumer:
         config = self._config
         if attempts == config.max_attempts:
             return 0.0
-        default, most = config.default_requeue_delay, config.max_requeue_delay
-        return requeue_delay(attempts, default_delay=default, max_delay=most)
+        default, longest = config.default_requeue_delay, config.max_requeue_delay
+        return requeue_delay(attempts, default_delay=default, max_delay=longest)
 
     def _refused(self, address: Address, error: ServerError) -> None:
         """Note that a FIN, REQ or TOUCH came too late."""
@@ -540,7 +530,7 @@ class Consumer:
         await self._connecting.close()
         topic, drain_timeout = self._subscription.topic, self._config.drain_timeout
         deadline = self._loop.time() + drain_timeout
-        connections = [link.connection for link in self._connections.values()]
+        connections = [link.connection for link in self._links.values()]
         await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
@@ -559,7 +549,7 @@ class Consumer:
         self._unsettled.give_back()
         if connections:
             await asyncio.sleep(_LINGER)
-        links = list(self._connections.values())
+        links = list(self._links.values())
         for link in links:
             self._stats.unconfirmed += bool(link.last_finish) and not link.connection.answered_cls
         ending = [link.connection for link in links]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Settle(Protocol):
+class Settler(Protocol):
     """Where a batch sends FIN, REQ and TOUCH; it sends FIN or REQ at most once per message."""
 
     def finish(self, messages: Sequence[Message]) -> None:
@@ -61,7 +61,7 @@ class Batch(Sequence[Message]):
     __slots__ = (
         "_messages",
         "_parts",
-        "_settle",
+        "_settler",
         "_size",
         "_unsettled",
         "_watcher",
@@ -82,7 +82,7 @@ class Batch(Sequence[Message]):
     def __init__(
         self,
         messages: Sequence[Message],
-        settle: Settle,
+        settler: Settler,
         *,
         topic: str,
         channel: str,
@@ -112,7 +112,7 @@ class Batch(Sequence[Message]):
         self._size = size
         self._watcher: Callable[[int, int], object] | None = None
         self._messages = messages
-        self._settle = settle
+        self._settler = settler
         # Keyed by object: one read may hold two deliveries of a message. None means all messages.
         self._unsettled: dict[Message, None] | None = None
 
@@ -121,7 +121,7 @@ class Batch(Sequence[Message]):
         if self.is_lost():
             self.forget(messages)
         elif chosen := self._take(messages):
-            self._settle.finish(chosen)
+            self._settler.finish(chosen)
             self._tell(len(chosen), of=len(chosen))
 
     def requeue(
@@ -139,13 +139,13 @@ class Batch(Sequence[Message]):
         if delay is not None:
             check_seconds("delay", delay)
         if chosen := self._take(messages):
-            self._settle.requeue(chosen, delay=delay, backoff=backoff)
+            self._settler.requeue(chosen, delay=delay, backoff=backoff)
             self._tell(0, of=len(chosen))
 
     def forget(self, messages: Iterable[Message] | None = None) -> None:
         """Drop these messages, or all unsettled ones, without a command: nsqd has requeued them."""
         if chosen := self._take(messages):
-            self._settle.forget(chosen)
+            self._settler.forget(chosen)
             self._tell(0, of=len(chosen))
 
     def leave_out_settled(self) -> None:
@@ -161,7 +161,7 @@ class Batch(Sequence[Message]):
             left = self._unsettled
             chosen = [m for m in _several(messages) if left is None or m in left]
         if chosen:
-            self._settle.touch(chosen)
+            self._settler.touch(chosen)
 
     def hold(self) -> None:
         """Keep messages unsettled when ``handle`` returns: the sink settles them later."""
@@ -185,7 +185,7 @@ class Batch(Sequence[Message]):
         chosen = self._take(messages)
         part = Batch(
             chosen,
-            self._settle,
+            self._settler,
             topic=self.topic,
             channel=self.channel,
             source=self.source,

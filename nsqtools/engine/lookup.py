@@ -42,7 +42,7 @@ STATS_LIMITS: Mapping[str, Any] = dict(
     zip(("connect_timeout", "request_timeout"), _STATS_TIMEOUTS, strict=True)
 )
 """NsqdHTTP's keyword arguments where /stats are asked again and again."""
-MOST_NSQDS = 2000
+MAX_NSQDS = 2000
 """Maximum nsqds of a topic that are used of one nsqlookupd's list."""
 # How long looking whether a topic exists may delay the start.
 _LOOK_TIMEOUT = 1.0
@@ -85,10 +85,10 @@ def _check_number(lookupd: Address | None, topic: str, nsqds: int) -> None:
     Each costs a connection, and to take a part of the list would leave the messages of the others
     without a consumer.
     """
-    if nsqds > MOST_NSQDS:
+    if nsqds > MAX_NSQDS:
         raise ConfigError(
             f"nsqlookupd{f' {lookupd}' if lookupd else ''}: lists {counted(nsqds, 'nsqd')} for "
-            f"topic {topic}, at most {MOST_NSQDS:,} are possible: give some with --nsqd-tcp-address"
+            f"topic {topic}, at most {MAX_NSQDS:,} are possible: give some with --nsqd-tcp-address"
         )
 
 
@@ -103,9 +103,9 @@ async def nodes(
 async def find_targets(
     topic: str, lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
 ) -> list[Address]:
-    """Return the nsqds to publish to: those that have the topic, or all if none has it.
+    """Return the nsqds to publish to: those with the topic, or all nsqds if no nsqd has it.
 
-    An nsqd whose topic is tombstoned is to get no more messages, and is left out. Warns of silent
+    An nsqd whose topic is tombstoned is left out. Warns of silent
     nsqlookupds. Raises like ``ask_lookupds``, and UnreachableError if no nsqd is left.
     """
     answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
@@ -124,7 +124,7 @@ async def find_targets(
 
 
 def no_answer(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError:
-    """Return the error for servers of one kind, such as nsqd, that all failed."""
+    """Return the error for the case that all servers of a kind, such as nsqd, failed."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
 
@@ -132,7 +132,7 @@ def no_answer(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError
 async def producers_at(
     lookupd: str, topic: str, config: ConsumerConfig, outages: OutageLog
 ) -> list[Address]:
-    """Return the topic's nsqds as one nsqlookupd lists them; ``outages`` notes that it answered.
+    """Return the nsqds that one nsqlookupd lists for a topic; ``outages`` notes the answer.
 
     Raises HTTPError if it did not, and ConfigError for too many.
     """

@@ -85,8 +85,8 @@ class LoopGuard:
 
     async def check(self) -> None:
         """Raise ConfigError if an nsqd is both; UnreachableError if no nsqlookupd answers."""
-        sources = await _known(self._source)
-        for goal in await _known(self._destination):
+        sources = await _identities(self._source)
+        for goal in await _identities(self._destination):
             if goal.reported:
                 self._own.add(Address(goal.reported.broadcast_address, goal.reported.tcp_port))
             for source in sources:
@@ -110,7 +110,7 @@ class LoopGuard:
         )
 
 
-async def _known(end: RelayEnd) -> list[_NsqdIdentity]:
+async def _identities(end: RelayEnd) -> list[_NsqdIdentity]:
     """Return the current nsqds of one side; raises UnreachableError if no nsqlookupd answers."""
     found: list[tuple[Address | None, str, _Self | None]]
     if end.lookupds:

@@ -1,4 +1,4 @@
-"""Logs what fails again and again: servers that do not answer, and handlers."""
+"""Logs repeated failures of servers and handlers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 # How often a repeated failure of a handler is logged, in seconds.
 _INTERVAL = 60.0
 # How many failures of different texts are logged in one interval.
-_MOST_FAILURES = 10
+_MAX_FAILURES = 10
 
 
 class OutageLog:
-    """Logs each server that fails once, until it answers again; consumers of one run share it."""
+    """Logs one failure per server until the server answers; the consumers of a run share it."""
 
     def __init__(self) -> None:
         self._failed_lookupds: set[Address | None] = set()
@@ -33,7 +33,7 @@ class OutageLog:
         self._nsqd_errors: dict[Address, set[str]] = {}
 
     def lookupds_answered(self, answers: Answers[Any]) -> None:
-        """Note the nsqlookupds that answered, and warn of those that failed."""
+        """Note the answers of nsqlookupds, and warn of their failures."""
         self._all_lookupds_failed = False
         self._failed_lookupds.difference_update(address for address, _ in answers.answers)
         for _, error in answers.failures:
@@ -41,21 +41,21 @@ class OutageLog:
 
     def lookupd_failed(self, error: UnreachableError) -> None:
         """Warn that an nsqlookupd did not answer."""
-        known = error.address in self._failed_lookupds
-        log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
+        is_repeated = error.address in self._failed_lookupds
+        log.log(logging.DEBUG if is_repeated else logging.WARNING, "nsqlookupd %s", error)
         self._failed_lookupds.add(error.address)
 
     def all_lookupds_failed(self, error: UnreachableError) -> None:
         """Warn that no nsqlookupd answered."""
-        known = self._all_lookupds_failed
-        log.log(logging.DEBUG if known else logging.WARNING, "%s", error)
+        is_repeated = self._all_lookupds_failed
+        log.log(logging.DEBUG if is_repeated else logging.WARNING, "%s", error)
         self._all_lookupds_failed = True
 
     def nsqd_failed(self, address: Address, error: NSQError) -> None:
         """Warn that an nsqd cannot be connected to."""
         errors = self._nsqd_errors.setdefault(address, set())
-        known = str(error) in errors
-        log.log(logging.INFO if known else logging.WARNING, "cannot connect: %s", error)
+        is_repeated = str(error) in errors
+        log.log(logging.INFO if is_repeated else logging.WARNING, "cannot connect: %s", error)
         errors.add(str(error))
 
     def nsqd_connected(self, address: Address) -> None:
@@ -63,7 +63,7 @@ class OutageLog:
         self._nsqd_errors.pop(address, None)
 
     def waiting(self) -> None:
-        """Warn that no server can be reached, and that the consumers wait for one."""
+        """Warn that the consumers wait because no server can be reached."""
         if not self._waiting:
             log.warning("waiting until a server can be reached")
         self._waiting = True
@@ -76,16 +76,16 @@ class FailureLog:
         self._topic = topic
         self._unlogged: dict[str, int] = {}
         """Messages that were requeued since a failure was logged, by its text."""
-        self._due = 0.0
+        self._next_log = 0.0
 
     def failed(self, error: BaseException, count: int, now: float) -> None:
         """Log that ``count`` messages were requeued; with a traceback unless it is an NSQError."""
-        if now >= self._due:
+        if now >= self._next_log:
             self.close()
-            self._due = now + _INTERVAL
+            self._next_log = now + _INTERVAL
         is_ours = isinstance(error, NSQError)
         text = f": {error}" if is_ours else f": {type(error).__name__}: {error}"
-        if text not in self._unlogged and len(self._unlogged) >= _MOST_FAILURES:
+        if text not in self._unlogged and len(self._unlogged) >= _MAX_FAILURES:
             text = " because of other failures"
             self._unlogged.setdefault(text, 0)
         if text in self._unlogged:

@@ -213,7 +213,7 @@ class Producer(Listener):
         """Publish all bodies; returns when nsqd has answered OK for each.
 
         ``defer`` is in seconds. A batch whose connection breaks before its OK is sent to the next
-        nsqd, so that it may arrive twice.
+        nsqd, and may arrive twice.
 
         Raises PublishError with the positions of the bodies that were not accepted; its cause is
         nsqd's error, if there is one. Before ``connect`` it is raised at once. Raises ConfigError
@@ -370,10 +370,10 @@ class Producer(Listener):
             self._turn += 1
             return idle[self._turn % len(idle)]
         now = asyncio.get_running_loop().time()
-        known = {str(connection.address): connection for connection in fresh}
+        fresh_by_name = {str(connection.address): connection for connection in fresh}
         busier = None
         for name in self._endpoints.choose(now=now, rng=self._rng):
-            if not (chosen := known.get(name)):
+            if not (chosen := fresh_by_name.get(name)):
                 self._endpoints.report(name, ok=False, took=0.0, now=now)
             elif chosen in idle:
                 return chosen

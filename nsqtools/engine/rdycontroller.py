@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 _CLS_TIMEOUT, _CLS_GRACE = 2.0, 0.5
 
 
-class RdyConnection(Listener):
-    """A connection whose RDY is controlled, with the facts for that."""
+class RdyLink(Listener):
+    """A connection with controlled RDY, and the facts that the planner needs."""
 
     __slots__ = ("_rdy_since", "_served", "connection", "counts_down", "is_fresh", "last_message")
 
@@ -38,7 +38,7 @@ class RdyConnection(Listener):
         self._served = float("-inf")
 
     def begin(self, connection: Connection, now: float) -> None:
-        """Set the connection, which was made at ``now``."""
+        """Set the connection; it was made at ``now``."""
         self.connection = connection
         self.counts_down = connection.features.counts_rdy_down
         self.last_message = self._rdy_since = now
@@ -71,18 +71,18 @@ class RdyConnection(Listener):
 
 
 class RdyController:
-    """Decides by the policies which RDY to send, and sends it. Times are the event loop's.
+    """Sends RDY by the policies of backoff and distribution. Times are the event loop's.
 
-    It is called when something has changed, and by ``check`` from time to time: it has no timer.
-    After ``stop`` it sends nothing, since nsqd ignores RDY after CLS.
+    It has no timer: call ``plan`` after each change, and ``check`` from time to time. After
+    ``stop`` it sends nothing, because nsqd ignores RDY after CLS.
     """
 
     def __init__(self, config: ConsumerConfig, rng: Random) -> None:
         self.budget = ByteBudget(config.max_in_flight_bytes, config.max_in_flight)
         self.is_running = True
-        """Whether there is no backoff, so that only failures change it."""
+        """Whether there is no backoff; then only failures can change RDY."""
         self.is_behind = False
-        """Whether the handler is slow, so that no more messages are to come."""
+        """Whether the handler is slow; then RDY is 0."""
         self._rng = rng
         self._planner = RdyPlanner(config.low_rdy_idle_timeout, config.low_rdy_timeout)
         self._backoff = Backoff(
@@ -97,29 +97,29 @@ class RdyController:
 
     @property
     def backoff_until(self) -> float | None:
-        """When ``check`` has to end a backoff wait."""
+        """The time at which ``check`` ends the backoff wait; None without a wait."""
         return self._backoff.until
 
     def stop(self) -> None:
         """Send no more RDY."""
         self._stopped = True
 
-    def plan(self, connections: Mapping[Address, RdyConnection], now: float) -> None:
+    def plan(self, links: Mapping[Address, RdyLink], now: float) -> None:
         """Send the RDY values that the current facts require."""
         if self._stopped:
             return
         plan = self._planner.plan(
-            [each.peer() for each in connections.values()],
+            [each.peer() for each in links.values()],
             max_in_flight=self.budget.limit,
             mode=Mode.STOPPED if self.is_behind else self._backoff.mode,
             now=now,
             rng=self._rng,
         )
         for address, count in plan.items():
-            connections[address].set_ready(count, now)
+            links[address].set_ready(count, now)
 
     def record(self, *, finished: int, failed: int, requeued: int, now: float) -> bool:
-        """Count results for backoff; returns whether RDY has to be planned anew."""
+        """Count results for backoff; returns whether to plan RDY again."""
         change = self._backoff.record(
             succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
         )
@@ -130,11 +130,11 @@ class RdyController:
 
     def check(self, now: float) -> None:
         """End a backoff wait that is over."""
-        if change := self._backoff.due(now):
+        if change := self._backoff.end_wait(now):
             log.info("backoff: %s", change)
 
     def fall_behind(self) -> None:
-        """Stop new messages, so that other consumers can have what would only wait here."""
+        """Stop new messages: other consumers may handle them sooner."""
         if not self.is_behind:
             log.warning("the handler is slow: no new messages until it has handled the queued ones")
         self.is_behind = True
@@ -147,12 +147,12 @@ async def stop_messages(connections: Sequence[Connection], *, within: float) -> 
     waiting = [asyncio.ensure_future(each.wait_closing()) for each in connections]
     left = set(waiting)
     try:
-        for most, until in (
+        for limit, until in (
             (_CLS_TIMEOUT, asyncio.FIRST_COMPLETED),
             (_CLS_GRACE, asyncio.ALL_COMPLETED),
         ):
             if left:
-                timeout = min(most, within)
+                timeout = min(limit, within)
                 _, left = await asyncio.wait(left, timeout=timeout, return_when=until)
     finally:
         await end(waiting)

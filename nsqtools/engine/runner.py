@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import StopOptions
 from nsqtools.config.units import format_duration
-from nsqtools.engine.connector import Subscription, check_lookupds
+from nsqtools.engine.connector import NsqdFinder, Subscription, check_lookupds
+from nsqtools.engine.consumedtopics import ConsumedTopics
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import check_handler
 from nsqtools.engine.limit import MessageLimit
-from nsqtools.engine.outages import OutageLog
-from nsqtools.engine.stopwatcher import MAX_REQUESTS, Backlogs, StopWatcher
-from nsqtools.engine.subscriptions import ConsumedTopics
+from nsqtools.engine.stopwatcher import Backlogs, StopWatcher
 from nsqtools.errors import (
     ConfigError,
     LockedError,
@@ -35,12 +33,12 @@ from nsqtools.policy.stopping import MAY_LEAVE_MESSAGES, OUT_OF_TIME, Left
 from nsqtools.tasks import Tasks, interruptible, is_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
+    from nsqtools.engine.consumedtopics import ConsumedTopic
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.lookup import TopicFinder
-    from nsqtools.engine.subscriptions import ConsumedTopic
     from nsqtools.engine.totals import ConsumerStats
     from nsqtools.net.connection import Dial
     from nsqtools.policy.stopping import StopReason
@@ -92,8 +90,8 @@ class Runner:
     commands have it if no condition stops them, the run waits for servers that cannot be reached at
     the start.
 
-    ``on_reached`` is called whenever a topic is reached, or no topic exists, and ``on_stopping``
-    once, when the run begins to stop.
+    ``on_ready`` is called when a topic's consumer has started, and when no topic exists yet; so it
+    may be called several times. ``on_stopping`` is called once, when the run begins to stop.
 
     Raises ConfigError for invalid names, addresses and values.
 
@@ -120,7 +118,7 @@ class Runner:
         timeouts: tuple[float, float] = (2.0, 5.0),
         patient: bool = False,
         rng: Random | None = None,
-        on_reached: Callable[[], object] = lambda: None,
+        on_ready: Callable[[], object] = lambda: None,
         on_stopping: Callable[[], object] = lambda: None,
         dial: Dial = Connection.open,
     ) -> None:
@@ -141,15 +139,13 @@ class Runner:
         self._channel = channel
         self._nsqds, self._lookupds = tuple(nsqds), tuple(lookupds)
         self._handler = handler
-        self._outages = OutageLog()
+        self._nsqd_finder = NsqdFinder(config)
+        self._outages = self._nsqd_finder.outages
         self._make_consumer = partial(
-            Consumer, config=config, rng=rng, dial=dial, outages=self._outages, patient=patient
+            Consumer, config=config, rng=rng, dial=dial, finder=self._nsqd_finder, patient=patient
         )
         self._stop_options, self._refresh = stop, refresh
-        self._on_reached, self._on_stopping, self._patient = on_reached, on_stopping, patient
-        self._lookups = defaultdict[str, asyncio.Semaphore](
-            partial(asyncio.Semaphore, MAX_REQUESTS)
-        )
+        self._on_ready, self._on_stopping, self._patient = on_ready, on_stopping, patient
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
         if isinstance(topics, re.Pattern):
@@ -168,7 +164,7 @@ class Runner:
         self._errors: list[BaseException] = []
         self._ending = asyncio.Event()
         self._reason: StopReason = "stopped"
-        self._stop_asked = self._is_open = self._any_reached = False
+        self._stop_asked = self._is_open = self._any_started = False
         self._leaving = asyncio.Event()
         self._left: Left | None = Left()
 
@@ -298,12 +294,12 @@ class Runner:
                 if finder.answered and not has_warned:
                     log.warning("--topic-pattern: no topic matches")
                     has_warned = True
-                self._on_reached()
+                self._on_ready()
             pause = self._refresh if finder.answered else min(2 * pause, self._refresh)
             await asyncio.sleep(pause)
 
     def _follow(self, change: Change) -> None:
-        for topic in change.gone:
+        for topic in change.disappeared:
             log.info("topic %s: no longer listed by nsqlookupd", topic)
             self._drop(topic)
             self._backlogs.forget(topic)
@@ -337,27 +333,27 @@ class Runner:
         """Consume another topic; if it is being dropped, it starts again afterwards."""
         if self._ending.is_set():
             return
-        if known := self._topics.current.get(subscription.topic):
-            known.is_wanted = True
+        if topic := self._topics.current.get(subscription.topic):
+            topic.is_dropped = False
         else:
             self._consuming.begin(self._keep(self._topics.add(subscription)))
 
     def _drop(self, name: str) -> None:
         """Drain a topic and forget it."""
         if topic := self._topics.current.get(name):
-            topic.is_wanted = False
+            topic.is_dropped = True
             topic.interrupt()
 
     async def _keep(self, topic: ConsumedTopic) -> None:
-        """Consume a topic while it is wanted; a start that fails is tried again."""
-        while topic.is_wanted and not self._ending.is_set():
+        """Consume a topic until it is dropped; a failed start is retried."""
+        while not topic.is_dropped and not self._ending.is_set():
             topic.interrupted.clear()
             if error := await self._consume_topic(topic):
                 self._failed(topic, error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._refresh):
                         await topic.interrupted.wait()
-        if not topic.is_wanted:
+        if topic.is_dropped:
             del self._topics.current[topic.name]
 
     async def _consume_topic(self, topic: ConsumedTopic) -> NSQError | None:
@@ -370,8 +366,7 @@ class Runner:
         consumer = topic.consumer = self._make_consumer(
             topic.subscription,
             self._handler,
-            find=partial(self._find, name),
-            on_reached=partial(self._reached, topic),
+            on_started=partial(self._started, topic),
             limit=self._limit,
         )
         try:
@@ -382,7 +377,7 @@ class Runner:
             totals = self._topics.ended(topic)
         if consumer.undrained:
             self._not_drained(name, consumer.undrained)
-        if self._is_out_of_time and not topic.was_reached:
+        if self._is_out_of_time and not topic.has_started:
             return UnreachableError("no nsqd accepted the subscription before the run ended")
         if self._is_out_of_time and not self._finder and not totals.connected:
             return _unknown(name)
@@ -390,25 +385,25 @@ class Runner:
 
     def _failed(self, topic: ConsumedTopic, error: NSQError) -> None:
         """Log why a topic cannot be consumed; raises the first error if that must end the run."""
-        known, topic.error = str(topic.error) == str(error), error
+        is_repeated, topic.error = str(topic.error) == str(error), error
         topics = self._topics.current.values()
         errors = [each.error for each in topics if each.error]
-        is_locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
+        is_locked = not self._any_started and all(isinstance(each, LockedError) for each in errors)
         if (is_locked or not self._finder) and len(errors) == len(topics):
             raise errors[0]
         text = str(error) if f"topic {topic.name}" in str(error) else f"topic {topic.name}: {error}"
-        log.log(logging.INFO if known else logging.ERROR, "%s", text)
+        log.log(logging.INFO if is_repeated else logging.ERROR, "%s", text)
         log.info("topic %s: next retry in %s", topic.name, format_duration(self._refresh))
 
-    def _reached(self, topic: ConsumedTopic) -> None:
-        """Note that a topic was reached."""
+    def _started(self, topic: ConsumedTopic) -> None:
+        """Note that a topic's consumer has started."""
         if topic.warning:
             log.warning("%s", topic.warning)
         if topic.error:
             log.info("topic %s: connected", topic.name)
-        topic.was_reached, topic.error, topic.warning = True, None, ""
-        self._any_reached = True
-        self._on_reached()
+        topic.has_started, topic.error, topic.warning = True, None, ""
+        self._any_started = True
+        self._on_ready()
 
     def _not_drained(self, name: str, error: Exception) -> None:
         """Note that the handler could not settle messages of a topic; nsqd redelivers them."""
@@ -422,13 +417,6 @@ class Runner:
     def _is_out_of_time(self) -> bool:
         """Whether the run is over, so that a topic never reached has failed."""
         return self._ending.is_set() and self._reason in OUT_OF_TIME
-
-    async def _find(self, topic: str, lookupd: str) -> Iterable[Address]:
-        """The nsqds that an nsqlookupd lists."""
-        from nsqtools.engine.lookup import producers_at  # loads net.http
-
-        async with self._lookups[lookupd]:
-            return await producers_at(lookupd, topic, self._config, self._outages)
 
     async def _exists(self, topic: ConsumedTopic) -> bool:
         """Whether an nsqd has the topic; only looked up where it matters, otherwise true."""
@@ -454,9 +442,9 @@ class Runner:
 
 
 def _check_http(stop: StopOptions, nsqds: Sequence[Address]) -> None:
-    given, needed = len(set(stop.nsqd_http_address)), len(set(nsqds))
-    if stop.until_empty and 0 < given < needed:
-        raise ConfigError(f"--nsqd-http-address is given for {given} of {needed} nsqds")
+    count, needed = len(set(stop.nsqd_http_address)), len(set(nsqds))
+    if stop.until_empty and 0 < count < needed:
+        raise ConfigError(f"--nsqd-http-address is given for {count} of {needed} nsqds")
 
 
 def _within(stop: StopOptions, config: ConsumerConfig) -> ConsumerConfig:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.connector import MAX_REQUESTS
 from nsqtools.names import is_ephemeral
 from nsqtools.policy.stopping import Left, StopRule
 from nsqtools.tasks import call_each
@@ -16,18 +17,16 @@ if TYPE_CHECKING:
     from nsqtools.config.connection import ConsumerConfig
     from nsqtools.config.consuming import StopOptions
     from nsqtools.engine.connector import Subscription
+    from nsqtools.engine.consumedtopics import ConsumedTopics
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.lookup import Backlog, TopicFinder
     from nsqtools.engine.outages import OutageLog
-    from nsqtools.engine.subscriptions import ConsumedTopics
     from nsqtools.policy.stopping import StopReason
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.waiting")
 """What --until-empty waits for."""
 
-MAX_REQUESTS = 32
-"""Maximum requests to one server at a time, so that many topics need few descriptors for them."""
 # How often nsqds are asked for the depth, and the handler to flush, in seconds.
 _INTERVAL = 0.5
 # Minimum interval between two checks of the stop conditions.
@@ -44,7 +43,7 @@ class Backlogs:
     def __init__(self, config: ConsumerConfig, urls: Sequence[str], outages: OutageLog) -> None:
         self._config, self._urls, self._outages = config, urls, outages
         self._at_once = asyncio.Semaphore(MAX_REQUESTS)
-        self._known: dict[str, Backlog] = {}
+        self._backlogs: dict[str, Backlog] = {}
 
     async def left(self, subscription: Subscription) -> Left:
         """Return what nsqds hold for a subscription."""
@@ -59,15 +58,15 @@ class Backlogs:
 
     def forget(self, topic: str) -> None:
         """Forget the nsqds of a topic."""
-        self._known.pop(topic, None)
+        self._backlogs.pop(topic, None)
 
     def _of(self, subscription: Subscription) -> Backlog:
         from nsqtools.engine.lookup import Backlog  # loads net.http
 
-        if not (known := self._known.get(subscription.topic)):
-            known = Backlog(subscription, self._config, self._urls, self._outages)
-            self._known[subscription.topic] = known
-        return known
+        if not (backlog := self._backlogs.get(subscription.topic)):
+            backlog = Backlog(subscription, self._config, self._urls, self._outages)
+            self._backlogs[subscription.topic] = backlog
+        return backlog
 
 
 class StopWatcher:
@@ -140,12 +139,12 @@ class StopWatcher:
 
     async def left(self) -> Left:
         """Return what the nsqds hold for all topics now."""
-        found = await call_each(self._topics.subscriptions, self._backlogs.left)
+        found = await call_each(self._topics.active, self._backlogs.left)
         return sum(found, Left(unknown=self._finder.unknown if self._finder else ()))
 
     async def left_at_end(self) -> Left | None:
         """Return what is left after all topics were drained; None if it cannot be known."""
-        if any(is_ephemeral(each.channel) for each in self._topics.subscriptions):
+        if any(is_ephemeral(each.channel) for each in self._topics.active):
             return None  # nsqd has deleted the channel with our connection
         left = await self.left()
         for _ in range(_LEFT_LOOKS - 1):

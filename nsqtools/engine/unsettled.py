@@ -1,4 +1,4 @@
-"""The batches of a consumer that are not settled: those that wait, are handled, or are held."""
+"""The unsettled batches of a consumer: waiting, handled, or held."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TOUCH_BEFORE = 0.5
 
 
 class UnsettledBatches:
-    """Knows every message that a consumer has, and touches it until it is settled.
+    """Holds every unsettled message of a consumer, and touches it.
 
-    Messages that nsqd delivers again all the same are forgotten: those that were not touched in
-    time, or whose max_msg_timeout is over. Times are the event loop's.
+    Messages are forgotten once nsqd has timed them out: untouched in time, or at max_msg_timeout.
+    Times are the event loop's.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class UnsettledBatches:
                 batch.touch()
 
     def forget_untouchable(self) -> None:
-        """Forget messages whose TOUCH was refused, but not those that have come again since."""
+        """Forget messages whose TOUCH was refused, except later deliveries of them."""
         if refused := self.untouchable:
             for batch in self:
                 if batch.touched:

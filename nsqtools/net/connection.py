@@ -158,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
-        Without a ``listener`` messages are dropped, and nobody hears of the end. If nsqd refuses a
+        Without a ``listener`` messages are dropped, and the loss is not reported. If nsqd refuses a
         default value of IDENTIFY, another connection leaves it to nsqd. Raises UnreachableError
         (timed out, TLS, AUTH, refused, no nsqd), or ConfigError if a TLS file cannot be used.
         """

@@ -29,7 +29,7 @@ async def what_speaks(address: Address, *, limit: float) -> Speaks:
     try:
         async with asyncio.timeout(limit):
             answer = await _ask(address)
-            return _known(answer) or ("" if answer else await _shake_hands(address))
+            return _recognized(answer) or ("" if answer else await _shake_hands(address))
     except (OSError, UnicodeError):  # TimeoutError is an OSError
         return ""
 
@@ -39,7 +39,7 @@ async def _ask(address: Address) -> bytes:
     received = b""
     try:
         writer.write(_QUESTION)
-        while not _known(received) and len(received) < _ENOUGH:
+        while not _recognized(received) and len(received) < _ENOUGH:
             data = await reader.read(_ENOUGH)
             if not data:
                 break
@@ -51,7 +51,7 @@ async def _ask(address: Address) -> bytes:
     return received
 
 
-def _known(received: bytes) -> Speaks:
+def _recognized(received: bytes) -> Speaks:
     return next((kind for begin, kind in _BEGINNINGS if received.startswith(begin)), "")
 
 

@@ -119,7 +119,7 @@ class Backoff:
             return BackoffChange(Mode.STOPPED, wait, self._counter)
         return BackoffChange(Mode.RUNNING, 0.0, 0) if before else None
 
-    def due(self, now: float) -> BackoffChange | None:
+    def end_wait(self, now: float) -> BackoffChange | None:
         """End the wait if it is over; then one connection probes."""
         if self._until is None or now < self._until:
             return None

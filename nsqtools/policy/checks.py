@@ -308,8 +308,8 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
 
 def _highest(values: Sequence[float | None]) -> float | None:
     """Return the maximum; None if any value is unknown, because it may be the maximum."""
-    known = [value for value in values if value is not None]
-    return max(known, default=0.0) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return max(numbers, default=0.0) if len(numbers) == len(values) else None
 
 
 def number(value: float) -> str:

@@ -24,7 +24,7 @@ class LookupSchedule:
     topic is found within seconds. A series always runs to its end, because the nsqd may not be back
     at its first round. Urgency during a series, or still having no connection after it, starts no
     other series: an nsqd that drops each connection, or never returns, costs few rounds. But
-    ``anew`` begins one in any case: another nsqd, which worked, is not to wait for those.
+    ``restart`` begins one in any case: it is for the loss of a connection that worked.
     """
 
     def __init__(self, interval: float, jitter: float) -> None:
@@ -34,14 +34,14 @@ class LookupSchedule:
         self._urgent = False
         self._step: int | None = None
 
-    def next(self, now: float, *, urgent: bool, rng: Random, anew: bool = False) -> float:
+    def next(self, now: float, *, urgent: bool, rng: Random, restart: bool = False) -> float:
         """Return when the next round is due, in seconds of ``now``'s clock.
 
-        Call it after each round and when a connection is lost. If it is called before the time that
-        it returned, it never returns a later one.
+        Call it after each round and when a connection is lost. A call before the next round never
+        delays that round.
         """
         early = now < self._when
-        if anew or (self._step is None and urgent and (early or not self._urgent)):
+        if restart or (self._step is None and urgent and (early or not self._urgent)):
             self._step = 0
         elif early:
             return self._when

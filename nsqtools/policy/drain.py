@@ -14,7 +14,7 @@ class Drain:
     """Follows the counters of one nsqd until it has drained.
 
     It has drained once it holds no message, and no message was published for ``quiet`` seconds.
-    These begin anew when the nsqd restarts or does not answer.
+    The quiet period restarts when the nsqd restarts or does not answer.
     """
 
     def __init__(self, quiet: float) -> None:

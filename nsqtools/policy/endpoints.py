@@ -52,7 +52,7 @@ class _HostState:
     """When the delay ends."""
     probe: float | None = None
     """When the request was chosen that probes the endpoint."""
-    gone: bool = False
+    removed: bool = False
 
     @property
     def down(self) -> bool:
@@ -109,7 +109,7 @@ class Endpoints:
 
     def remove(self, endpoint: str) -> None:
         """Never choose this endpoint again. Raises KeyError for an unknown endpoint."""
-        self._entries[endpoint].gone = True
+        self._entries[endpoint].removed = True
         self._arrange()
 
     def states(self, now: float) -> Mapping[str, str]:
@@ -117,7 +117,7 @@ class Endpoints:
         return {name: self._state(entry, now) for name, entry in self._entries.items()}
 
     def _state(self, entry: _HostState, now: float) -> str:
-        if entry.gone:
+        if entry.removed:
             return "gone"
         if not entry.down:
             return "up"
@@ -164,8 +164,8 @@ class Endpoints:
         """Apply the mode's own rule for an endpoint that failed."""
 
     def _arrange(self) -> None:
-        """Update which endpoints are in use, and which one is probed next."""
-        present = [entry for entry in self._entries.values() if not entry.gone]
+        """Update the endpoints in use, and the endpoint to probe next."""
+        present = [entry for entry in self._entries.values() if not entry.removed]
         used = [entry for entry in present if not entry.down]
         self._any_up = bool(used)
         if not used:

@@ -143,10 +143,10 @@ class FileNames:
     def __init__(
         self, pattern: NamePattern, *, topic: str, hostname: str, pid: int, zone: tzinfo | None
     ) -> None:
-        known = {"<TOPIC>": check_name("topic", topic), "<PID>": str(pid)}
+        fixed = {"<TOPIC>": check_name("topic", topic), "<PID>": str(pid)}
         self._always_numbered = bool(pattern.repeated_by)
         parts = pattern.parts(hostname)
-        self._parts = [(_replace(literal, known), directive) for literal, directive in parts]
+        self._parts = [(_replace(literal, fixed), directive) for literal, directive in parts]
         self._zone = zone
         self._step = _resolution(directive for _, directive in self._parts) * SECOND
         self._cache: dict[int, str | None] = {}
@@ -267,18 +267,18 @@ class Revisions:
         return revision
 
 
-def _check_tokens(flag: str, text: str, known: Sequence[str]) -> None:
+def _check_tokens(flag: str, text: str, tokens: Sequence[str]) -> None:
     for token in TOKEN.findall(text):
-        if token not in known:
+        if token not in tokens:
             from difflib import get_close_matches
 
-            near = get_close_matches(token.upper(), known, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"use {' '.join(known)}"
+            near = get_close_matches(token.upper(), tokens, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"use {' '.join(tokens)}"
             raise ConfigError(f"{flag} {text!r}: unknown token {token}: {fix}")
 
 
-def _replace(text: str, known: dict[str, str]) -> str:
-    return "".join(known.get(piece, piece) for piece in TOKEN.split(text))
+def _replace(text: str, values: dict[str, str]) -> str:
+    return "".join(values.get(piece, piece) for piece in TOKEN.split(text))
 
 
 def _split(datetime_format: str) -> Iterable[tuple[str, str]]:

@@ -17,7 +17,7 @@ _TICK = 0.01
 
 
 class Pace:
-    """At most ``rate`` messages per second, 0 for no limit; a pause is not caught up."""
+    """At most ``rate`` messages per second, 0 for no limit; lost time is not made up."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

@@ -122,9 +122,9 @@ class RdyPlanner:
         heirs = [peer for peer in waiting if now >= peer.served + self._idle_timeout]
         expired = [peer for peer in kept if self._is_expired(peer, now)]
         swaps = min(len(heirs), len(expired))
-        gone = {peer.address for peer in expired[:swaps]}
+        replaced = {peer.address for peer in expired[:swaps]}
         chosen += heirs[:swaps]
-        chosen += [peer for peer in kept if peer.address not in gone]
+        chosen += [peer for peer in kept if peer.address not in replaced]
         return {peer.address: 1 for peer in chosen}
 
     def _is_expired(self, peer: Peer, now: float) -> bool:
@@ -223,10 +223,10 @@ class ByteBudget:
 
     def _set_limit(self) -> None:
         """Move the limit; to be steady, by a fifth or more."""
-        most, last = self._max_in_flight, self.limit
-        exact = bytes_limit(most, self._budget, self._mean)
+        maximum, last = self._max_in_flight, self.limit
+        exact = bytes_limit(maximum, self._budget, self._mean)
         near = 0.8 * last < exact < 1.25 * last
-        if exact == most or last > most or not near:
+        if exact == maximum or last > maximum or not near:
             self.limit = exact
 
 

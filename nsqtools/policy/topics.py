@@ -20,7 +20,7 @@ class Change:
     """The changes of one round, sorted by name."""
 
     appeared: Sequence[str] = ()
-    gone: Sequence[str] = ()
+    disappeared: Sequence[str] = ()
 
 
 def matching(pattern: Pattern[str], topics: Iterable[str]) -> list[str]:
@@ -31,16 +31,16 @@ def matching(pattern: Pattern[str], topics: Iterable[str]) -> list[str]:
 class MatchingTopics:
     """Tracks the topics that match a pattern over rounds of asking nsqlookupds.
 
-    Rounds are ``refresh`` seconds apart. A topic is gone after it was missing from all rounds for
-    twice that time, and for at least MIN_GRACE seconds. A round in which an nsqlookupd did not
-    answer can add topics, but restarts the time of missing ones.
+    Rounds are ``refresh`` seconds apart. A topic has disappeared once all rounds of twice that
+    time, and of at least MIN_GRACE seconds, have missed it. A round in which an nsqlookupd did not
+    answer can add topics, but restarts the time of missing topics.
     """
 
     def __init__(self, pattern: Pattern[str], refresh: float) -> None:
         self._pattern = pattern
         self._grace = max(2 * refresh, MIN_GRACE)
         self._missing: dict[str, float | None] = {}
-        # All current topics, each with the time since when it is missing.
+        # All current topics, each with the time of the first round without it.
 
     def heard(self, topics: Iterable[str]) -> Change:
         """Return the new topics of one answer; others of the round may follow."""
@@ -50,10 +50,10 @@ class MatchingTopics:
         return Change(appeared)
 
     def looked(self, topics: Iterable[str], *, complete: bool, now: float) -> Change:
-        """Return new and gone topics of a round; ``complete`` if every nsqlookupd answered."""
+        """Return the changes of a round; ``complete`` if every nsqlookupd answered."""
         found = set(topics)
         appeared = self.heard(found).appeared
-        gone = []
+        disappeared = []
         for topic in sorted(self._missing.keys() - found):
             since = self._missing[topic]
             if not complete:
@@ -62,5 +62,5 @@ class MatchingTopics:
                 self._missing[topic] = now
             elif now - since >= self._grace:
                 del self._missing[topic]
-                gone.append(topic)
-        return Change(appeared, gone)
+                disappeared.append(topic)
+        return Change(appeared, disappeared)

@@ -22,23 +22,29 @@ class Trim:
     """Sorts the messages of a channel that others may publish to, consume and requeue meanwhile.
 
     Messages from before ``cutoff`` are old. ``expected`` messages were in the channel at ``began``;
-    both times are in ns since the epoch. A trim is done once it has seen so many messages that were
-    published before ``began``, each counted once however often it comes. As others may take some of
-    them, it is also done when for ``patience`` seconds no message comes that it has not seen, and
-    none is settled.
+    both times are in ns since the epoch. A trim is done once it has seen ``expected`` messages
+    published before ``began``; repeated deliveries count once. Other consumers may take some of the
+    messages. So a trim is also done after ``patience`` seconds without a new or settled message.
 
-    The ids of younger messages are remembered; after ``most`` of them without an old one in
-    between, the trim is done, too. Times ``now`` are seconds of one monotonic clock.
+    A trim remembers the ids of younger messages, and is also done after ``max_younger`` of them
+    without an old message in between. Times ``now`` are seconds of one monotonic clock.
     """
 
     def __init__(
-        self, *, cutoff: int, began: int, expected: int, patience: float, most: int, now: float
+        self,
+        *,
+        cutoff: int,
+        began: int,
+        expected: int,
+        patience: float,
+        max_younger: int,
+        now: float,
     ) -> None:
         self._cutoff = cutoff
         self._began = began
         self._expected = expected
         self._patience = patience
-        self._most = most
+        self._max_younger = max_younger
         self._last = now
         self._seen = 0
         self._in_a_row = 0
@@ -47,7 +53,7 @@ class Trim:
     def sort(
         self, source: Hashable, messages: Sequence[M], *, now: float
     ) -> tuple[Sequence[M], Sequence[M]]:
-        """Return the old messages and the younger ones, of those that came from one nsqd."""
+        """Split messages of one nsqd into old and younger ones."""
         old = [message for message in messages if message.timestamp < self._cutoff]
         if old:
             self._in_a_row = 0
@@ -55,18 +61,18 @@ class Trim:
         if len(old) == len(messages):
             return messages, ()
         younger = [message for message in messages if message.timestamp >= self._cutoff]
-        known = self._younger.setdefault(source, set())
+        ids = self._younger.setdefault(source, set())
         for message in younger:
             number = int(message.id, 16)
-            if number not in known:
-                known.add(number)
+            if number not in ids:
+                ids.add(number)
                 self._in_a_row += 1
                 if message.timestamp <= self._began:
                     self._count(1, now)
         return old, younger
 
     def settled(self, returned: int, *, now: float) -> None:
-        """Note that old messages were settled; those that are ``returned`` will come again."""
+        """Note that old messages were settled; nsqd delivers ``returned`` of them again."""
         self._seen -= returned
         self._last = now
 
@@ -76,8 +82,8 @@ class Trim:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether so many younger messages came that the trim gave up."""
-        return self._in_a_row >= self._most
+        """Whether the trim gave up because too many younger messages came."""
+        return self._in_a_row >= self._max_younger
 
     @property
     def unseen(self) -> int:
@@ -87,7 +93,7 @@ class Trim:
     @property
     def younger(self) -> dict[Hashable, int]:
         """How many younger messages came from each nsqd."""
-        return {source: len(known) for source, known in self._younger.items()}
+        return {source: len(ids) for source, ids in self._younger.items()}
 
     def _count(self, number: int, now: float) -> None:
         self._seen += number

@@ -46,9 +46,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One item of a list; ``given`` is its flag and text, the greater ``exactness`` wins."""
+    """One item of a list; ``item`` is its flag and text, the greater ``exactness`` wins."""
 
-    given: str
+    item: str
     exactness: int
     statuses: range
     verdict: Verdict
@@ -56,14 +56,14 @@ class _Rule:
 
 def _parse(flag: str, text: str, verdict: Verdict) -> Iterator[_Rule]:
     for word in [word.strip() for word in text.split(",")] if text.strip() else []:
-        given = f"{flag} {word}"
+        item = f"{flag} {word}"
         if match := _CLASS.fullmatch(word):
             first = 100 * int(match[1])
-            yield _Rule(given, _ANY_OF_CLASS, range(first, first + 100), verdict)
+            yield _Rule(item, _ANY_OF_CLASS, range(first, first + 100), verdict)
         elif (match := _SPAN.fullmatch(word)) and match["first"] <= (match["last"] or "599"):
             last = int(match["last"] or match["first"])
             exactness = _RANGE if match["last"] else _CODE
-            yield _Rule(given, exactness, range(int(match["first"]), last + 1), verdict)
+            yield _Rule(item, exactness, range(int(match["first"]), last + 1), verdict)
         else:
             raise ConfigError(
                 f"{flag}: {word!r} is not a status: give codes such as 429, 200-204 or 5xx, "
@@ -95,7 +95,7 @@ class Statuses:
                 other = deciding.setdefault(status, rule)
                 if other.exactness == rule.exactness and other.verdict is not rule.verdict:
                     raise ConfigError(
-                        f"{other.given} and {rule.given}: status {status} is in both: remove one"
+                        f"{other.item} and {rule.item}: status {status} is in both: remove one"
                     )
         self._verdicts = {status: rule.verdict for status, rule in deciding.items()}
         if 410 not in deciding or deciding[410].exactness < _CODE:

@@ -14,7 +14,7 @@ from nsqtools.cli import cli
 from nsqtools.cli.docs import SCRIPTS, script, sections
 from nsqtools.cli.docs.__main__ import PICTURE, documents, write
 from nsqtools.cli.frame import folded
-from nsqtools.cli.options import ConfigOption, section_of
+from nsqtools.cli.options import DeclaredFlag, section_of
 from nsqtools.cli.tree import CommandNode, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
@@ -76,13 +76,15 @@ def test_the_short_help_is_one_screen_of_essential_options_and_examples(node: Co
     assert lines[0].startswith(f"Usage: {node.words} ")
     for sentence, _ in node.examples[:2]:
         assert f"  {sentence}:" in lines
-    declared = [each for each in node.options if isinstance(each, ConfigOption)]
+    declared = [each for each in node.options if isinstance(each, DeclaredFlag)]
     assert len(node.examples) > 1 or not declared
     if not (essential := getattr(node.command, "essential", ())):
         return
     words = {word for _, line in node.examples[:2] for word in line.split()}
     for option in declared:
-        assert option.name in essential or option.known.shared or not words & {*option.opts}
+        assert (
+            option.name in essential or option.command_option.shared or not words & {*option.opts}
+        )
     assert len(essential) <= 12
     options = "\n".join(lines).partition("\nOptions:\n")[2]
     shown = re.findall(r"^  (?:-\w, )?--([\w-]+)", options, re.MULTILINE)

@@ -171,7 +171,7 @@ async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
 async def test_of_many_dead_nsqds_the_rest_is_a_number(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsqtools.engine.cluster._MOST_TOLD", 2)
+    monkeypatch.setattr("nsqtools.engine.cluster._MAX_LOGGED", 2)
     nsqds = [await stage.nsqd("t") for _ in range(4)]
     cluster = stage.cluster(await stage.lookupd(*nsqds))
     for nsqd in nsqds[1:]:

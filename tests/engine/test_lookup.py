@@ -56,8 +56,8 @@ async def test_a_topic_is_not_gone_while_an_nsqlookupd_does_not_answer_which_is_
     assert two.name in unknown
     two.answers["/topics"] = answer | {"topics": []}
     assert sorted(name for each in changes for name in each.appeared) == ["a", "b"]
-    assert not any(each.gone for each in changes)
+    assert not any(each.disappeared for each in changes)
     for _ in range(2):
         await finder.look(changes.append)
-    assert [name for each in changes for name in each.gone] == ["b"]
+    assert [name for each in changes for name in each.disappeared] == ["b"]
     assert list(finder.unknown) == []

@@ -71,7 +71,7 @@ async def test_a_handler_that_only_handles_counts_and_logs_what_it_gave_up(
 async def test_stopping_drains_and_leaving_does_not() -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     reached: list[float] = []
-    runner = Runner(["t"], "c", sink, nsqds=[nsqd.address], on_reached=lambda: reached.append(1))
+    runner = Runner(["t"], "c", sink, nsqds=[nsqd.address], on_ready=lambda: reached.append(1))
     run = asyncio.create_task(runner.run())
     await elapse(1)
     assert reached
@@ -362,7 +362,7 @@ async def test_a_patient_run_waits_for_its_servers_and_says_so_once(
 ) -> None:
     nsqd, sink, reached = Network().nsqd(), Gathering(), Mock()
     nsqd.down = True
-    runner = make_runner(sink, nsqd, topics=["a", "b"], patient=True, on_reached=reached)
+    runner = make_runner(sink, nsqd, topics=["a", "b"], patient=True, on_ready=reached)
     async with running(runner) as run:
         await elapse(300)
         reached.assert_called()  # so that systemd goes on, too

@@ -32,7 +32,7 @@ class Listing:
         self.follow(Change(appeared=("t",)))
 
     def drop(self) -> None:
-        self.follow(Change(gone=("t",)))
+        self.follow(Change(disappeared=("t",)))
 
     def counted(self, *names: str) -> list[int]:
         return [getattr(self.runner.by_topic()["t"], name) for name in names]

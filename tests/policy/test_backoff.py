@@ -55,7 +55,7 @@ def test_every_history_agrees_with_go_nsq(
 ) -> None:
     backoff = Backoff("exponential", multiplier, max_duration)
     model, now = Model(multiplier, max_duration), 0.0
-    assert backoff.due(0.0) is None
+    assert backoff.end_wait(0.0) is None
     for failed, neutral, succeeded, later in steps:
         change = record(backoff, succeeded, failed, neutral, now)
         was, waited = model.counter, model.until is not None
@@ -72,7 +72,7 @@ def test_every_history_agrees_with_go_nsq(
         if model.until is not None and now >= model.until:
             model.until = None
             expected = BackoffChange(Mode.PROBING, 0.0, model.counter)
-        assert backoff.due(now) == expected
+        assert backoff.end_wait(now) == expected
         assert backoff.until == model.until
         waiting = Mode.PROBING if model.until is None else Mode.STOPPED
         assert backoff.mode is (waiting if model.counter else Mode.RUNNING)
@@ -94,7 +94,7 @@ def test_full_jitter_stays_within_the_limit_and_always_ends(
         if change and change.mode is Mode.STOPPED:
             assert 0 <= change.wait <= 120.0
             now += change.wait
-            assert backoff.due(now)
+            assert backoff.end_wait(now)
     assert backoff.mode is Mode.RUNNING
 
 

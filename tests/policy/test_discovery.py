@@ -37,7 +37,7 @@ def test_losses_bring_the_next_rounds_forward_together_but_for_one_that_worked()
     assert rounds(schedule, 7, 21.0) == [2, 4, 8, 16, 32, 60, 60]
     assert rounds(schedule, 6, 203.0, urgent=True) == [1, 2, 4, 8, 16, 32]
     assert schedule.next(240.0, urgent=True, rng=Random(1)) == 266
-    assert schedule.next(240.0, urgent=True, anew=True, rng=Random(1)) == 241
+    assert schedule.next(240.0, urgent=True, restart=True, rng=Random(1)) == 241
     assert rounds(schedule, 3, 241.0) == [2, 4, 8]
 
 

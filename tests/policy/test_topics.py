@@ -27,8 +27,8 @@ def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
     topics = MatchingTopics(ALL, 60)
     topics.looked(["a"], complete=True, now=0)
     for now in range(60, 6000, 60):
-        assert topics.looked(["b"], complete=False, now=now).gone == []
+        assert topics.looked(["b"], complete=False, now=now).disappeared == []
     # Nor is the time counted that passed meanwhile.
-    assert topics.looked(["b"], complete=True, now=6000).gone == []
-    assert topics.looked(["b"], complete=True, now=6119).gone == []
-    assert topics.looked(["b"], complete=True, now=6120).gone == ["a"]
+    assert topics.looked(["b"], complete=True, now=6000).disappeared == []
+    assert topics.looked(["b"], complete=True, now=6119).disappeared == []
+    assert topics.looked(["b"], complete=True, now=6120).disappeared == ["a"]

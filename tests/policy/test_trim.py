@@ -16,8 +16,15 @@ def younger(number: int, timestamp: int = CUTOFF) -> Message:
     return Message(b"%016x" % number, b"", timestamp, 1)
 
 
-def trim(expected: int, most: int = 100) -> Trim:
-    return Trim(cutoff=CUTOFF, began=BEGAN, expected=expected, patience=3.0, most=most, now=0.0)
+def trim(expected: int, max_younger: int = 100) -> Trim:
+    return Trim(
+        cutoff=CUTOFF,
+        began=BEGAN,
+        expected=expected,
+        patience=3.0,
+        max_younger=max_younger,
+        now=0.0,
+    )
 
 
 def test_messages_are_sorted_by_age_and_the_trim_ends_when_it_has_seen_all() -> None:
@@ -66,7 +73,7 @@ def test_it_waits_no_longer_than_its_patience_for_what_others_took() -> None:
 
 @pytest.mark.parametrize("number", [4, 5])
 def test_it_gives_up_after_too_many_younger_messages_in_a_row(number: int) -> None:
-    made = trim(expected=99, most=5)
+    made = trim(expected=99, max_younger=5)
     made.sort("a", [younger(n) for n in range(4)], now=0.0)
     assert not made.is_flooded
     made.sort("a", [old(99)], now=0.0)

@@ -20,7 +20,9 @@ async def opened(
 ) -> AsyncIterator[TrimSink]:
     now = asyncio.get_running_loop().time()
     cutoff, began = START, START + HOUR
-    trim = Trim(cutoff=cutoff, began=began, expected=expected, patience=60.0, most=100, now=now)
+    trim = Trim(
+        cutoff=cutoff, began=began, expected=expected, patience=60.0, max_younger=100, now=now
+    )
     sink = TrimSink(trim, archive, room=room)
     await sink.open()
     try:

@@ -102,7 +102,7 @@ def make_runner(
 ) -> Runner:
     """A runner of channel c; ``options`` are of StopOptions, Runner, or else of ConsumerConfig."""
     stop = {name: options.pop(name) for name in StopOptions.declared() if name in options}
-    own = ("refresh", "patient", "on_reached")
+    own = ("refresh", "patient", "on_ready")
     running = {name: options.pop(name) for name in own if name in options}
     return Runner(
         topics,

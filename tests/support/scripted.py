@@ -19,7 +19,7 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from nsqtools.config.connection import ConsumerConfig
-from nsqtools.engine.connector import Subscription
+from nsqtools.engine.connector import NsqdFinder, Subscription
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import Batch, Handler, Message
 from nsqtools.engine.limit import MessageLimit
@@ -341,6 +341,17 @@ class Recorder(Handler):
         self.given_up += _numbers(batch)
 
 
+class ScriptedFinder(NsqdFinder):
+    """Calls ``find`` with the URL of an nsqlookupd instead of asking it."""
+
+    def __init__(self, find: Callable[[str], Awaitable[Iterable[Address]]]) -> None:
+        super().__init__(ConsumerConfig())
+        self._find = find
+
+    async def find(self, lookupd: str, topic: str) -> Iterable[Address]:
+        return await self._find(lookupd)
+
+
 def consume(
     handler: Handler,
     *nsqds: ScriptedNsqd | Address,
@@ -358,7 +369,8 @@ def consume(
         lookupds=("lookupd:4161",) if find else (),
     )
     config = ConsumerConfig(**options)
-    return Consumer(subscription, handler, config, rng=Random(1), find=find, limit=limit)
+    finder = ScriptedFinder(find) if find else None
+    return Consumer(subscription, handler, config, rng=Random(1), finder=finder, limit=limit)
 
 
 class Runs(Protocol[R]):

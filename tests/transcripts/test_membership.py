@@ -11,7 +11,14 @@ from nsqtools import Consumer, ConsumerConfig, Subscription
 from nsqtools.errors import AuthError, NSQError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from tests.support.clock import elapse
-from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
+from tests.support.scripted import (
+    Network,
+    Recorder,
+    ScriptedFinder,
+    ScriptedNsqd,
+    consume,
+    running,
+)
 
 
 class Directory:
@@ -83,7 +90,9 @@ async def test_an_nsqlookupd_that_hangs_delays_no_other(network: Network) -> Non
     lookupds = ("hung:4161", "healthy:4161")
     subscription = Subscription(topic="t", channel="c", lookupds=lookupds)
     config = ConsumerConfig(max_in_flight=4)
-    async with running(Consumer(subscription, recorder, config, rng=Random(1), find=find)):
+    async with running(
+        Consumer(subscription, recorder, config, rng=Random(1), finder=ScriptedFinder(find))
+    ):
         assert len(first.clients) == 1
         first.break_off()
         directory.listed = [second]
@@ -124,7 +133,7 @@ async def test_the_error_of_an_nsqd_comes_before_that_of_an_nsqlookupd(nsqd: Scr
 
     at = Subscription(topic="t", channel="c", lookupds=("silent:4161", "healthy:4161"))
     with pytest.raises(UnreachableError, match=r"^nsqd:4150: "):
-        await Consumer(at, Recorder(), find=find).run()
+        await Consumer(at, Recorder(), finder=ScriptedFinder(find)).run()
 
 
 @pytest.mark.parametrize("discovered", [False, True])
@@ -229,5 +238,7 @@ async def test_an_nsqlookupd_that_answers_after_all_may_still_lead_to_the_first_
 
     at = Subscription(topic="t", channel="c", lookupds=("a:4161", "b:4161"))
     with pytest.raises(UnreachableError):
-        await Consumer(at, Recorder(), ConsumerConfig(dial_timeout=5.0), find=find).run()
+        await Consumer(
+            at, Recorder(), ConsumerConfig(dial_timeout=5.0), finder=ScriptedFinder(find)
+        ).run()
     assert asked.count("a:4161") > 1

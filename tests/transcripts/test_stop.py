@@ -166,7 +166,7 @@ async def test_an_nsqd_that_does_not_answer_cls_costs_others_no_time(network: Ne
 
 
 @pytest.mark.parametrize(
-    ("policy", "method", "body"), [(RdyPlanner, "plan", b"good"), (Backoff, "due", b"bad")]
+    ("policy", "method", "body"), [(RdyPlanner, "plan", b"good"), (Backoff, "end_wait", b"bad")]
 )
 async def test_planning_that_breaks_ends_the_consumer_with_the_error_after_draining(
     nsqd: ScriptedNsqd, policy: type, method: str, body: bytes, monkeypatch: pytest.MonkeyPatch

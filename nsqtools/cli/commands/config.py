@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from nsqtools.cli.configfile import Source, load
 from nsqtools.cli.exits import Ended, Exit
-from nsqtools.cli.options import CommandGroup, ConfigOption, argument, options
+from nsqtools.cli.options import CommandGroup, DeclaredFlag, argument, options
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.resolver import Resolver, SelectedFile, allowed
 from nsqtools.cli.tree import command_names, contexts, groups_of, words
@@ -135,7 +135,7 @@ def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Conte
 def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
     """The context of a parsed command line, without the command's positional arguments."""
     shadow = copy.copy(ctx.command)
-    shadow.params = [param for param in shadow.params if isinstance(param, ConfigOption)]
+    shadow.params = [param for param in shadow.params if isinstance(param, DeclaredFlag)]
     shadow.allow_extra_args = True
     return shadow.make_context(ctx.info_name, args, parent=ctx.parent)
 

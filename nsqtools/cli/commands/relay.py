@@ -54,8 +54,8 @@ def relay(
 
     consuming = config
     if relaying.rate:
-        most = max(1, ceil(relaying.rate * _AHEAD))
-        consuming = config.with_values(max_in_flight=min(config.max_in_flight, most))
+        max_ahead = max(1, ceil(relaying.rate * _AHEAD))
+        consuming = config.with_values(max_in_flight=min(config.max_in_flight, max_ahead))
 
     async def work() -> None:
         sink = _sink(source, relaying, dead, stop, config, target)

@@ -85,11 +85,11 @@ async def _require_channel(
 
 def _check_peek(source: TailSourceOptions, stop: StopOptions, config: ConsumerConfig) -> None:
     """Raise UsageError for options that cannot be used with --peek."""
-    most, count = config.max_in_flight, stop.count
+    count, limit = stop.count, config.max_in_flight
     for wrong, text in (
         (len(set(source.topic)) > 1, "takes one --topic"),
         (not count, "needs -n, the number of messages to hold"),
-        (count > most, f"-n {count} is over --max-in-flight {most}, the most that it may hold"),
+        (count > limit, f"-n {count} is over --max-in-flight {limit}, the most that it may hold"),
         (stop.until_empty, "cannot be used with --until-empty: the channel keeps its messages"),
         (config.sample_rate, "cannot be used with --sample-rate: nsqd drops the other messages"),
     ):

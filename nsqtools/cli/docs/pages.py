@@ -22,7 +22,7 @@ from nsqtools.cli.docs.blocks import (
     plain,
 )
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import ConfigOption, by_section
+from nsqtools.cli.options import DeclaredFlag, by_section
 from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import CommandNode, CommandOption, command_options, contexts
 from nsqtools.config.option import NO_LIMIT
@@ -171,14 +171,14 @@ def _without_flags(node: CommandNode) -> list[Block]:
 
 
 def _units(node: CommandNode) -> list[Block]:
-    known = [each for each in node.options if isinstance(each, ConfigOption)]
-    kinds = {each.known.declared.kind for each in known}
+    known = [each for each in node.options if isinstance(each, DeclaredFlag)]
+    kinds = {each.command_option.declared.kind for each in known}
     text = "--no-OPTION turns off what --OPTION turns on. " if "flag" in kinds else ""
     if "duration" in kinds:
         text += "A DURATION is written 500ms, 30s or 1h30m. "
     if "size" in kinds:
         text += "A SIZE is written 65536, 64KiB or 5MB. "
-    if any(each.known.default_text.endswith(NO_LIMIT) for each in known):
+    if any(each.command_option.default_text.endswith(NO_LIMIT) for each in known):
         text += "0 sets no limit where the default is no limit. "
     return [plain(text)] if text else []
 
@@ -186,7 +186,7 @@ def _units(node: CommandNode) -> list[Block]:
 def _flags(option: click.Option, ctx: click.Context) -> Spans:
     """The short name first, and the value."""
     spans: list[Span] = []
-    names = option.listed_names if isinstance(option, ConfigOption) else option.opts
+    names = option.listed_names if isinstance(option, DeclaredFlag) else option.opts
     for name in (*sorted(names, key=len), *option.secondary_opts):
         spans += [*([Span(", ")] if spans else []), Span(name, "code")]
     if option.is_flag or option.count:
@@ -213,8 +213,8 @@ def _about_flagless(node: CommandNode) -> Paragraph:
 
 
 def _described(option: click.Option) -> tuple[Block, ...]:
-    if isinstance(option, ConfigOption):
-        return _option(option.known)
+    if isinstance(option, DeclaredFlag):
+        return _option(option.command_option)
     return (plain(option.help or ""),)
 
 
@@ -240,7 +240,7 @@ def _environment(node: CommandNode, notes: dict[str, list[Block]]) -> list[Block
     """The rule that gives variables and keys; on the page of nsqtools, all other variables."""
     if not node.ctx.parent:
         return notes["Environment"]
-    known = [each.known for each in node.options if isinstance(each, ConfigOption)]
+    known = [each.command_option for each in node.options if isinstance(each, DeclaredFlag)]
     if not known:
         return []
     example = min(known, key=lambda each: (not each.declared.in_file, each.shared))

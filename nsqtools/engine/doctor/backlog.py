@@ -49,13 +49,13 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
 
 def _about_waiting(facts: Facts, waiting: int) -> Finding:
     """Return the finding on messages without a channel; it also covers a named, missing channel."""
-    topic, name, known = facts.topic, facts.channel, _channels(facts)
+    topic, name, channels = facts.topic, facts.channel, _channels(facts)
     verb = "waits" if waiting == 1 else "wait"
     text = f"{_messages(waiting)} {verb} in topic {topic} on nsqds where it has no channel"
     make = facts.command("channel", "create", topic, name or "NAME")
     do = "create one"
-    if name and name not in known:
-        text += f", and no nsqd has channel {name}{nearest(name, sorted(known))}"
+    if name and name not in channels:
+        text += f", and no nsqd has channel {name}{nearest(name, sorted(channels))}"
         do = f"create {name}"
         if is_ephemeral(name):
             do, make = f"consume {name}", facts.consume(name)
@@ -119,9 +119,9 @@ def _is_left(channel: ChannelStats) -> bool:
     return not channel.client_count and any(getattr(channel, field) for field in _HELD)
 
 
-def _absent(facts: Facts, known: Sequence[str]) -> Finding:
+def _absent(facts: Facts, channels: Sequence[str]) -> Finding:
     name = facts.channel
-    near = nearest(name, known)
+    near = nearest(name, channels)
     text = f"topic {facts.topic} has no channel {name}{near}"
     if is_ephemeral(name):
         fix = f"an ephemeral channel exists only while it is consumed: {facts.consume(name)}"

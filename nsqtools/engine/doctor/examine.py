@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.units import format_duration
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
-from nsqtools.engine.lookup import MOST_NSQDS
+from nsqtools.engine.lookup import MAX_NSQDS
 from nsqtools.errors import (
     AuthError,
     HTTPError,
@@ -118,7 +118,7 @@ class _Examination:
             compression="snappy" if config.snappy else "deflate" if config.deflate else "",
         )
         nsqds = await call_each(candidates, lambda each: self._ask(facts, each))
-        return replace(facts, nsqds=tuple(await self._look_again(nsqds)))
+        return replace(facts, nsqds=tuple(await self._reexamine(nsqds)))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
         """Ask an nsqd over HTTP, and over TCP unless it has nothing to do with the topic."""
@@ -179,12 +179,12 @@ class _Examination:
 
     def _first(self, lookupd: Address, nsqds: Sequence[Registration]) -> tuple[Registration, ...]:
         """Return as many nsqds as can be examined; a nsqlookupd may list any number."""
-        if len(nsqds) > MOST_NSQDS:
+        if len(nsqds) > MAX_NSQDS:
             log.warning(
                 "nsqlookupd %s lists %d nsqds: only the first %d are examined",
-                *(lookupd, len(nsqds), MOST_NSQDS),
+                *(lookupd, len(nsqds), MAX_NSQDS),
             )
-        return tuple(nsqds[:MOST_NSQDS])
+        return tuple(nsqds[:MAX_NSQDS])
 
     def _candidates(
         self, lookupds: Sequence[LookupdFacts], infos: dict[str, NsqdInfo | None]
@@ -205,11 +205,11 @@ class _Examination:
             own = None
             if info and info.tcp_port:  # an nsqlookupd has /info, too, but no TCP port in it
                 own = Address(info.broadcast_address, info.tcp_port)
-            known = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
-            if known is None:
+            index = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
+            if index is None:
                 found.append(_given(own, url))
             else:  # ask it at the given address, which may be the only one that works
-                found[known] = replace(found[known], http=_address(url), url=url)
+                found[index] = replace(found[index], http=_address(url), url=url)
         return found
 
     async def _info(self, url: str) -> NsqdInfo | None:
@@ -286,7 +286,7 @@ class _Examination:
         limit = min(self._limits["connect_timeout"], self._deadline.left)
         return await what_speaks(address, limit=limit)
 
-    async def _look_again(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
+    async def _reexamine(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
         """Ask again, a moment later, for channels whose consumers seem stuck."""
         seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
         if not seem_stuck:

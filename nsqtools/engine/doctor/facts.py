@@ -142,7 +142,7 @@ class Facts:
 
     @property
     def concerned(self) -> list[NsqdFacts]:
-        """The nsqds to judge: given ones, those that have the topic, those listed for it."""
+        """The nsqds to judge: given, with the topic, or listed for the topic."""
         return [each for each in self.nsqds if each.given or self.is_concerned(each)]
 
     def is_concerned(self, nsqd: NsqdFacts) -> bool:
@@ -186,8 +186,8 @@ class Facts:
     def consume(self, channel: str) -> str:
         """Return the command that prints messages of a channel, or copies without a channel."""
         words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
-        given = (each.right_tcp for each in self.nsqds if each.given and each.tcp)
-        nsqds = () if self.lookupds else _each("--nsqd-tcp-address", given)
+        addresses = (each.right_tcp for each in self.nsqds if each.given and each.tcp)
+        nsqds = () if self.lookupds else _each("--nsqd-tcp-address", addresses)
         return _line(*words, *self._lookupd_options, *nsqds)
 
     def publish(self) -> str:

@@ -117,8 +117,8 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
 def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
     topic = facts.topic
     if not any(each.nodes for each in answering):
-        those = "" if len(answering) == len(facts.lookupds) else " that answers"
-        text = f"no nsqd is registered with any nsqlookupd{those}"
+        answering_only = "" if len(answering) == len(facts.lookupds) else " that answers"
+        text = f"no nsqd is registered with any nsqlookupd{answering_only}"
         fix = "start nsqd with --lookupd-tcp-address for each nsqlookupd"
         return Finding("failure", "listing", text, fix)
     if any(topic in each.topics for each in answering):
@@ -277,14 +277,14 @@ def judge_capacity(facts: Facts) -> Iterator[Finding]:
         )
     for nsqd in peers:
         assert nsqd.features
-        most = nsqd.features.max_rdy_count
-        if most < asked // len(peers):
+        max_rdy = nsqd.features.max_rdy_count
+        if max_rdy < asked // len(peers):
             text = (
-                f"nsqd {nsqd.name} allows RDY {most} at most, less than its share of "
+                f"nsqd {nsqd.name} allows RDY {max_rdy} at most, less than its share of "
                 f"--max-in-flight {asked}"
             )
             fix = (
-                f"give --max-in-flight {most * len(peers)}, or start nsqd with "
+                f"give --max-in-flight {max_rdy * len(peers)}, or start nsqd with "
                 f"--max-rdy-count {asked}"
             )
             yield Finding("warning", "max-in-flight", text, fix)

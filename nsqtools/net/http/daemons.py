@@ -109,11 +109,11 @@ def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, 
     """
     united: dict[Address, Registration] = {}
     for producer in (each for answer in answers for each in answer):
-        known = united.setdefault(producer.tcp, producer)
-        dead = dict(zip(known.topics, known.tombstones, strict=True))
+        first = united.setdefault(producer.tcp, producer)
+        dead = dict(zip(first.topics, first.tombstones, strict=True))
         for topic, tombstoned in zip(producer.topics, producer.tombstones, strict=True):
             dead[topic] = dead.get(topic, True) and tombstoned
-        united[producer.tcp] = replace(known, topics=tuple(dead), tombstones=tuple(dead.values()))
+        united[producer.tcp] = replace(first, topics=tuple(dead), tombstones=tuple(dead.values()))
     return united
 
 

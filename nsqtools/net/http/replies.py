@@ -27,7 +27,7 @@ T = TypeVar("T")
 LeftOut = list[str]
 """The first few entries that were left out of a response: a line each, with the reason."""
 
-_MOST_LEFT_OUT = 10
+_MAX_LEFT_OUT = 10
 _NUMBERS = range(-1 << 63, 1 << 64)  # int64 and uint64
 _KINDS: dict[type, str] = {
     str: "text",
@@ -230,7 +230,7 @@ def _usable(
         try:
             found.append(decode(entry))
         except ValueError as error:
-            if len(left_out) < _MOST_LEFT_OUT:
+            if len(left_out) < _MAX_LEFT_OUT:
                 left_out.append(f"{kind}{_title(entry)}: {error}")
     return found
 
@@ -283,13 +283,13 @@ def _latency(entry: object) -> ProcessingLatency | None:
 
 
 def _producer(entry: object, left_out: LeftOut) -> Registration:
-    known = _fields(Registration, entry)
-    host = known["broadcast_address"]
+    fields = _fields(Registration, entry)
+    host = fields["broadcast_address"]
     if not is_host(host):
         raise ValueError(f"'broadcast_address' is {_name(host)}, expected a host")
     for name in ("tcp_port", "http_port"):
-        if not 0 < known[name] < 65536:
-            raise ValueError(f"{name!r} is {known[name]}, expected 1 to 65535")
+        if not 0 < fields[name] < 65536:
+            raise ValueError(f"{name!r} is {fields[name]}, expected 1 to 65535")
     topics = _field(entry, "topics", list, [])
     tombstones = _field(entry, "tombstones", list, [False] * len(topics))
     if len(tombstones) != len(topics) or not all(type(each) is bool for each in tombstones):
@@ -301,7 +301,7 @@ def _producer(entry: object, left_out: LeftOut) -> Registration:
         left_out,
     )
     return Registration(
-        **known | {"version": intern(known["version"])},
+        **fields | {"version": intern(fields["version"])},
         topics=tuple(intern(topic) for topic, _ in pairs),
         tombstones=tuple(tombstoned for _, tombstoned in pairs),
     )

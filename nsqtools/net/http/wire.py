@@ -69,8 +69,8 @@ class Reply(NamedTuple):
 
     def header(self, name: str) -> str:
         """Return the first header of this name, or an empty string."""
-        wanted = name.lower().encode()
-        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), "")
+        key_name = name.lower().encode()
+        return next((value.decode("latin-1") for key, value in self.headers if key == key_name), "")
 
 
 def render(method: str, target: bytes, fields: bytes, body: bytes = b"") -> bytes:

@@ -155,12 +155,12 @@ def _silent(found: Survey) -> Iterator[tuple[str, HTTPError]]:
 def _find_node(found: Survey, topic: str, text: str) -> Registration:
     """The nsqd with this name. Raises NSQError if nsqlookupd does not list it with the topic."""
 
-    known = producers(found.registries)
-    if not known and all(each.error for each in found.registries):
+    listed = producers(found.registries)
+    if not listed and all(each.error for each in found.registries):
         raise UnreachableError(f"no nsqlookupd answers: {found.registries[0].error}")
     producer = find_producer(text, found)
     if producer is None:
-        near = nearest(text, [str(each.http) for each in known])
+        near = nearest(text, [str(each.http) for each in listed])
         raise NSQError(f"nsqlookupd lists no nsqd {text!r} (write it as host:http-port){near}")
     if topic not in producer.topics:
         near = nearest(topic, producer.topics)

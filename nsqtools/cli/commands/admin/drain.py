@@ -92,7 +92,7 @@ async def _until_drained(nsqd: str, options: DrainOptions, drain: Drain) -> None
             while True:
                 (node,) = snapshot.nodes.values()
                 if node.tcp and loop.time() >= hide_at:
-                    await _hide(servers, node.tcp, again=drain.answers)
+                    await _hide(servers, node.tcp, is_retry=drain.answers)
                     hide_at = loop.time() + _HIDE_AGAIN
                 drain.record(snapshot.samples()[node.name])
                 if drain.is_done:
@@ -105,13 +105,13 @@ async def _until_drained(nsqd: str, options: DrainOptions, drain: Drain) -> None
                 snapshot = await cluster.look()
 
 
-async def _hide(servers: Servers, nsqd: Address, *, again: bool) -> None:
+async def _hide(servers: Servers, nsqd: Address, *, is_retry: bool) -> None:
     """Tombstone all topics of the nsqd; raises UnreachableError the first time, if all fails."""
     steps = await evict(servers, nsqd)
     failed = [step for step in steps if step.error]
-    if failed and len(failed) == len(steps) and not again:
+    if failed and len(failed) == len(steps) and not is_retry:
         raise UnreachableError(f"no topic was tombstoned: nsqlookupd {failed[0].error}")
-    if not steps and not again:
+    if not steps and not is_retry:
         log.warning("no nsqlookupd lists a topic of nsqd %s", nsqd)
     for step in failed:
-        log.log(logging.DEBUG if again else logging.WARNING, "nsqlookupd %s", step.error)
+        log.log(logging.DEBUG if is_retry else logging.WARNING, "nsqlookupd %s", step.error)

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _NO_LIMIT = 1 << 62
 _PATIENCE = 3.0
-_MOST_YOUNGER = 100_000
+_MAX_YOUNGER = 100_000
 """Younger messages in a row after which the rest is taken to be younger, too: nsqd keeps in memory
 what is deferred, and this process their ids."""
 
@@ -116,7 +116,7 @@ async def _consume(
         began=began,
         expected=held.messages,
         patience=_PATIENCE,
-        most=_MOST_YOUNGER,
+        max_younger=_MAX_YOUNGER,
         now=asyncio.get_running_loop().time(),
     )
     source = ArchiveSourceOptions(
@@ -183,7 +183,7 @@ def _judge(trim: Trim, held: Loss) -> None:
     if trim.is_flooded:
         log.error(
             "%d younger messages came after the last old one: the rest was not looked at",
-            _MOST_YOUNGER,
+            _MAX_YOUNGER,
         )
         raise Ended(Exit.PARTIAL)
     if not trim.unseen:

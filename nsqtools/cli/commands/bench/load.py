@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # A body begins with the number of its run and with the event loop's time when it was to be sent.
 _HEAD = struct.Struct(">8sd")
 
-# Batches under way: as many per producer as pub has or, at a fixed rate, so many in all that a slow
-# answer delays no later batch, unless they hold more bytes than this.
+# Maximum batches under way: per producer, as in pub; in all, at a fixed rate, so that a slow answer
+# delays no later batch; and their maximum bytes.
 _WINDOW = 8
 _RATED_WINDOW = 1000
 _WINDOW_BYTES = 64 << 20
@@ -51,8 +51,9 @@ class Sender:
         self._topic = topic
         self._run = run
         self._size = load.size
-        most = (max_body_size - 4) // (load.size + 4)  # MPUB counts bodies, and bytes of each body
-        self._batch = Pace(rate).burst(max(1, min(load.batch, most)))
+        # MPUB counts bodies, and bytes of each body.
+        max_batch = (max_body_size - 4) // (load.size + 4)
+        self._batch = Pace(rate).burst(max(1, min(load.batch, max_batch)))
         self._interval = self._batch / rate if rate else 0.0
         self._turn = 0
 
@@ -68,9 +69,9 @@ class Sender:
         self.traffic.began = asyncio.get_running_loop().time()
         self._left = count
         self._end = self.traffic.began + duration
-        wanted = _RATED_WINDOW // len(producers) if self._interval else _WINDOW
-        most = _WINDOW_BYTES // (self._batch * self._size * len(producers))
-        lanes = range(max(1, min(wanted, most)))
+        window = _RATED_WINDOW // len(producers) if self._interval else _WINDOW
+        max_lanes = _WINDOW_BYTES // (self._batch * self._size * len(producers))
+        lanes = range(max(1, min(window, max_lanes)))
         await together(*(self._lane(each, stop) for each in producers for _ in lanes))
 
     async def _lane(self, producer: Producer, stop: asyncio.Event) -> None:

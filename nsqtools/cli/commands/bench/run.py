@@ -200,11 +200,11 @@ class BenchRun:
         if not self._shape.producers:
             config = config.with_values(max_in_flight=0)
         subscription = Subscription(topic=place.topic, channel=place.channel, nsqds=place.nsqds)
-        reached = [asyncio.Event() for _ in range(self._shape.consumers)]
-        consumers = [Consumer(subscription, receiver, config, on_reached=e.set) for e in reached]
+        started = [asyncio.Event() for _ in range(self._shape.consumers)]
+        consumers = [Consumer(subscription, receiver, config, on_started=e.set) for e in started]
         loop = asyncio.get_running_loop()
         running = [loop.create_task(each.run()) for each in consumers]
-        waiting = loop.create_task(together(*(each.wait() for each in reached)))
+        waiting = loop.create_task(together(*(each.wait() for each in started)))
         for task in running:
             task.add_done_callback(lambda _: self._stop.set())
         try:

@@ -53,16 +53,16 @@ def check_free(path: str) -> None:
 
 def check_inputs(inputs: Iterable[str]) -> None:
     """Raise ConfigError for an input that does not exist or cannot be listed."""
-    for given in inputs:
-        places = list(expanded([given]))
-        if is_pattern(given):
+    for text in inputs:
+        places = list(expanded([text]))
+        if is_pattern(text):
             continue
         store, path = stored(*places)
         try:
-            if local(given) is not None or not store.list(path):
+            if local(text) is not None or not store.list(path):
                 store.stat(path)
         except OSError as error:
-            raise ConfigError(f"--input {given}: {error.strerror}") from error
+            raise ConfigError(f"--input {text}: {error.strerror}") from error
 
 
 async def waiting(options: Mapping[str, str], master: str, *, creates: bool) -> int:

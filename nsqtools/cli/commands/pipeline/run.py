@@ -95,7 +95,7 @@ class Run:
         address = listening_address(self._metrics.metrics_address)
         async with (
             supervised(self._notifier, self._status, address, self._view.metrics),
-            progress(self._line, wanted=self._watched),
+            progress(self._line, enabled=self._watched),
         ):
             done = await asyncio.to_thread(work, report)
         if self.signals.urgent:

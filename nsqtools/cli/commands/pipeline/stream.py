@@ -224,9 +224,9 @@ class StreamJob:
         if local(self.places.staging) is not None:  # only now: it makes the directory
             probe(checkpoint.staging)
 
-        def work(spark: Any, **given: Any) -> None:
+        def work(spark: Any, **arguments: Any) -> None:
             guard.note_java(spark)
-            self.work(spark, **given)
+            self.work(spark, **arguments)
 
         continuous = self.stream.continuous
         watching = asyncio.ensure_future(_watch(self.source)) if continuous else None

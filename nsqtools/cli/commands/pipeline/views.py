@@ -86,8 +86,8 @@ class StreamView:
         """The current values, without those not known yet."""
         yield from of_fields(_PREFIX, _OF_TOTALS, [({}, self.totals)])
         if last := self.totals.last:
-            known = [row for row in _OF_LAST if getattr(last, row[0]) is not None]
-            yield from of_fields(_PREFIX, known, [({}, last)])
+            rows = [row for row in _OF_LAST if getattr(last, row[0]) is not None]
+            yield from of_fields(_PREFIX, rows, [({}, last)])
 
 
 class StepView:

@@ -166,7 +166,7 @@ class PubRun:
             try:
                 async with self._progress(loop.time()):
                     await asyncio.wait([self._sending])
-                    await self._settle(0)
+                    await self._wait_for_answers(0)
             finally:
                 await end((self._sending, *self._under_way))
         self._sending.result()
@@ -222,7 +222,7 @@ class PubRun:
                 stop = min(stop, start + self._replay.burst(timestamps, start, now=loop.time()))
             stop = start + self._pace.burst(stop - start)
             await self._rest(self._pace.delay(stop - start, now=loop.time()))
-            await self._settle(_WINDOW - 1)
+            await self._wait_for_answers(_WINDOW - 1)
             self._under_way.add(loop.create_task(self._publish(records[start:stop])))
             start = stop
 
@@ -247,9 +247,9 @@ class PubRun:
         self._published += len(bodies) - len(refused)
         self._published_bytes += sum(map(len, bodies)) - sum(len(bodies[n]) for n in refused)
 
-    async def _settle(self, most: int) -> None:
+    async def _wait_for_answers(self, limit: int) -> None:
         """Wait until at most this many batches are under way."""
-        while len(self._under_way) > most:
+        while len(self._under_way) > limit:
             await self._one_done()
 
     async def _one_done(self, within: float | None = None) -> None:
@@ -281,7 +281,7 @@ class PubRun:
             rate = self._published / elapsed if elapsed else 0.0
             return f"{self._published:,} published, {rate:,.0f}/s"
 
-        return progress(line, wanted=self._show_progress)
+        return progress(line, enabled=self._show_progress)
 
 
 def _check(files: Sequence[str], *, archived: bool) -> None:

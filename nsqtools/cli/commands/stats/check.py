@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FLAG = "check"
 _VARIABLE = "NSQTOOLS_STATS_CHECK"
-_MOST_LINES = 50  # Nagios keeps 8 KiB of an output
+_MAX_LINES = 50  # Nagios keeps 8 KiB of an output
 _NOT_IN_LABELS = re.compile(r"[='|]")
 
 _ELSEWHERE = (BrokenPipeError, OutputClosedError, click.Abort, click.exceptions.Exit)
@@ -48,25 +48,25 @@ class PluginCommand(Command):
         **extra: Any,
     ) -> click.Context:
         """Parse as click does, but with --check a usage error is UNKNOWN."""
-        with _as_plugin(wanted=_asked(args) and not extra.get("resilient_parsing")):
+        with _as_plugin(is_check=_asked(args) and not extra.get("resilient_parsing")):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run as click does, but with --check every error is UNKNOWN."""
         if not ctx.params["check"]:
             _refuse_idle(ctx)
-        with _as_plugin(wanted=ctx.params["check"]):
+        with _as_plugin(is_check=ctx.params["check"]):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _as_plugin(*, wanted: bool) -> Iterator[None]:
+def _as_plugin(*, is_check: bool) -> Iterator[None]:
     """Print every error as the result UNKNOWN, and raise Ended with its exit status."""
     try:
         yield
     except Exception as raised:
         error = cause(raised)
-        if not wanted or isinstance(error, _ELSEWHERE):
+        if not is_check or isinstance(error, _ELSEWHERE):
             raise
         if debugging():
             from traceback import print_exception
@@ -176,7 +176,7 @@ def nagios(verdict: CheckResult) -> str:
     first = f"NSQ {verdict.status.name} - {_plain(verdict.summary)}"
     lines = [f"{first} | {data}" if data else first]
     if len(verdict.troubles) > 1:
-        shown = verdict.troubles[:_MOST_LINES]
+        shown = verdict.troubles[:_MAX_LINES]
         lines += [f"{each.status.name}: {_plain(str(each))}" for each in shown]
         if more := len(verdict.troubles) - len(shown):
             lines.append(f"and {more} more")
@@ -187,15 +187,15 @@ def _datum(datum: Datum) -> str:
     """``'label'=value[UOM];[warn];[crit];[min];[max]``; an unknown value is U."""
     from nsqtools.policy.checks import number
 
-    known = datum.value is not None and math.isfinite(datum.value)
-    value = f"{number(datum.value or 0)}{datum.unit}" if known else "U"
+    is_finite = datum.value is not None and math.isfinite(datum.value)
+    value = f"{number(datum.value or 0)}{datum.unit}" if is_finite else "U"
     limits = [
         "" if limit is None else f"{number(limit)}{':' if datum.at_least else ''}"
         for limit in (datum.limit.warn, datum.limit.crit)
     ]
-    most = "" if datum.maximum is None else number(datum.maximum)
+    maximum = "" if datum.maximum is None else number(datum.maximum)
     label = _NOT_IN_LABELS.sub("_", one_line(datum.label))
-    return f"'{label}'={';'.join((value, *limits, '0', most))}".rstrip(";")
+    return f"'{label}'={';'.join((value, *limits, '0', maximum))}".rstrip(";")
 
 
 def _plain(text: str) -> str:

@@ -140,6 +140,6 @@ def latencies(snapshot: Snapshot) -> dict[ChannelKey, Percentiles]:
         parts += [(channel.name, channel) for channel in topic.channels]
         for channel_name, part in parts:
             for quantile, seconds in measured(part):
-                known = worst.setdefault((topic.name, channel_name), {})
-                known[quantile] = max(known.get(quantile, 0.0), seconds)
-    return {key: tuple(sorted(known.items(), reverse=True)) for key, known in worst.items()}
+                quantiles = worst.setdefault((topic.name, channel_name), {})
+                quantiles[quantile] = max(quantiles.get(quantile, 0.0), seconds)
+    return {key: tuple(sorted(quantiles.items(), reverse=True)) for key, quantiles in worst.items()}

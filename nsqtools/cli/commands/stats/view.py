@@ -103,9 +103,9 @@ class ViewState:
 
     def _rows(self, report: Report) -> list[Row]:
         value = _ORDERS[self.sort]
-        known = [row for row in report.rows if value(row) is not None]
-        known.sort(key=value, reverse=self._is_descending)  # type: ignore[arg-type] # one type each
-        return [*known, *(row for row in report.rows if value(row) is None)]
+        rows = [row for row in report.rows if value(row) is not None]
+        rows.sort(key=value, reverse=self._is_descending)  # type: ignore[arg-type] # one type each
+        return [*rows, *(row for row in report.rows if value(row) is None)]
 
     def _title(self, report: Report, room: int) -> Text:
         snapshot, count = report.snapshot, len(report.rows)

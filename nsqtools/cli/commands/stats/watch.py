@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.cli.commands.stats.report import Reporter
     from nsqtools.config.stats import StatsOptions
 
-_MOST_LOGS = 100  # lines that are kept until the screen is left
+_MAX_LOGS = 100  # lines that are kept until the screen is left
 
 
 async def show(reporter: Reporter, asked: StatsOptions) -> None:
@@ -187,7 +187,7 @@ def _logs_held() -> Iterator[None]:
 class _LogBuffer(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_LOGS)
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MAX_LOGS)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)

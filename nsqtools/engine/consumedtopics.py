@@ -1,4 +1,4 @@
-"""The topics of a run, and what has become of each."""
+"""The topics of a run, and the state of each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class ConsumedTopic:
-    """A topic that is consumed, or that is to be tried again."""
+    """A consumed topic, or a topic whose start is retried."""
 
     subscription: Subscription
     consumer: Consumer | None = None
-    """The consumer, while there is one."""
+    """None before the start, between retries, and after the end."""
     error: NSQError | None = None
     """Why the last start failed."""
     warning: str = ""
-    """What to warn of once the topic is reached."""
-    is_wanted: bool = True
-    """False once it was dropped; then it is drained."""
+    """What to warn of once a consumer has started."""
+    is_dropped: bool = False
+    """Whether nsqlookupd no longer lists the topic; then it is drained."""
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
-    was_reached: bool = False
+    has_started: bool = False
+    """Whether a consumer of the topic has started."""
 
     @property
     def name(self) -> str:
@@ -36,14 +37,14 @@ class ConsumedTopic:
         return self.subscription.topic
 
     def interrupt(self) -> None:
-        """Drain it: it was dropped, or the run stops."""
+        """Drain the topic, because it was dropped or the run stops."""
         self.interrupted.set()
         if self.consumer:
             self.consumer.stop()
 
 
 class ConsumedTopics:
-    """The current topics by name, and the totals of all topics that there were."""
+    """The current topics by name, and the totals of all topics, dropped topics included."""
 
     def __init__(self) -> None:
         self.current: dict[str, ConsumedTopic] = {}
@@ -52,7 +53,7 @@ class ConsumedTopics:
         self._past: dict[str, ConsumerStats] = {}
 
     def add(self, subscription: Subscription) -> ConsumedTopic:
-        """Add a topic that is not there yet."""
+        """Add a new topic, or a topic that was dropped before."""
         topic = self.current[subscription.topic] = ConsumedTopic(subscription)
         self._past.setdefault(topic.name, ConsumerStats())
         return topic
@@ -87,8 +88,8 @@ class ConsumedTopics:
         return sum(consumer.in_flight for consumer in consumers if consumer)
 
     @property
-    def subscriptions(self) -> list[Subscription]:
-        """The current topics, without those whose start failed."""
+    def active(self) -> list[Subscription]:
+        """The subscriptions of the current topics, without those whose start failed."""
         return [topic.subscription for topic in self.current.values() if not topic.error]
 
     @property
