@@ -68,14 +68,17 @@ class ConsumerLink(RdyLink):
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
         """Queue the messages of one read, and plan RDY if that may have to change."""
         was_fresh, self.is_fresh = self.is_fresh, False
-        self.last_message, is_limit_new = self._consumer._received(self, messages)
-        if (
-            is_limit_new
-            or was_fresh
-            or connection.in_flight > connection.ready
-            or (self.counts_down and 4 * connection.received >= 3 * connection.ready)
-        ):
-            self._consumer._plan()
+        try:
+            self.last_message, is_limit_new = self._consumer._received(self, messages)
+            if (
+                is_limit_new
+                or was_fresh
+                or connection.in_flight > connection.ready
+                or (self.counts_down and 4 * connection.received >= 3 * connection.ready)
+            ):
+                self._consumer._plan()
+        except Exception as error:  # asyncio would close the connection, and we would reconnect
+            self._consumer._break(error)
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
         """Count it, without backoff: the handler has not failed (go-nsq#116)."""

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Iterable
 from itertools import pairwise
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 
 from nsqtools import Consumer, ConsumerConfig, Subscription
 from nsqtools.errors import AuthError, NSQError, RefusedError, UnreachableError
 from nsqtools.names import Address
+from nsqtools.policy.rdy import ByteBudget
 from tests.support.clock import elapse
 from tests.support.scripted import (
     Network,
@@ -220,6 +222,17 @@ async def test_a_find_with_a_bug_ends_the_run_not_discovery_alone(nsqd: Scripted
     with pytest.raises(ZeroDivisionError):
         await consume(Recorder(), find=find).run()
     assert nsqd.commands == ["RDY 1", "CLS", "end of stream"]
+
+
+async def test_a_bug_in_receiving_ends_the_run_and_is_not_taken_for_a_lost_connection(
+    nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ByteBudget, "note", Mock(side_effect=ZeroDivisionError))
+    run = asyncio.create_task(consume(Recorder(), nsqd).run())
+    await elapse(1)
+    nsqd.publish(b"x")
+    with pytest.raises(ZeroDivisionError):
+        await run
 
 
 async def test_an_nsqlookupd_that_answers_after_all_may_still_lead_to_the_first_nsqd(
