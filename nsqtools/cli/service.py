@@ -282,9 +282,15 @@ async def consume(
     status = partial(_status, runner)
     beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
     started = time.monotonic()
-    async with beside:
-        outcome = await runner.run()
-    if code := signals.exit_code(_exit_code(outcome, time.monotonic() - started)):
+    try:
+        async with beside:
+            outcome = await runner.run()
+    except NSQError:
+        if (totals := runner.stats()).received:
+            _report(totals, time.monotonic() - started)
+        raise
+    _report(outcome.totals, time.monotonic() - started)
+    if code := signals.exit_code(_exit_code(outcome)):
         raise Ended(code)
 
 
@@ -321,10 +327,9 @@ def _report(totals: ConsumerStats, seconds: float) -> None:
     report_end(f"{finished} finished{others}, {received} received, in {took}")
 
 
-def _exit_code(outcome: RunOutcome, seconds: float) -> Exit:
-    """Log what a run did and did not do; returns its exit code if no signal ended it."""
+def _exit_code(outcome: RunOutcome) -> Exit:
+    """Log what a run did not do; returns its exit code if no signal ended it."""
     totals = outcome.totals
-    _report(totals, seconds)
     if totals.too_late:
         log.warning(
             "nsqd delivers again what timed out before it was finished: %s",

@@ -269,10 +269,12 @@ class Runner:
         if failed and failed.done() and (error := failed.exception()):
             self._errors.insert(0, error)
         if self._errors:
-            for error in self._errors[1:]:
-                is_ours = isinstance(error, NSQError)
-                log.error("%s", error, exc_info=None if is_ours else error)
-            raise self._errors[0]
+            first, *others = self._errors
+            for error in others:
+                if str(error) != str(first):  # a write that failed also fails the drain
+                    is_ours = isinstance(error, NSQError)
+                    log.error("%s", error, exc_info=None if is_ours else error)
+            raise first
         is_early = self._reason in MAY_LEAVE_MESSAGES and not self._stop_asked
         if self._stop_options.until_empty and is_early:
             self._left = await self._watcher.left_at_end()

@@ -137,14 +137,18 @@ async def test_what_fails_to_open_is_closed_and_its_error_raised() -> None:
 
 
 @virtual
-async def test_a_second_error_is_logged_and_of_a_bug_its_kind_and_place(
+async def test_another_error_is_logged_and_of_a_bug_its_kind_and_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = Gathering()
-    sink.stuck = {"a": OutputError("first"), "b": OutputError("second")}
+    sink.stuck = {
+        "a": OutputError("first"),
+        "b": OutputError("second"),
+        "d": OutputError("first"),
+    }
     bug = KeyError("third")
     nsqd = Network().nsqd()
-    runner = make_runner(sink, nsqd, topics=["a", "b", "c"])
+    runner = make_runner(sink, nsqd, topics=["a", "b", "c", "d"])
     run = asyncio.create_task(runner.run())
     await elapse(1)
     sink.stuck["c"] = bug  # type: ignore[assignment]

@@ -82,7 +82,6 @@ class FileSink(HoldingHandler):
         self._options = archives.rules.options
         self._topics: dict[str, _TopicQueue] = {}
         self.threads = threads or Threads(_THREADS, "archive")
-        self._warned = False
         self.write_failures: Counter[str] = Counter()
 
     async def open(self) -> None:
@@ -180,17 +179,7 @@ class FileSink(HoldingHandler):
 
     def interval_for(self, batch: Batch) -> float:
         """Return the maximum seconds for the batch to wait for a sync."""
-        limit = batch.msg_timeout / 2
-        if self._options.sync_interval > limit and not self._warned:
-            self._warned = True
-            log.warning(
-                "--sync-interval %g s is too long for nsqd's message timeout of %g s: "
-                "syncing after %g s",
-                self._options.sync_interval,
-                batch.msg_timeout,
-                limit,
-            )
-        return min(self._options.sync_interval, limit)
+        return min(self._options.sync_interval, batch.msg_timeout / 2)
 
     def cannot_write(self, error: Exception) -> bool:
         """Whether to continue after a failed write of messages."""
