@@ -281,17 +281,23 @@ async def consume(
     address = listening_address(metrics.metrics_address) if metrics else None
     status = partial(_status, runner)
     beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
+    async with beside:
+        outcome = await _run(runner)
+    if code := signals.exit_code(_exit_code(outcome)):
+        raise Ended(code)
+
+
+async def _run(runner: Runner) -> RunOutcome:
+    """Run, and report what was done, even before an error."""
     started = time.monotonic()
     try:
-        async with beside:
-            outcome = await runner.run()
+        outcome = await runner.run()
     except NSQError:
         if (totals := runner.stats()).received:
             _report(totals, time.monotonic() - started)
         raise
     _report(outcome.totals, time.monotonic() - started)
-    if code := signals.exit_code(_exit_code(outcome)):
-        raise Ended(code)
+    return outcome
 
 
 def _drain(runner: Runner) -> None:

@@ -34,7 +34,7 @@ _QUARTER = 900
 Where that is not so, each second is looked up separately.
 """
 
-UNPUBLISHED = (".part", ".torn", ".copy")
+INCOMPLETE = (".part", ".torn", ".copy")
 """Suffixes that no published file has."""
 
 _LONGEST = 250
@@ -88,9 +88,9 @@ class NamePattern:
                 f"--filename-format {self.filename_format!r}: {wrong[0]} is expanded only in "
                 "--datetime-format: move it there, and write <DATETIME> here"
             )
-        if self.filename_format.endswith(UNPUBLISHED):
+        if self.filename_format.endswith(INCOMPLETE):
             raise ConfigError(
-                f"--filename-format {self.filename_format!r}: {' '.join(UNPUBLISHED)} are reserved "
+                f"--filename-format {self.filename_format!r}: {' '.join(INCOMPLETE)} are reserved "
                 "for incomplete files: choose another suffix"
             )
         for token in _TOKENS:

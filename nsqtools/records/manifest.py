@@ -1,4 +1,4 @@
-"""The manifest: one line of JSON for each published file."""
+"""The manifest: one line of JSON for each completed file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class CompletedFile:
     """A complete file under its final name.
 
     ``name`` is relative to the output directory, ``path`` is absolute. ``size`` is in bytes on
@@ -50,8 +50,8 @@ class Published:
         return Layout.parse(self.format, self.delimiter)
 
     def line(self, name: str) -> bytes:
-        """Return the line for a manifest; ``name`` is relative to the manifest, the time of
-        publishing is now.
+        """Return the line for a manifest; ``name`` is relative to the manifest, the file is
+        completed now.
         """
         line = {"bytes" if key == "size" else key: value for key, value in asdict(self).items()}
         del line["path"]
@@ -59,7 +59,7 @@ class Published:
         return json.dumps(line).encode() + b"\n"
 
     @classmethod
-    def parse(cls, line: bytes, folder: str) -> Published:
+    def parse(cls, line: bytes, folder: str) -> CompletedFile:
         """Parse a line of a manifest in this directory, except for times and ids.
 
         If the line does not give the number of records, ``records`` is -1. Raises RecordError.
@@ -86,26 +86,26 @@ class Published:
         return found
 
 
-def _check(published: Published) -> None:
+def _check(completed: CompletedFile) -> None:
     """Raise RecordError for values never written by to-file."""
     for key, value, known in (
-        ("format", published.format, FORMS),
-        ("compression", published.compression, METHODS),
+        ("format", completed.format, FORMS),
+        ("compression", completed.compression, METHODS),
     ):
         if value not in known:
             raise RecordError(f"{key} is {value!r}, expected {', '.join(known)}")
     try:
-        is_missing = published.format == "raw" and not published.layout.delimiter
+        is_missing = completed.format == "raw" and not completed.layout.delimiter
     except ConfigError as error:
         raise RecordError(str(error)) from None
     if is_missing:
         raise RecordError("delimiter is empty")
     try:
-        possible = b"\0" not in os.fsencode(published.name)
+        possible = b"\0" not in os.fsencode(completed.name)
     except UnicodeEncodeError:
         possible = False
     if not possible:
-        raise RecordError(f"name is {published.name!r}, which is not a valid file name")
+        raise RecordError(f"name is {completed.name!r}, which is not a valid file name")
 
 
 def _get(value: dict[str, Any], key: str, kind: type[Any]) -> Any:

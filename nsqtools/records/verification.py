@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import RecordError
 from nsqtools.records.compression import METHODS, method_of
 from nsqtools.records.inspection import Inspection, inspect
-from nsqtools.records.manifest import LINE, Published, is_manifest
+from nsqtools.records.manifest import LINE, CompletedFile, is_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -99,7 +99,9 @@ def listed(path: str) -> set[str] | None:
         if method_of(path) != "none" or not is_manifest(file):
             return None
         lines = _lines(file, os.path.dirname(path))
-        return {os.path.realpath(each.path) for *_, each in lines if isinstance(each, Published)}
+        return {
+            os.path.realpath(each.path) for *_, each in lines if isinstance(each, CompletedFile)
+        }
 
 
 def _inspect(file: BinaryIO, layout: Layout, compression: str, max_msg_size: int) -> Inspection:
@@ -169,19 +171,19 @@ class _ManifestCheck:
         last = {
             each.name: at
             for at, _, each in _lines(self.file, self.folder)
-            if isinstance(each, Published)
+            if isinstance(each, CompletedFile)
         }
         waiting = self.waiting_near(os.path.join(os.path.realpath(self.folder), "manifest"))
-        for number, offset, published in _lines(self.file, self.folder):
-            if not isinstance(published, Published):
-                yield Verification(problem=f"line {number} at byte {offset}: {published}")
+        for number, offset, completed in _lines(self.file, self.folder):
+            if not isinstance(completed, CompletedFile):
+                yield Verification(problem=f"line {number} at byte {offset}: {completed}")
                 continue
-            if number < last[published.name]:
+            if number < last[completed.name]:
                 continue
-            place = f"line {number}: {published.name}"
-            topic = self.topics.setdefault(published.topic, _TopicFiles())
-            report = self._look(published)
-            waits = os.path.realpath(published.path) in waiting
+            place = f"line {number}: {completed.name}"
+            topic = self.topics.setdefault(completed.topic, _TopicFiles())
+            report = self._look(completed)
+            waits = os.path.realpath(completed.path) in waiting
             self.waiting += waits and bool(report or self.uploaded)
             if report:
                 topic.there = True
@@ -202,28 +204,28 @@ class _ManifestCheck:
             if report.unreadable and self.uploaded:  # each file would take as long to fail
                 return
 
-    def _look(self, published: Published) -> Verification | None:
+    def _look(self, completed: CompletedFile) -> Verification | None:
         """Inspect the file of a line; None if the file does not exist."""
-        if not self.uploaded and _is_special(published.path):
+        if not self.uploaded and _is_special(completed.path):
             return Verification(problem="not a regular file")
         try:
             with (
-                self.uploaded(published.name)
+                self.uploaded(completed.name)
                 if self.uploaded
-                else open(published.path, "rb") as file
+                else open(completed.path, "rb") as file
             ):
                 hashed = _Hashed(file)
-                found = _inspect(hashed, published.layout, published.compression, self.max_msg_size)  # type: ignore[arg-type]
+                found = _inspect(hashed, completed.layout, completed.compression, self.max_msg_size)  # type: ignore[arg-type]
                 size = file.seek(0, os.SEEK_END)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             return Verification(problem=_reason(error), unreadable=True)
-        problem = found.problem or _difference(published, size, found.records, hashed.sha256)
+        problem = found.problem or _difference(completed, size, found.records, hashed.sha256)
         return Verification(found.records, found.good, problem)
 
 
-def _lines(file: BinaryIO, folder: str) -> Iterator[tuple[int, int, Published | str]]:
+def _lines(file: BinaryIO, folder: str) -> Iterator[tuple[int, int, CompletedFile | str]]:
     """Yield number, from 1, offset, and content or fault of each line.
 
     Ends with the first line without a line end.
@@ -238,22 +240,22 @@ def _lines(file: BinaryIO, folder: str) -> Iterator[tuple[int, int, Published | 
             yield number, offset, fault
             return
         try:
-            yield number, offset, Published.parse(line, folder)
+            yield number, offset, CompletedFile.parse(line, folder)
         except RecordError as error:
             yield number, offset, str(error)
         offset += len(line)
 
 
-def _difference(published: Published, size: int, records: int, sha256: str) -> str:
-    if size != published.size:
-        return f"{size} bytes, expected {published.size}"
-    if sha256 != published.sha256:
-        return f"its sha256 is {sha256}, expected {published.sha256}"
-    if published.records < 0 or records == published.records:
+def _difference(completed: CompletedFile, size: int, records: int, sha256: str) -> str:
+    if size != completed.size:
+        return f"{size} bytes, expected {completed.size}"
+    if sha256 != completed.sha256:
+        return f"its sha256 is {sha256}, expected {completed.sha256}"
+    if completed.records < 0 or records == completed.records:
         return ""
-    if published.format == "raw" and records > published.records:
+    if completed.format == "raw" and records > completed.records:
         return ""  # some bodies contain the delimiter
-    return f"{records} records, expected {published.records}"
+    return f"{records} records, expected {completed.records}"
 
 
 class _Hashed:

@@ -10,7 +10,7 @@ from nsqtools.records.compression import make_encoder, method_of
 from nsqtools.records.layout import Layout
 from nsqtools.records.verification import Verification, check
 from nsqtools.sinks.files.aftercare import Manifest
-from tests.support.archiving import published
+from tests.support.archiving import completed
 
 RAW = Layout()
 
@@ -25,13 +25,13 @@ def envelope(body: str) -> bytes:
 
 
 class Shelf:
-    """A folder of published files with their manifest."""
+    """A folder of completed files with their manifest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = folder / "manifest"
 
-    def publish(self, name: str, *members: bytes, topic: str = "events", **facts: Any) -> Path:
+    def complete(self, name: str, *members: bytes, topic: str = "events", **facts: Any) -> Path:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         data = packed(name, *members)
@@ -41,7 +41,7 @@ class Shelf:
             "sha256": hashlib.sha256(data).hexdigest(),
             "compression": method_of(name),
         }
-        told = published(path, name=name, topic=topic, size=len(data), **{**known, **facts})
+        told = completed(path, name=name, topic=topic, size=len(data), **{**known, **facts})
         Manifest(str(self.manifest)).append(told)
         return path
 
@@ -78,12 +78,12 @@ class TestManifests:
         self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         paths = [
-            shelf.publish("dt=1/a.log", b"one\n", b"two\n"),
-            shelf.publish("dt=2/a.log.gz", b"three\n"),
-            shelf.publish("b.json.zst", envelope("1"), format="json", delimiter=""),
-            shelf.publish("c.log", b"1--2--", records=2, delimiter="--"),
-            shelf.publish("d.log", b"\0\0\0\1x", records=1, format="length-prefixed"),
-            shelf.publish("e.log", b"x\n", records=None),
+            shelf.complete("dt=1/a.log", b"one\n", b"two\n"),
+            shelf.complete("dt=2/a.log.gz", b"three\n"),
+            shelf.complete("b.json.zst", envelope("1"), format="json", delimiter=""),
+            shelf.complete("c.log", b"1--2--", records=2, delimiter="--"),
+            shelf.complete("d.log", b"\0\0\0\1x", records=1, format="length-prefixed"),
+            shelf.complete("e.log", b"x\n", records=None),
         ]
         report = Verification(8, sum(path.stat().st_size for path in paths), files=6, deleted=0)
         assert shelf.check() == [report]
@@ -91,11 +91,11 @@ class TestManifests:
         assert list(check("manifest", RAW)) == [report]
 
     def test_each_bad_file_is_told_with_its_line(self, shelf: Shelf) -> None:
-        shelf.publish("a.log", b"one\n")
-        torn = shelf.publish("b.log.gz", b"two\n", b"three\n")
-        shelf.publish("c.log", b"four\n")
-        shelf.publish("d.log", b"five\n").write_bytes(b"five\nsix\n")
-        shelf.publish("e.log", b"one\n").write_bytes(b"two\n")  # of the same size
+        shelf.complete("a.log", b"one\n")
+        torn = shelf.complete("b.log.gz", b"two\n", b"three\n")
+        shelf.complete("c.log", b"four\n")
+        shelf.complete("d.log", b"five\n").write_bytes(b"five\nsix\n")
+        shelf.complete("e.log", b"one\n").write_bytes(b"two\n")  # of the same size
         first = len(packed("x.gz", b"two\n"))
         os.truncate(torn, torn.stat().st_size - 1)
         found = [(report.records, report.size) for report in shelf.check()]
@@ -113,7 +113,7 @@ class TestManifests:
     def test_raw_records_may_be_more_than_messages_others_are_exactly_as_many(
         self, shelf: Shelf, form: str, records: int | None, is_bad: bool
     ) -> None:
-        shelf.publish("a.log", envelope("1") + envelope("2"), records=records, format=form)
+        shelf.complete("a.log", envelope("1") + envelope("2"), records=records, format=form)
         assert shelf.places() == (["line 1: a.log"] if is_bad else [""])
 
     @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ class TestManifests:
         self, shelf: Shelf, files: str, places: list[str]
     ) -> None:
         for file in files.split():
-            path = shelf.publish(file.strip("-"), b"one\n", topic=file[0])
+            path = shelf.complete(file.strip("-"), b"one\n", topic=file[0])
             if file.endswith("-"):
                 path.unlink()
         assert shelf.places() == (places or [""])
@@ -135,11 +135,11 @@ class TestManifests:
             assert shelf.check() == [Verification(4, 16, files=4, deleted=4)]
 
     def test_the_last_line_of_a_name_counts(self, shelf: Shelf) -> None:
-        shelf.publish("m.log", b"one\n")
-        shelf.publish("n.log", b"two\n")
-        again = shelf.publish("m.log", b"one\nthree\n")
-        shelf.publish("o.log", b"four\n", topic="other").unlink()
-        shelf.publish("o.log", b"five\n", topic="other")
+        shelf.complete("m.log", b"one\n")
+        shelf.complete("n.log", b"two\n")
+        again = shelf.complete("m.log", b"one\nthree\n")
+        shelf.complete("o.log", b"four\n", topic="other").unlink()
+        shelf.complete("o.log", b"five\n", topic="other")
         assert shelf.check() == [Verification(4, 19, files=3, deleted=0)]
         again.write_bytes(b"one\n")
         assert shelf.places() == ["line 3: m.log"]
@@ -164,8 +164,8 @@ class TestManifests:
     def test_a_line_that_is_none_of_ours_is_bad_and_the_one_before_counts(
         self, shelf: Shelf, keys: dict[str, Any], key: str
     ) -> None:
-        shelf.publish("m.log", b"one\n")
-        shelf.publish("m.log", b"two\n")
+        shelf.complete("m.log", b"one\n")
+        shelf.complete("m.log", b"two\n")
         second = shelf.edit(2, **keys)
         of_the_file, of_the_line = (report.problem for report in shelf.check())
         assert of_the_file.startswith("line 1: m.log: ")
@@ -174,7 +174,7 @@ class TestManifests:
     def test_what_a_file_with_a_record_over_the_bound_holds_is_not_known(
         self, shelf: Shelf
     ) -> None:
-        path = shelf.publish("a.log", envelope("x" * 80_000), format="json", delimiter="")
+        path = shelf.complete("a.log", envelope("x" * 80_000), format="json", delimiter="")
         for place, layout in ((path, Layout("json")), (shelf.manifest, RAW)):
             report = one(place, layout, max_msg_size=99)
             assert report.unreadable
@@ -196,8 +196,8 @@ class TestUploadedFiles:
         self, tmp_path: Path
     ) -> None:
         shelf = Shelf(tmp_path / "here")
-        first = shelf.publish("a.log", b"1\n")
-        second = shelf.publish("x/b.log.gz", b"2\n")
+        first = shelf.complete("a.log", b"1\n")
+        second = shelf.complete("x/b.log.gz", b"2\n")
         (tmp_path / "x").mkdir()
         (tmp_path / "x/b.log.gz").write_bytes(packed("b.log.gz", b"3\n"))
         reports = self.check(shelf, tmp_path)
@@ -213,13 +213,13 @@ class TestUploadedFiles:
     def test_the_first_that_cannot_be_read_ends_it(self, tmp_path: Path) -> None:
         shelf = Shelf(tmp_path / "here")
         for name in ("a.log", "b.log"):
-            shelf.publish(name, b"1\n")
+            shelf.complete(name, b"1\n")
             (tmp_path / name).mkdir()
         (report,) = self.check(shelf, tmp_path)
         assert report.unreadable
 
     def test_an_archive_lists_no_files(self, tmp_path: Path) -> None:
-        path = Shelf(tmp_path).publish("a.log", b"1\n")
+        path = Shelf(tmp_path).complete("a.log", b"1\n")
         report = one(path, uploaded=lambda _: path.open("rb"))
         assert report.problem
         assert not report.unreadable

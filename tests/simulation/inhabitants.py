@@ -249,7 +249,7 @@ class FileLife(Life):
 
 
 def _archived(world: World, root: str) -> Iterable[bytes]:
-    """The lines of the files that to-file has published, which has left no others."""
+    """The lines of the files that to-file has completed; there are no others."""
     for folder, _, names in os.walk(root):
         if ".nsqtools" in folder:
             continue
@@ -257,7 +257,7 @@ def _archived(world: World, root: str) -> Iterable[bytes]:
             if name.startswith("."):
                 world.violated(f"{folder}/{name}: hidden and left")
             elif name.endswith(".part"):
-                world.violated(f"{folder}/{name}: not published")
+                world.violated(f"{folder}/{name}: not completed")
             else:
                 yield from _content(os.path.join(folder, name)).splitlines()
 

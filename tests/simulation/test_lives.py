@@ -25,7 +25,7 @@ PLAIN = 12
 MORE = 60
 
 REGRESSIONS = (
-    ("to-file", 60, "a published file was continued while its hook copied it: messages came twice"),
+    ("to-file", 60, "a completed file was continued while its hook copied it: messages came twice"),
     ("to-file", 1177, "the same file was then removed by its hook: messages were lost"),
     ("staging", 45, "a file without a name stayed open if its name could not be removed"),
     ("tail", 37, "what waited for a slow reader timed out, and was written again"),

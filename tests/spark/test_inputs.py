@@ -10,7 +10,7 @@ import pytest
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.layout import Layout
-from nsqtools.records.manifest import Published
+from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.spark.lake.archives import INPUT_SCHEMA, read
 from nsqtools.spark.lake.inputs import Input, find, real
@@ -75,7 +75,7 @@ def test_what_is_not_published_or_not_data_is_no_input(tmp_path: Path) -> None:
         "compression": "none",
     }
     Manifest(str(tmp_path / "manifest")).append(
-        Published(path="/x.log", name="x.log", topic="x", records=1, size=2, **facts)
+        CompletedFile(path="/x.log", name="x.log", topic="x", records=1, size=2, **facts)
     )
     assert names(tmp_path) == []
 

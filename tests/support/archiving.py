@@ -15,10 +15,10 @@ from nsqtools.policy.filenames import NamePattern
 from nsqtools.records.compression import METHODS, method_of, plain_chunks
 from nsqtools.records.inspection import inspect
 from nsqtools.records.layout import Layout
-from nsqtools.records.manifest import Published
+from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files.aftercare import Aftercare
+from nsqtools.sinks.files.completion import Completion
 from nsqtools.sinks.files.journal import FOLDER, Entry, Journal
-from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.topicarchive import Archive, ArchiveEnding, Arrival
 from nsqtools.sinks.files.workfile import Part
@@ -118,9 +118,9 @@ _OWN = ("pid", "hostname", "zone", "max_msg_size", "max_open_files")
 class Notes:
     """A Aftercare that notes what it is told; ``record`` raises its error once."""
 
-    recorded: list[Published] = field(default_factory=list)
-    followed: list[Published] = field(default_factory=list)
-    settled: list[Published] = field(default_factory=list)
+    recorded: list[CompletedFile] = field(default_factory=list)
+    followed: list[CompletedFile] = field(default_factory=list)
+    settled: list[CompletedFile] = field(default_factory=list)
     error: BaseException | None = None
     owes: tuple[str, ...] = ()
 
@@ -128,22 +128,22 @@ class Notes:
         if self.error:
             error, self.error = self.error, None
             raise error
-        self.recorded.append(entry.published)
+        self.recorded.append(entry.completed)
 
     def follow(self, entry: Entry) -> None:
-        self.followed.append(entry.published)
+        self.followed.append(entry.completed)
 
     def pay(self, entry: Entry) -> None:
-        self.settled.append(entry.published)
+        self.settled.append(entry.completed)
 
 
 def journal_of(rules: Rules) -> Journal:
     return Journal(rules.output_dir, rules.host, rules.own_work_dir)
 
 
-def publication_of(rules: Rules, journal: Journal, aftercare: Notes | Aftercare) -> Publication:
-    """One whose published files somebody else cares for."""
-    return Publication(rules, journal, aftercare)  # type: ignore[arg-type]
+def publication_of(rules: Rules, journal: Journal, aftercare: Notes | Aftercare) -> Completion:
+    """One whose completed files somebody else cares for."""
+    return Completion(rules, journal, aftercare)  # type: ignore[arg-type]
 
 
 class Archiving:
@@ -169,10 +169,10 @@ class Archiving:
         self.safe: list[bytes] = []
         self._topic = topic
         self.journal = journal_of(self.rules)
-        publication = publication_of(self.rules, self.journal, self.notes)
+        completion = publication_of(self.rules, self.journal, self.notes)
         for base, revision in self.journal.revisions():
-            publication.revisions.skip(base, revision)
-        self.archive = Archive(topic, publication, self._synced, now=self.now)
+            completion.revisions.skip(base, revision)
+        self.archive = Archive(topic, completion, self._synced, now=self.now)
 
     def step(self, *batches: Batch, ending: ArchiveEnding = "") -> None:
         """One step with these batches, that come now."""
@@ -201,8 +201,8 @@ class Archiving:
         self.archive.release()
         self.journal.close()
 
-    def published(self) -> dict[str, bytes]:
-        """The plain bytes of the published files, by path; all are whole."""
+    def completed(self) -> dict[str, bytes]:
+        """The plain bytes of the completed files, by path; all are whole."""
         root = Path(self.rules.output_dir)
         return {name: whole(root / name, self.rules) for name in self.names() if not _is_work(name)}
 
@@ -239,8 +239,8 @@ def whole(path: Path, rules: Rules) -> bytes:
     return plain(path)
 
 
-def published(path: object, **facts: Any) -> Published:
-    """What is told of a published file."""
+def completed(path: object, **facts: Any) -> CompletedFile:
+    """What is told of a completed file."""
     known: dict[str, Any] = {
         "name": os.path.basename(str(path)),
         "topic": "events",
@@ -251,14 +251,14 @@ def published(path: object, **facts: Any) -> Published:
         "delimiter": "\\n",
         "compression": "none",
     }
-    return Published(path=str(path), **{**known, **facts})
+    return CompletedFile(path=str(path), **{**known, **facts})
 
 
 def entry_of(rules: Rules, name: str) -> Entry:
     """What the journal knows of a file under way."""
     number = re.search(r"-(\d{6})", name)
     base = name.replace(number[0], "<REV>") if number else name
-    told = published(
+    told = completed(
         rules.target_path(name),
         name=name,
         records=0,
@@ -268,7 +268,7 @@ def entry_of(rules: Rules, name: str) -> Entry:
         compression=rules.compression,
     )
     return Entry(
-        published=told,
+        completed=told,
         base=base,
         revision=int(number[1]) if number else 0,
         host=rules.host,
@@ -286,7 +286,7 @@ def leave(
     Path(rules.output_dir).mkdir(exist_ok=True)
     Path(rules.work_dir).mkdir(exist_ok=True, parents=True)
     entry = entry_of(rules, name)
-    entry.inode, entry.published = inode, replace(entry.published, size=len(data) if inode else 0)
+    entry.inode, entry.completed = inode, replace(entry.completed, size=len(data) if inode else 0)
     journal.write(entry)
     journal.close()
     work = Path(entry.work_path(rules.output_dir))
@@ -298,11 +298,11 @@ def leave(
 def recover(
     rules: Rules, notes: Notes | Aftercare | None = None, journal: Journal | None = None
 ) -> int:
-    """As at the start of the next run, which ends at once; how many files it could not publish."""
+    """As at the start of the next run, which ends at once; how many files it could not complete."""
     os.makedirs(rules.output_dir, exist_ok=True)
     journal = journal or journal_of(rules)
     entries = journal.adopt(lambda topic: topic == "events")
-    publication = publication_of(rules, journal, notes or Notes())
-    publication.salvage(entries)
+    completion = publication_of(rules, journal, notes or Notes())
+    completion.salvage(entries)
     journal.close()
-    return len(publication.left)
+    return len(completion.left)

@@ -60,7 +60,7 @@ class Sinking:
     def locks(self) -> list[str]:
         return [name for name in below(self.rules.output_dir) if name.endswith(".lock")]
 
-    def published(self) -> dict[str, bytes]:
+    def completed(self) -> dict[str, bytes]:
         root = Path(self.rules.output_dir)
         return {name: plain(root / name) for name in self.names() if not name.endswith(".part")}
 

@@ -93,7 +93,7 @@ class _Checks:
 
         try:
             found = list(survey(directory))
-            complete = {each.path for each in found if each.state in ("published", "owing")}
+            complete = {each.path for each in found if each.state in ("completed", "owing")}
             in_manifests = set().union(*(listed(path) or () for path in sorted(complete)))
         except OSError as error:
             self._fail(error.filename or directory, error.strerror or str(error))

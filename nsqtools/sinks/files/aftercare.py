@@ -1,4 +1,4 @@
-"""Work on published files: the manifest, uploads, ``--on-rotate`` and retention."""
+"""Work on completed files: the manifest, uploads, ``--on-rotate`` and retention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
-from nsqtools.policy.filenames import UNPUBLISHED
+from nsqtools.policy.filenames import INCOMPLETE
 from nsqtools.policy.retention import Kept, Retention
 from nsqtools.records.manifest import is_manifest, object_of
 from nsqtools.sinks.files.disk import append_lines
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqtools.policy.matcher import NameMatcher
-    from nsqtools.records.manifest import Published
+    from nsqtools.records.manifest import CompletedFile
     from nsqtools.sinks.files.hooks import FileQueue
     from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Rules
@@ -40,11 +40,11 @@ _RECENT = 1 << 20
 
 
 class Aftercare:
-    """The steps demanded by options for published files, in this order; thread-safe.
+    """The steps demanded by options for completed files, in this order; thread-safe.
 
     The manifest is written, then the file is uploaded, ``--on-rotate`` is run, and the file is
     deleted if it was uploaded. Retention deletes no file with remaining steps. ``matcher``
-    recognises the names of archives. The published files are listed once, when retention is first
+    recognises the names of archives. The completed files are listed once, when retention is first
     applied.
     """
 
@@ -71,7 +71,7 @@ class Aftercare:
         if options.delete_uploaded:
             flags.add(DELETE)
         self.owes = tuple(flag for flag in DEBTS if flag in flags)
-        """The debts of a file at its publication."""
+        """The debts of a file at its completion."""
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
         self._warned = False
@@ -90,9 +90,9 @@ class Aftercare:
         Raises OSError; the caller tries again, even after a crash.
         """
         if self._manifest and entry.owes[:1] == (MANIFEST,):
-            published = entry.published
-            if not self._manifest.has(published.path, sha256=published.sha256):
-                self._manifest.append(published)
+            completed = entry.completed
+            if not self._manifest.has(completed.path, sha256=completed.sha256):
+                self._manifest.append(completed)
             self._journal.paid(entry)
 
     def pay(self, entry: Entry) -> None:
@@ -101,30 +101,30 @@ class Aftercare:
         Raises nothing.
         """
         if entry.owes[:1] == (DELETE,):
-            if DELETE in self.owes and not self._delete_uploaded(entry.published):
+            if DELETE in self.owes and not self._delete_uploaded(entry.completed):
                 return  # the next start tries again
             self._journal.paid(entry)
         elif entry.owes and (queues := self._queues.get(entry.owes[0])):
-            queues.submit(entry.published, partial(self._paid, entry))
+            queues.submit(entry.completed, partial(self._paid, entry))
 
     def _paid(self, entry: Entry) -> None:
         self._journal.paid(entry)
         self.pay(entry)
 
-    def _delete_uploaded(self, published: Published) -> bool:
+    def _delete_uploaded(self, completed: CompletedFile) -> bool:
         if self._files is not None:
-            self._files.get(published.topic, {}).pop(published.path, None)
-        return _unlink(published.path)
+            self._files.get(completed.topic, {}).pop(completed.path, None)
+        return _unlink(completed.path)
 
     def follow(self, entry: Entry) -> None:
-        """Count a published file, begin to pay its debts, and apply retention. Raises nothing."""
-        published = entry.published
-        self._count(published)
+        """Count a completed file, begin to pay its debts, and apply retention. Raises nothing."""
+        completed = entry.completed
+        self._count(completed)
         if self._retention.unlimited:
             self.pay(entry)
             return
-        files = self._listed().setdefault(published.topic, {})
-        files[published.path] = Kept(published.path, published.size, time.time_ns())
+        files = self._listed().setdefault(completed.topic, {})
+        files[completed.path] = Kept(completed.path, completed.size, time.time_ns())
         self.pay(entry)
         self._delete(files)
 
@@ -144,19 +144,19 @@ class Aftercare:
             self.prune()
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """Return ``files``, ``records`` and ``bytes`` published so far, by topic.
+        """Return ``files``, ``records`` and ``bytes`` completed so far, by topic.
 
         A continued file counts in full each time. Does not block.
         """
         with self._counting:
             return self._counts.copy()
 
-    def _count(self, published: Published) -> None:
-        topic = published.topic
+    def _count(self, completed: CompletedFile) -> None:
+        topic = completed.topic
         with self._counting:
             self._counts["files", topic] += 1
-            self._counts["records", topic] += published.records
-            self._counts["bytes", topic] += published.size
+            self._counts["records", topic] += completed.records
+            self._counts["bytes", topic] += completed.size
 
     def _listed(self) -> dict[str, dict[str, Kept]]:
         with self._listing:
@@ -201,7 +201,7 @@ def _unlink(path: str) -> bool:
 
 
 class Manifest:
-    """A file with a line of JSON for each published file; several processes may share it."""
+    """A file with a line of JSON for each completed file; several processes may share it."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
@@ -221,14 +221,14 @@ class Manifest:
                 "file"
             )
 
-    def append(self, published: Published) -> None:
+    def append(self, completed: CompletedFile) -> None:
         """Add a line and sync the file. An incomplete last line after a crash is removed first.
 
         A complete last line without a line end, as editors may leave it, gets one. In the line,
-        ``name`` is relative to the directory of the manifest, and ``published`` is the current
+        ``name`` is relative to the directory of the manifest, and ``completed`` is the current
         time. Raises OSError with the file's name; the manifest is then unchanged.
         """
-        line = published.line(self._name(published.path))
+        line = completed.line(self._name(completed.path))
         append_lines(self._path, line, is_torn=_is_torn)
 
     def has(self, path: str, *, sha256: str) -> bool:
@@ -293,7 +293,7 @@ def find(root: str, matcher: NameMatcher, *, suffix: str = "") -> Iterator[tuple
         folders[:] = [name for name in folders if matcher.descend(prefix + name)]
         for name in names:
             plain = name.removesuffix(suffix)
-            if (suffix and plain == name) or plain.endswith(UNPUBLISHED):
+            if (suffix and plain == name) or plain.endswith(INCOMPLETE):
                 continue
             topic = matcher.match(prefix + plain)
             if topic is None:

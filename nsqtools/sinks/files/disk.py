@@ -1,4 +1,4 @@
-"""Files on disk: locked by one process while written, published without overwriting others.
+"""Files on disk: locked by one process while written, completed without overwriting others.
 
 While being written, a file has the suffix ``WORK`` and is locked by its process. So a file with
 this suffix and no lock was left by a crash. All functions block and raise OSError.
@@ -158,7 +158,7 @@ def _calls(pieces: Iterable[bytes]) -> Iterator[list[memoryview]]:
 
 
 def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
-    """Publish a complete, synced file; raises FileExistsError if the name is taken.
+    """Complete a complete, synced file; raises FileExistsError if the name is taken.
 
     The name is durable once its directory is synced. Where hard links are supported, the work name
     remains until ``retire``. On another file system the file is copied to the path ``copy``, next
@@ -173,9 +173,9 @@ def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
         _link(work, target)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            _publish_copy(work, target, copy, mark)
+            _complete_copy(work, target, copy, mark)
         elif error.errno in _NO_LINKS:
-            _publish_renamed(work, target)
+            _complete_renamed(work, target)
         else:
             raise
 
@@ -192,7 +192,7 @@ def _link(work: str, target: str) -> None:
             raise
 
 
-def _publish_copy(work: str, target: str, copy: str, mark: Mark) -> None:
+def _complete_copy(work: str, target: str, copy: str, mark: Mark) -> None:
     with contextlib.suppress(FileNotFoundError):  # left by an earlier attempt
         os.unlink(copy)
     fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
@@ -205,14 +205,14 @@ def _publish_copy(work: str, target: str, copy: str, mark: Mark) -> None:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            _publish_renamed(copy, target)
+            _complete_renamed(copy, target)
     finally:
         with contextlib.suppress(OSError):  # the next start will
             os.unlink(copy)
         os.close(fd)
 
 
-def _publish_renamed(work: str, target: str) -> None:
+def _complete_renamed(work: str, target: str) -> None:
     """Rename onto an exclusively created empty file: no other file is overwritten."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
     try:
@@ -232,7 +232,7 @@ def free_reserved(target: str) -> None:
 
 
 def retire(work: str, root: str = "") -> None:
-    """Remove the work name of a published file, and directories emptied by this.
+    """Remove the work name of a completed file, and directories emptied by this.
 
     Only directories below ``root``, which contains the file, are removed; none without it.
     """

@@ -43,7 +43,7 @@ _SYNC_SIZE = 4 << 20
 memory.
 """
 _LONGEST_REST = 32
-"""Maximum seconds between attempts to publish after failures; new messages cause an attempt at
+"""Maximum seconds between attempts to complete after failures; new messages cause an attempt at
 once.
 """
 _PAUSE = 1.0
@@ -113,7 +113,7 @@ class FileSink(HoldingHandler):
         work.add(batch)
 
     async def drain(self, topic: str) -> None:
-        """Sync and publish the files of a topic; raises OutputError on failure.
+        """Sync and complete the files of a topic; raises OutputError on failure.
 
         If it is cancelled, the work continues, and ``join`` or ``close`` wait for it.
         """
@@ -129,14 +129,14 @@ class FileSink(HoldingHandler):
             work.flush()
 
     def reopen(self) -> None:
-        """Publish all open files; the next message begins a new one."""
+        """Complete all open files; the next message begins a new one."""
         for work in self._topics.values():
             work.reopen()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Publish all files and release locks and threads; raises OutputError if files remain.
+        """Complete all files and release locks and threads; raises OutputError if files remain.
 
-        With ``at_once`` nothing more is synced or published, and work files remain for the next
+        With ``at_once`` nothing more is synced or completed, and work files remain for the next
         start.
         """
         try:
@@ -157,21 +157,21 @@ class FileSink(HoldingHandler):
             self.threads.close()
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield counts of published or recovered files, waiting files, and failed writes."""
+        """Yield counts of completed or recovered files, waiting files, and failed writes."""
         counts = self.archives.aftercare.counts()
         for topic, failures in self.write_failures.items():
             counts["write_failures", topic] = failures
         topics = sorted({topic for _, topic in counts})
         for name, text in (
-            ("files", "Files that were published."),
-            ("records", "Records in published files."),
-            ("bytes", "Size of published files."),
+            ("files", "Files that were completed."),
+            ("records", "Records in completed files."),
+            ("bytes", "Size of completed files."),
             ("write_failures", "Failed attempts to write."),
         ):
             samples = [Sample({"topic": topic}, counts[name, topic]) for topic in topics]
             yield Metric(f"nsqtools_archive_{name}_total", "counter", text, samples)
         waiting = self.archives.waiting()
-        text = "Published files that wait for --upload or --on-rotate."
+        text = "Completed files that wait for --upload or --on-rotate."
         samples = [Sample({"topic": topic}, waiting[topic]) for topic in topics]
         yield Metric("nsqtools_archive_waiting_files", "gauge", text, samples)
 
@@ -239,7 +239,7 @@ class _TopicQueue:
             self._wake.set()
 
     def reopen(self) -> None:
-        """Publish the open files."""
+        """Complete the open files."""
         if not self._ending:
             self._ending = "reopen"
         self._wake.set()
@@ -250,7 +250,7 @@ class _TopicQueue:
         return self._ending == "close"
 
     async def end(self) -> None:
-        """Write all waiting batches and publish the files."""
+        """Write all waiting batches and complete the files."""
         self._ending = "close"
         self._wake.set()
         await asyncio.shield(self._task)
@@ -322,7 +322,7 @@ class _TopicQueue:
         return self._archive.step(arrivals, now=now, wall=wall, ending=ending)
 
     def _synced(self, safe: list[Part]) -> None:
-        """Finish synced messages while the thread continues with publishing.
+        """Finish synced messages while the thread continues.
 
         The loop runs this before the end of the thread is reported.
         """

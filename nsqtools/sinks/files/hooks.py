@@ -1,4 +1,4 @@
-"""What is done for each published file, in threads, and retried if it fails: ``--on-rotate``."""
+"""What is done for each completed file, in threads, and retried if it fails: ``--on-rotate``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nsqtools.errors import OutputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.records.manifest import Published
+    from nsqtools.records.manifest import CompletedFile
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +39,13 @@ class Job:
 
     due: float
     number: int
-    published: Published = field(compare=False)
+    completed: CompletedFile = field(compare=False)
     done: Callable[[], object] = field(compare=False)
     failures: int = field(default=0, compare=False)
 
 
 class FileQueue(ABC):
-    """Does one thing for each published file, in threads of its own, until it succeeds.
+    """Does one thing for each completed file, in threads of its own, until it succeeds.
 
     ``flag`` is the option that asks for it. After each failure the file waits for the next of
     ``retries``, in seconds, while other files continue. No attempt begins before ``rest_until``, in
@@ -63,13 +63,13 @@ class FileQueue(ABC):
         self._numbers = count()
         self._max_threads = threads
 
-    def submit(self, published: Published, done: Callable[[], object] = bool) -> None:
+    def submit(self, completed: CompletedFile, done: Callable[[], object] = bool) -> None:
         """Queue a file; returns at once.
 
         ``done`` is called after success, or after a failure if the file has been removed.
         """
         with self.changed:
-            heapq.heappush(self.jobs, Job(monotonic(), next(self._numbers), published, done))
+            heapq.heappush(self.jobs, Job(monotonic(), next(self._numbers), completed, done))
             if len(self.threads) < self._max_threads:
                 thread = threading.Thread(target=self._work, name=self.flag[2:], daemon=True)
                 self.threads.append(thread)
@@ -96,7 +96,7 @@ class FileQueue(ABC):
             self.changed.notify_all()
 
     @abstractmethod
-    def attempt(self, published: Published) -> None:
+    def attempt(self, completed: CompletedFile) -> None:
         """Do it for a file; any exception is a failure."""
 
     @abstractmethod
@@ -113,9 +113,9 @@ class FileQueue(ABC):
     def _work(self) -> None:
         while job := self._next():
             at_the_end = self.closing
-            path = job.published.path
+            path = job.completed.path
             try:
-                self.attempt(job.published)
+                self.attempt(job.completed)
             except Exception as error:
                 if os.path.lexists(path):
                     self._try_again(job, error, at_the_end)
@@ -147,7 +147,7 @@ class FileQueue(ABC):
 
 
 class Hook(FileQueue):
-    """Runs a shell command for each published file, one at a time.
+    """Runs a shell command for each completed file, one at a time.
 
     ``{}`` in the command is replaced by the path, quoted for the shell; without ``{}`` the path is
     appended. The environment has NSQ_FILE, NSQ_TOPIC, NSQ_COUNT, NSQ_FIRST_TIMESTAMP and
@@ -164,15 +164,15 @@ class Hook(FileQueue):
         self._command = command
         self._timeout = timeout
 
-    def attempt(self, published: Published) -> None:
+    def attempt(self, completed: CompletedFile) -> None:
         """Run the command."""
         try:
             process = subprocess.Popen(  # noqa: S602 - it is a shell command
-                _fill_in(self._command, published.path),
+                _fill_in(self._command, completed.path),
                 shell=True,
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
-                env={**os.environ, **_environment(published)},
+                env={**os.environ, **_environment(completed)},
                 process_group=0,
             )
         except (OSError, ValueError) as error:
@@ -192,7 +192,7 @@ class Hook(FileQueue):
     def failed(self, job: Job, problem: Exception, *, at_the_end: bool) -> float | None:
         """Log each failure; give up if the delay would be too long while closing."""
         wait = self.retries[min(job.failures, len(self.retries) - 1)]
-        what = f"{self.flag} {problem} for {job.published.path}"
+        what = f"{self.flag} {problem} for {job.completed.path}"
         if at_the_end and wait > _PATIENCE:
             log.error("%s: giving up after %d attempts", what, job.failures + 1)
             return None
@@ -207,12 +207,12 @@ def _fill_in(command: str, path: str) -> str:
     return command.replace("{}", quoted) if "{}" in command else f"{command} {quoted}"
 
 
-def _environment(published: Published) -> dict[str, str]:
+def _environment(completed: CompletedFile) -> dict[str, str]:
     known = {
-        "NSQ_FILE": published.path,
-        "NSQ_TOPIC": published.topic,
-        "NSQ_COUNT": published.records,
-        "NSQ_FIRST_TIMESTAMP": published.first_timestamp,
-        "NSQ_LAST_TIMESTAMP": published.last_timestamp,
+        "NSQ_FILE": completed.path,
+        "NSQ_TOPIC": completed.topic,
+        "NSQ_COUNT": completed.records,
+        "NSQ_FIRST_TIMESTAMP": completed.first_timestamp,
+        "NSQ_LAST_TIMESTAMP": completed.last_timestamp,
     }
     return {name: "" if value is None else str(value) for name, value in known.items()}

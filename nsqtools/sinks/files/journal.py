@@ -5,15 +5,15 @@ all its debts are paid. Only the file's process changes the entry. After the end
 start for the same topic, host and work directory takes the entry over.
 
 under way  NAME.part is locked by its process. A message is finished once its record is in a
-           complete, synced block. A start cuts the file back to complete records and publishes
+           complete, synced block. A start cuts the file back to complete records and completes
            it, or removes a file without records.
 named      The entry has the inode, size and time of the complete file, its final name, and in
            ``owes`` all its future debts. NAME.part still exists. If NAME is this file, a start
-           removes NAME.part; otherwise it publishes the file, as above, under the next free name.
+           removes NAME.part; otherwise it completes the file, as above, under the next free name.
 owing      NAME is durable, NAME.part is gone. ``owes`` has the remaining steps, in the order of
            ``DEBTS``; a start does the rest. No process writes to the file, and retention does not
            delete it. Once all debts are paid, the entry is removed.
-published  NAME, without an entry. The last 15,000 names with <REV> are noted in ``names`` and not
+completed  NAME, without an entry. The last 15,000 names with <REV> are noted in ``names`` and not
            used again. Without <REV> the next message for NAME continues the file: it is under way
            again, with the entry of a failed attempt, if any.
 gone       Neither NAME nor NAME.part exists: the crash came before the file was created, or a hook
@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
-from nsqtools.records.manifest import Published
+from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files.disk import WORK, check_links, is_same, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 FOLDER = ".nsqtools"
 MANIFEST, UPLOAD, HOOK, DELETE = "--manifest", "--upload", "--on-rotate", "--delete-uploaded"
 DEBTS = (MANIFEST, UPLOAD, HOOK, DELETE)
-"""The possible debts of a file: options to follow after publishing, in this order."""
+"""The possible debts of a file: options to follow after completing, in this order."""
 
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -80,9 +80,9 @@ class FileState(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A file under way or published.
+    """A file under way or completed.
 
-    ``published`` has the facts known so far; its name is the final name. ``base`` is the result of
+    ``completed`` has the facts known so far; its name is the final name. ``base`` is the result of
     ``FileNames.at``, which contains ``<REV>``. ``host`` is the host whose processes may continue
     the file, empty for any host. ``work_dir`` is empty for the output directory; its inode
     distinguishes the directory from an empty mount point. ``inode`` and ``mtime_ns`` belong to the
@@ -90,7 +90,7 @@ class Entry:
     ``DEBTS``, the next debt first.
     """
 
-    published: Published
+    completed: CompletedFile
     base: str
     revision: int
     host: str
@@ -102,7 +102,7 @@ class Entry:
     owes: tuple[str, ...] = ()
     key: str = field(default="", compare=False)
 
-    def is_published(self, work: str) -> bool:
+    def is_completed(self, work: str) -> bool:
         """Whether the work file has its final name, too.
 
         On another file system the final name is a copy. Its inode may have been reused, so mtime
@@ -110,22 +110,22 @@ class Entry:
         """
         if not self.inode:
             return False
-        if is_same(work, self.published.path):
+        if is_same(work, self.completed.path):
             return True
         try:
-            there = os.stat(self.published.path, follow_symlinks=False)
+            there = os.stat(self.completed.path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        ours = (self.inode, self.mtime_ns, self.published.size)
+        ours = (self.inode, self.mtime_ns, self.completed.size)
         return (there.st_ino, there.st_mtime_ns, there.st_size) == ours
 
     def state(self, output_dir: str) -> FileState:
         """Return the current state of this file."""
         work = self.work_path(output_dir)
         if os.path.lexists(work):
-            return FileState.NAMED if self.is_published(work) else FileState.UNDER_WAY
+            return FileState.NAMED if self.is_completed(work) else FileState.UNDER_WAY
         # Its time and size may have changed, as with touch.
-        is_owing = self.inode and os.path.lexists(self.published.path)
+        is_owing = self.inode and os.path.lexists(self.completed.path)
         return FileState.OWING if is_owing else FileState.GONE
 
     def work_path(self, output_dir: str) -> str:
@@ -140,8 +140,8 @@ class Entry:
             return False
 
     def copy_path(self) -> str:
-        """Return the path of the copy for publishing on another file system."""
-        return os.path.join(os.path.dirname(self.published.path), f".{self.key}.copy")
+        """Return the path of the copy for completing on another file system."""
+        return os.path.join(os.path.dirname(self.completed.path), f".{self.key}.copy")
 
 
 class Journal:
@@ -208,9 +208,9 @@ class Journal:
         log.warning("%s: was removed by another program, written again", self._folder)
 
     def remove(self, entry: Entry) -> None:
-        """Forget a file, but remember its published name as used.
+        """Forget a file, but remember its completed name as used.
 
-        If a crash brings the entry back, its file is published or gone.
+        If a crash brings the entry back, its file is completed or gone.
         """
         if entry.inode and REV in entry.base:
             try:
@@ -226,7 +226,7 @@ class Journal:
             os.unlink(self._path(entry.key, _ENTRY))
 
     def paid(self, entry: Entry) -> None:
-        """Note the payment of a published file's first debt. Failures are logged."""
+        """Note the payment of a completed file's first debt. Failures are logged."""
         entry.owes = entry.owes[1:]
         try:
             if entry.owes and entry.key in self._entries:
@@ -237,12 +237,12 @@ class Journal:
             log.warning("cannot update %s: %s", error.filename, error.strerror)
 
     def debt(self, path: str) -> str:
-        """Return the next debt of a published file in any process's entries; empty without one."""
+        """Return the next debt of a completed file in any process's entries; empty without one."""
         for entry in list(self._entries.values()):
-            if entry.owes and entry.published.path == path:
+            if entry.owes and entry.completed.path == path:
                 return entry.owes[0]
         for entry in entries(self._output_dir, self._skip):
-            if entry.key not in self._entries and entry.published.path == path and entry.owes:
+            if entry.key not in self._entries and entry.completed.path == path and entry.owes:
                 return entry.owes[0]
         return ""
 
@@ -292,8 +292,8 @@ class Journal:
     def _remedy(self, entry: Entry, wanted: Callable[[str], bool]) -> str:
         """Return how another run takes an entry over; empty if this one does."""
         remedies = []
-        if not wanted(entry.published.topic):
-            remedies.append(f"--topic {entry.published.topic}")
+        if not wanted(entry.completed.topic):
+            remedies.append(f"--topic {entry.completed.topic}")
         if entry.host not in ("", self._host):
             remedies.append(f"--host-identifier {entry.host} (or on the host {entry.host})")
         if entry.work_dir not in ("", self._work_dir):
@@ -310,7 +310,7 @@ class Journal:
             return ""
         if state in (FileState.UNDER_WAY, FileState.NAMED):
             return "" if is_locked(work) else work
-        return entry.published.path if state == FileState.OWING and entry.owes else ""
+        return entry.completed.path if state == FileState.OWING and entry.owes else ""
 
     def revisions(self) -> Iterator[tuple[str, int]]:
         """Yield names with ``<REV>`` and their used revisions, including those of removed files.
@@ -350,12 +350,12 @@ class Journal:
         finally:
             os.close(fd)
 
-    def owed(self) -> dict[str, list[Published]]:
-        """Return this process's published files that wait, by what they wait for."""
-        waiting: dict[str, list[Published]] = {}
-        for entry in sorted(self._entries.values(), key=lambda each: each.published.path):
+    def owed(self) -> dict[str, list[CompletedFile]]:
+        """Return this process's completed files that wait, by what they wait for."""
+        waiting: dict[str, list[CompletedFile]] = {}
+        for entry in sorted(self._entries.values(), key=lambda each: each.completed.path):
             if entry.owes:
-                waiting.setdefault(entry.owes[0], []).append(entry.published)
+                waiting.setdefault(entry.owes[0], []).append(entry.completed)
         return waiting
 
     def close(self) -> None:
@@ -425,7 +425,7 @@ def owing_near(path: str) -> set[str]:
 
 
 def owing(output_dir: str) -> set[str]:
-    """Return the paths of published files, of all processes, that owe something.
+    """Return the paths of completed files, of all processes, that owe something.
 
     Raises OSError for an entry that cannot be read: its file may owe something, too.
     """
@@ -434,7 +434,7 @@ def owing(output_dir: str) -> set[str]:
         if isinstance(error, OSError):
             raise error
 
-    return {entry.published.path for entry in entries(output_dir, unreadable) if entry.owes}
+    return {entry.completed.path for entry in entries(output_dir, unreadable) if entry.owes}
 
 
 def entries(
@@ -492,7 +492,8 @@ def _names(folder: str) -> list[str]:
 
 def _as_object(entry: Entry) -> dict[str, Any]:
     value = asdict(entry)
-    del value["key"], value["published"]["path"]
+    del value["key"], value["completed"]["path"]
+    value["published"] = value.pop("completed")  # the key since the first release
     return value
 
 
@@ -507,18 +508,18 @@ def _read(output_dir: str, path: str) -> Entry:
         about = value.pop("published")
         for name in (value["base"], value["work"], about["name"]):
             inside(name)
-        published = Published(path=os.path.join(output_dir, about["name"]), **about)
+        completed = CompletedFile(path=os.path.join(output_dir, about["name"]), **about)
         key = os.path.basename(path).removesuffix(_ENTRY)
         owes = [HOOK] if value["owes"] is True else value["owes"] or []
-        entry = Entry(published=published, key=key, **{**value, "owes": tuple(owes)})
+        entry = Entry(completed=completed, key=key, **{**value, "owes": tuple(owes)})
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise ValueError(f"not an entry ({error})") from None
     numbers = [entry.revision, entry.inode, entry.mtime_ns, entry.work_dir_inode]
-    numbers += [published.records, published.size]
-    texts = [entry.base, entry.host, entry.work_dir, published.topic, published.sha256]
-    texts += [published.format, published.delimiter, published.compression]
+    numbers += [completed.records, completed.size]
+    texts = [entry.base, entry.host, entry.work_dir, completed.topic, completed.sha256]
+    texts += [completed.format, completed.delimiter, completed.compression]
     if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
         raise ValueError("not an entry (wrong types)")
     if not all(debt in DEBTS for debt in entry.owes) or "\0" in entry.work_dir:

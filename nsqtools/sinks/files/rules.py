@@ -109,7 +109,7 @@ class Rules:
         return self.work_dir if self.work_dir != self.output_dir else ""
 
     def target_path(self, relative: str) -> str:
-        """Return the path of a published file."""
+        """Return the path of a completed file."""
         return os.path.join(self.output_dir, relative)
 
     def check_several_topics(self) -> None:

@@ -18,9 +18,9 @@ from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.aftercare import Aftercare, find
+from nsqtools.sinks.files.completion import Completion
 from nsqtools.sinks.files.journal import Journal, entries, enumerated
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.topicarchive import Archive
 from nsqtools.stores.mounted import is_locked
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection
 
-    from nsqtools.records.manifest import Published
+    from nsqtools.records.manifest import CompletedFile
     from nsqtools.sinks.files.rules import Rules
     from nsqtools.sinks.files.topicarchive import Synced
 
@@ -51,7 +51,7 @@ class Archives:
         self._matcher = matcher
         self._journal = Journal(rules.output_dir, rules.host, rules.own_work_dir)
         self.aftercare = Aftercare(rules, self._journal, matcher)
-        self._publication = Publication(rules, self._journal, self.aftercare)
+        self._completion = Completion(rules, self._journal, self.aftercare)
         self._locks: dict[str, Lock] = {}
         if rules.options.lock:  # named by the user: one command with this lock runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
@@ -80,8 +80,8 @@ class Archives:
             with disk.named_option(flag, directory):
                 disk.make_writable_directory(directory)
         for name, revision in self._journal.revisions():
-            self._publication.revisions.skip(name, revision)
-        self._publication.salvage(self._journal.adopt(self._wanted))
+            self._completion.revisions.skip(name, revision)
+        self._completion.salvage(self._journal.adopt(self._wanted))
         self._name_orphans()
         self.aftercare.prune()
 
@@ -99,14 +99,14 @@ class Archives:
             name = os.path.relpath(work.removesuffix(disk.WORK), rules.work_dir)
             log.warning(
                 "%s: left by a crash, but unknown to the journal: check it with 'nsqtools verify "
-                "%s', and publish it with 'mv -n %s %s'",
+                "%s', and complete it with 'mv -n %s %s'",
                 *(work, quote(work), quote(work), quote(rules.target_path(name))),
             )
 
     def topic(self, topic: str, synced: Synced, *, now: float) -> Archive:
         """Return the archive of a topic; ``now`` is in monotonic seconds. Raises ConfigError."""
         guard = partial(self._guard, topic)
-        return Archive(topic, self._publication, synced, now=now, guard=guard)
+        return Archive(topic, self._completion, synced, now=now, guard=guard)
 
     def leave(self, topic: str) -> None:
         """Release the lock of a topic."""
@@ -116,17 +116,17 @@ class Archives:
     def close(self) -> None:
         """Wait for the last uploads and ``--on-rotate`` commands.
 
-        Raises OutputError if a file left by a crash could not be published, or a published file
+        Raises OutputError if a file left by a crash could not be completed, or a completed file
         still waits. The next run continues with both.
         """
         self.aftercare.close()
-        left = [*filter(self._journal.has, self._publication.left)]
+        left = [*filter(self._journal.has, self._completion.left)]
         if failed := len(left) + len(self._journal.damaged):
-            raise OutputError(f"files of an earlier crash that could not be published: {failed}")
+            raise OutputError(f"files of an earlier crash that could not be completed: {failed}")
         if owed := self._journal.owed():
             raise OutputError("; ".join(map(self._waiting, owed, owed.values())))
 
-    def _waiting(self, flag: str, files: list[Published]) -> str:
+    def _waiting(self, flag: str, files: list[CompletedFile]) -> str:
         names = enumerated([each.path for each in files])
         todo = "" if flag in self.aftercare.owes else f"; run again with {flag}"
         if todo and flag == "--on-rotate":
@@ -134,9 +134,9 @@ class Archives:
         return f"files that wait for {flag}: {len(files)} ({names}){todo}"
 
     def waiting(self) -> Counter[str]:
-        """Return the number of published files with remaining steps, by topic."""
+        """Return the number of completed files with remaining steps, by topic."""
         owed = self._journal.owed().values()
-        return Counter(published.topic for files in owed for published in files)
+        return Counter(completed.topic for files in owed for completed in files)
 
     def unlock(self) -> None:
         """Release all locks."""

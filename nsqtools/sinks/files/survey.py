@@ -23,14 +23,14 @@ FAULTS = ("orphaned", "damaged")
 class Surveyed(NamedTuple):
     """A file of an archive.
 
-    ``published`` is complete; ``owing`` as well, and waits for an upload, for example; ``under
-    way`` is being written, or will be published by the next start; ``orphaned`` is a work file
+    ``completed`` is complete; ``owing`` as well, and waits for an upload, for example; ``under
+    way`` is being written, or will be completed by the next start; ``orphaned`` is a work file
     that no entry of the journal names; ``torn`` has bytes that recovery has put aside; ``damaged``
     is an entry that cannot be read. ``note`` has details for people, or is empty.
     """
 
     path: str
-    state: Literal["published", "owing", "under way", "orphaned", "torn", "damaged"]
+    state: Literal["completed", "owing", "under way", "orphaned", "torn", "damaged"]
     note: str = ""
 
 
@@ -48,7 +48,7 @@ def survey(output_dir: str) -> Iterator[Surveyed]:
         if entry.work_dir and os.path.isdir(entry.work_dir):
             folders.add(entry.work_dir)
         if entry.owes:
-            owing[entry.published.path] = f"waits for {entry.owes[0]}"
+            owing[entry.completed.path] = f"waits for {entry.owes[0]}"
     for path, error in damaged:
         reason = getattr(error, "strerror", None) or error
         yield Surveyed(path, "damaged", f"the journal entry cannot be read: {reason}")
@@ -60,14 +60,14 @@ def survey(output_dir: str) -> Iterator[Surveyed]:
         elif path in owing:
             yield Surveyed(path, "owing", owing[path])
         elif path.startswith(os.path.join(output_dir, "")):
-            yield Surveyed(path, "published")
+            yield Surveyed(path, "completed")
 
 
 def _work_file(path: str, *, known: bool) -> Iterator[Surveyed]:
     if is_locked(path):
         yield Surveyed(path, "under way")
     elif known:
-        note = "left by a crash: the next start with the same options publishes it"
+        note = "left by a crash: the next start with the same options completes it"
         yield Surveyed(path, "under way", note)
     elif os.path.lexists(path):
         note = "verify it, then remove .part from its name"

@@ -1,4 +1,4 @@
-"""The archive of one topic: assigns messages to files and publishes the files.
+"""The archive of one topic: assigns messages to files and completes the files.
 
 All methods block and belong in a thread, one call at a time. They do not read the clock: ``now`` is
 in monotonic seconds, ``wall`` in ns since the epoch.
@@ -20,7 +20,7 @@ from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
 from nsqtools.records.forms import make_writer
-from nsqtools.records.manifest import Published
+from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import Entry
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.records.inspection import Inspection
-    from nsqtools.sinks.files.publication import Publication
+    from nsqtools.sinks.files.completion import Completion
     from nsqtools.sinks.files.workfile import Part
 
     Synced = Callable[[list[Part]], object]
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ArchiveEnding = Literal["", "reopen", "close"]
-"""The action of a step on open files: rotate them by the rules, or publish all of them."""
+"""The action of a step on open files: rotate them by the rules, or complete all of them."""
 
 
 class OwedError(OutputError):
@@ -63,16 +63,16 @@ class Archive:
     def __init__(
         self,
         topic: str,
-        publication: Publication,
+        completion: Completion,
         synced: Synced,
         *,
         now: float,
         guard: Callable[[], object] = bool,
     ) -> None:
         self._topic = topic
-        self._publication = publication
-        self._rules = rules = publication.rules
-        self._journal = publication.journal
+        self._completion = completion
+        self._rules = rules = completion.rules
+        self._journal = completion.journal
         self._synced = synced
         self._guard = guard
         self._names = FileNames(
@@ -97,7 +97,7 @@ class Archive:
         """
         before = self._written
         try:
-            self._publish_finished()
+            self._complete_finished()
             for arrival in arrivals:
                 for name, messages in self._named(arrival):
                     self._write(name, arrival, messages, now)
@@ -107,7 +107,7 @@ class Archive:
             else:
                 for name in list(self._files):
                     self._end(name, now)
-                self._publish_finished()
+                self._complete_finished()
         except BaseException:
             for file in self._files.values():
                 file.cut_back()
@@ -115,7 +115,7 @@ class Archive:
         return self._written > before
 
     def release(self) -> None:
-        """Close unpublished files; the next start recovers them."""
+        """Close incomplete files; the next start recovers them."""
         for file in (*self._files.values(), *self._finished):
             file.close()
         self._files.clear()
@@ -219,7 +219,7 @@ class Archive:
                     file.move_to(fd, path, entry)
                 except BaseException:
                     os.close(fd)
-                    self._publication.discard(entry, path)
+                    self._completion.discard(entry, path)
                     raise
                 self._journal.remove(old)
             except CutError as error:
@@ -266,7 +266,7 @@ class Archive:
     def _create(self, name: str) -> tuple[Entry, int]:
         """Create a work file; return its journal entry and descriptor."""
         while True:
-            revision = self._publication.revisions.take(name) if REV in name else 0
+            revision = self._completion.revisions.take(name) if REV in name else 0
             entry = self._entry(name, revision)
             work = entry.work_path(self._rules.output_dir)
             if REV not in name:
@@ -274,29 +274,29 @@ class Archive:
                     aside = disk.move_aside(work)
                     log.warning("%s belongs to another process, renamed to %s", work, aside)
                 return entry, self._begin(entry, work)
-            if os.path.lexists(entry.published.path) or os.path.lexists(work):
+            if os.path.lexists(entry.completed.path) or os.path.lexists(work):
                 continue
             with contextlib.suppress(FileExistsError):
                 return entry, self._begin(entry, work)
 
     def _continue(self, name: str) -> tuple[Entry, int, Inspection] | None:
-        """Continue a published file, as nsq_to_file does: it becomes the work file again.
+        """Continue a completed file, as nsq_to_file does: it becomes the work file again.
 
         A work file that a failed attempt or a crash has left is continued too. Returns None if
-        there is neither. Raises OwedError while the published file has debts: their payment may
+        there is neither. Raises OwedError while the completed file has debts: their payment may
         need the file as it is, or remove it.
         """
         entry, rules = self._entry(name, 0), self._rules
-        target, work = entry.published.path, entry.work_path(rules.output_dir)
-        self._publication.resume(target)
-        is_left, is_published = os.path.lexists(work), os.path.lexists(target)
-        if not (is_left or is_published):
+        target, work = entry.completed.path, entry.work_path(rules.output_dir)
+        self._completion.resume(target)
+        is_left, is_completed = os.path.lexists(work), os.path.lexists(target)
+        if not (is_left or is_completed):
             return None
-        if is_left and is_published:
+        if is_left and is_completed:
             raise FileExistsError(
                 errno.EEXIST, "a file that a crash left is in the way: move it away", work
             )
-        if is_published and (debt := self._journal.debt(target)):
+        if is_completed and (debt := self._journal.debt(target)):
             raise OwedError(
                 f"{target}: no message is added while it waits for {debt}: add <REV> to "
                 "--filename-format to begin another file"
@@ -309,7 +309,7 @@ class Archive:
             found = good_part(fd, path, rules.layout, rules.max_msg_size)
             entry.key = self._journal.key_of(work)  # a second one would be wrong once this is done
             self._journal.write(entry)
-            if is_published:
+            if is_completed:
                 os.rename(target, work)
                 # before the first byte: a file without .part is complete, also after a crash
                 for folder in {os.path.dirname(work), os.path.dirname(target)}:
@@ -326,7 +326,7 @@ class Archive:
         work_dir = rules.own_work_dir
         disk.make_directory(work_dir)
         disk.check_links(rules.work_dir, os.path.join(rules.work_dir, relative))
-        published = Published(
+        completed = CompletedFile(
             path=rules.target_path(relative),
             name=relative,
             topic=self._topic,
@@ -338,7 +338,7 @@ class Archive:
             compression=rules.compression,
         )
         return Entry(
-            published=published,
+            completed=completed,
             base=name,
             revision=revision,
             host=rules.host if "<HOST>" in rules.pattern.filename_format else "",
@@ -356,9 +356,9 @@ class Archive:
             raise
 
     def _finish(self, name: str, now: float) -> None:
-        """Sync and publish a file."""
+        """Sync and complete a file."""
         self._end(name, now)
-        self._publish_finished()
+        self._complete_finished()
 
     def _end(self, name: str, now: float) -> None:
         file = self._files[name]
@@ -367,27 +367,27 @@ class Archive:
         self._bare_since = now
         self._finished.append(file)
 
-    def _publish_finished(self) -> None:
+    def _complete_finished(self) -> None:
         while self._finished:
             file = self._finished[0]
-            self._publish(file)
+            self._complete(file)
             del self._finished[0]
             file.close()
-            if file.is_published:
-                self._publication.follow(file.entry)
+            if file.is_completed:
+                self._completion.follow(file.entry)
 
-    def _publish(self, file: WorkFile) -> None:
+    def _complete(self, file: WorkFile) -> None:
         facts, entry = file.facts, file.entry
-        if not file.is_published:  # otherwise the rest of publishing failed the last time
+        if not file.is_completed:  # otherwise the rest of completing failed the last time
             self._sync_one(file)  # its name may have been removed since
             entry = file.entry
             if self._rules.options.skip_empty_files and not facts.size:
-                self._publication.discard(entry, file.path)
+                self._completion.discard(entry, file.path)
                 return
             file.seal()
             first, last = file.first, file.last
-            entry.published = replace(
-                entry.published,
+            entry.completed = replace(
+                entry.completed,
                 records=facts.records,
                 size=facts.compressed,
                 sha256=file.digest.hexdigest() if file.digest else "",
@@ -396,8 +396,8 @@ class Archive:
                 first_id=first.id.decode("latin-1") if first else None,
                 last_id=last.id.decode("latin-1") if last else None,
             )
-            self._publication.give_name(entry, file.path)
-            file.is_published = True
-        self._publication.complete(entry, file.path)
+            self._completion.give_name(entry, file.path)
+            file.is_completed = True
+        self._completion.complete(entry, file.path)
         self._written += 1
-        log.info("published %s: %s", entry.published.name, counted(facts.records, "record"))
+        log.info("completed %s: %s", entry.completed.name, counted(facts.records, "record"))

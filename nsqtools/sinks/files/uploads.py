@@ -1,4 +1,4 @@
-"""Uploads of published files to a store: ``--upload``."""
+"""Uploads of completed files to a store: ``--upload``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nsqtools.records.manifest import Published
+    from nsqtools.records.manifest import CompletedFile
     from nsqtools.sinks.files.hooks import Job
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _CHECK_INTERVAL = 0.1
 
 
 class Uploads(FileQueue):
-    """Uploads each published file, several at a time, under its name in the output directory.
+    """Uploads each completed file, several at a time, under its name in the output directory.
 
     An existing file is never replaced. One with the same content was uploaded by an earlier
     attempt; any other is an error, which is logged once. While the store fails, all uploads pause
@@ -62,21 +62,21 @@ class Uploads(FileQueue):
         self._settling = threading.Lock()
         self._abandoned = False
 
-    def attempt(self, published: Published) -> None:
+    def attempt(self, completed: CompletedFile) -> None:
         """Upload a file, after removing what killed uploads have left in its folder."""
-        folder = os.path.dirname(published.name)
+        folder = os.path.dirname(completed.name)
         if folder not in self._swept:
             self._store.sweep(folder)
             self._swept.add(folder)
-        with open(published.path, "rb") as file:
-            self._store.upload(file, published.name, moved=self._note_progress)
-        log.info("uploaded %s", published.name)
+        with open(completed.path, "rb") as file:
+            self._store.upload(file, completed.name, moved=self._note_progress)
+        log.info("uploaded %s", completed.name)
 
     def failed(self, job: Job, problem: Exception, *, at_the_end: bool) -> float | None:
         """Log the first failure after successes, and each name that is taken, once."""
         if self._abandoned:
             return None
-        url = self._store.url(job.published.name)
+        url = self._store.url(job.completed.name)
         if isinstance(problem, FileExistsError):
             if job.number not in self._taken:
                 self._taken.add(job.number)

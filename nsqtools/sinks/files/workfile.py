@@ -59,7 +59,7 @@ class WorkFile:
         self.facts = facts
         self.entry = entry
         self.digest = digest
-        self.is_published = False
+        self.is_completed = False
         """Whether the file has its final name."""
         self.used = facts.opened
         """The time of the last addition, in monotonic seconds."""

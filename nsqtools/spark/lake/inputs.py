@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.policy.filenames import UNPUBLISHED
+from nsqtools.policy.filenames import INCOMPLETE
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.disk import is_at
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     ProgressReport = Callable[[str, int, int], None]
     """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
-_UNPUBLISHED = (*UNPUBLISHED, ".lock")
+_INCOMPLETE = (*INCOMPLETE, ".lock")
 _NO_DATA = frozenset(
     {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
 )
@@ -272,7 +272,7 @@ def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[
         names = each.path.removeprefix(folder).strip("/").split("/")
         if _DELTA in names:
             raise _delta(path.partition(f"/{_DELTA}")[0])
-        if any(map(_is_hidden, names)) or path.endswith(_UNPUBLISHED):
+        if any(map(_is_hidden, names)) or path.endswith(_INCOMPLETE):
             continue
         if any(_is_within(path, other) for other in excluded):
             partial.add(place)
@@ -301,7 +301,7 @@ def _walk(
                 partial.add(place)
             elif entry.is_dir():
                 yield from _walk(place, path, excluded, partial, seen)
-            elif entry.is_file() and not path.endswith(_UNPUBLISHED):
+            elif entry.is_file() and not path.endswith(_INCOMPLETE):
                 yield _entry(path, os.stat(path))
 
 
@@ -319,8 +319,8 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _check_published(place: str) -> None:
-    if place.endswith(_UNPUBLISHED):
-        raise ConfigError(f"{place}: is not published yet: to-file renames it when it is complete")
+    if place.endswith(_INCOMPLETE):
+        raise ConfigError(f"{place}: is not complete yet: to-file renames it when it is complete")
 
 
 def _delta(folder: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""What follows when a file is published: its line in the manifest, the deletion of old files."""
+"""What follows when a file is completed: its line in the manifest, the deletion of old files."""
 
 import errno
 import fcntl
@@ -20,7 +20,7 @@ from nsqtools.policy.retention import Kept
 from nsqtools.sinks.files import uploads
 from nsqtools.sinks.files.aftercare import Aftercare, Manifest, find
 from nsqtools.sinks.files.journal import HOOK, MANIFEST, Entry, Journal
-from tests.support.archiving import Archiving, Notes, entry_of, make_rules, published
+from tests.support.archiving import Archiving, Notes, completed, entry_of, make_rules
 from tests.support.sinking import started
 
 FLAT = NameMatcher(NamePattern(filename_format="<TOPIC><REV>.log"), hostname="h", topics=("a", "b"))
@@ -37,8 +37,8 @@ class Matcher(NameMatcher):
         return path.partition(".")[0] if path.endswith(".log") else None
 
 
-class Publishing:
-    """Publishes files, and cares for each; all before the point of a name is the topic."""
+class Completing:
+    """Completes files, and cares for each; all before the point of a name is the topic."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Publishing:
         os.utime(path, ns=(then, then))
         sha256 = hashlib.sha256(data).hexdigest()
         entry = entry_of(self.rules, name)
-        entry.published = published(
+        entry.completed = completed(
             path, topic=name.partition(".")[0], size=len(data), sha256=sha256
         )
         entry.inode, entry.owes = path.stat().st_ino, self.aftercare.owes
@@ -65,7 +65,7 @@ class Publishing:
         self.aftercare.record(entry)
         return entry
 
-    def publish(self, *names: str, age: float = 0.0) -> None:
+    def complete_all(self, *names: str, age: float = 0.0) -> None:
         for name in names:
             entry = self.complete(name, age=age)
             if not entry.owes:
@@ -80,30 +80,30 @@ class TestRetention:
     def test_the_oldest_files_go_when_there_are_too_many_of_a_topic(self, tmp_path: Path) -> None:
         for number in range(4):
             names = [f"{topic}.{number}.log" for topic in "ab"]
-            Publishing(tmp_path).publish(*names, age=100 - number)
-        files = Publishing(tmp_path, keep=2)
-        files.publish("a.9.log")
+            Completing(tmp_path).complete_all(*names, age=100 - number)
+        files = Completing(tmp_path, keep=2)
+        files.complete_all("a.9.log")
         assert files.names() == ["a.3.log", "a.9.log", *(f"b.{n}.log" for n in range(4))]
 
     @pytest.mark.parametrize("is_gone", [True, False])
     def test_a_file_that_is_gone_or_cannot_be_deleted_keeps_no_other(
         self, is_gone: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        files = Publishing(tmp_path, keep=1)
-        files.publish("a.1.log")
+        files = Completing(tmp_path, keep=1)
+        files.complete_all("a.1.log")
         path = tmp_path / "a.1.log"
         path.unlink()
         if not is_gone:
             path.mkdir()  # which unlink refuses, whoever asks
-        files.publish("a.2.log", "a.3.log")
+        files.complete_all("a.2.log", "a.3.log")
         assert files.names() == [*([] if is_gone else [path.name]), "a.3.log"]
         assert [str(path) in text for text in caplog.messages] == [True] * (0 if is_gone else 2)
 
 
 class TestUploads:
-    def upload(self, folder: Path, *names: str, **options: Any) -> Publishing:
-        files = Publishing(folder, upload=str(folder / "remote"), **options)
-        files.publish(*names)
+    def upload(self, folder: Path, *names: str, **options: Any) -> Completing:
+        files = Completing(folder, upload=str(folder / "remote"), **options)
+        files.complete_all(*names)
         return files
 
     def test_a_file_is_deleted_once_it_is_uploaded_and_the_command_has_had_it(
@@ -124,7 +124,7 @@ class TestUploads:
         for delete in (False, True):
             name = f"a.{delete:d}.log"
             files = self.upload(tmp_path, name, delete_uploaded=delete, on_rotate="rm", keep=1)
-            files.publish("a.9.log")
+            files.complete_all("a.9.log")
             files.aftercare.close()
             assert list(files.journal.owed()) == ["--upload"]
         assert files.names() == ["a.0.log", "a.1.log", "a.9.log"]
@@ -152,7 +152,7 @@ def names(root: Path, matcher: NameMatcher) -> list[str]:
     return sorted(os.path.relpath(kept.path, root) for _, kept in find(str(root), matcher))
 
 
-def test_published_files_are_found_and_others_are_not(tmp_path: Path) -> None:
+def test_completed_files_are_found_and_others_are_not(tmp_path: Path) -> None:
     for name in ("a.log.part", "a.log.torn", "b.log.copy", "c.log", "a.log.part.part"):
         touch(tmp_path / name)
     touch(tmp_path / "a-000002.log", 1000, "four")
@@ -201,7 +201,7 @@ def test_a_directory_that_cannot_be_read_is_logged_unless_it_is_gone_and_the_res
     assert logged == ([True] if error is PermissionError else [])
 
 
-# The manifest of published files.
+# The manifest of completed files.
 
 KNOWN = {
     "topic": "orders",
@@ -229,7 +229,7 @@ def append(path: Path) -> Callable[..., None]:
     """Appends the line of a file beside the manifest."""
 
     def append(name: str, **facts: Any) -> None:
-        Manifest(str(path)).append(published(path.parent / name, **{**KNOWN, **facts}))
+        Manifest(str(path)).append(completed(path.parent / name, **{**KNOWN, **facts}))
 
     return append
 
@@ -269,7 +269,7 @@ def test_a_name_leads_to_the_file_whatever_links_lie_between(tmp_path: Path) -> 
     (tmp_path / "data" / "out").mkdir(parents=True)
     (tmp_path / "logs").symlink_to("deep/logs")
     (tmp_path / "data" / "out" / "a").write_text("found")
-    Manifest(str(tmp_path / "logs" / "m")).append(published(tmp_path / "data" / "out" / "a"))
+    Manifest(str(tmp_path / "logs" / "m")).append(completed(tmp_path / "data" / "out" / "a"))
     (line,) = lines(tmp_path / "logs" / "m")
     assert (tmp_path / "logs" / line["name"]).read_text() == "found"
 
@@ -333,7 +333,7 @@ def test_no_more_than_its_end_is_read(path: Path) -> None:
 
 
 def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path, path: Path) -> None:
-    files = Publishing(tmp_path, manifest="manifest")
+    files = Completing(tmp_path, manifest="manifest")
     for name, data in (
         ("a", b"1"),
         ("a", b"1"),

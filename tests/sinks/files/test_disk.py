@@ -31,7 +31,7 @@ def work(tmp_path: Path) -> str:
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, work: str, tmp_path: Path) -> Iterator[str]:
-    """A work file, and a file system on which it is published in this way."""
+    """A work file, and a file system on which it is completed in this way."""
     match request.param:
         case "link":
             yield work

@@ -55,7 +55,7 @@ class TestGathering:
             data = (tmp_path / "out" / work).read_bytes()
             assert data.count(b"\x1f\x8b\x08") == 1
         assert running.settled.requeued == []
-        assert running.published() == {f"{FIRST}.gz": b"one\ntwo\nthree\n"}
+        assert running.completed() == {f"{FIRST}.gz": b"one\ntwo\nthree\n"}
 
     async def test_a_quarter_of_the_window_or_much_memory_is_synced_at_once(
         self, tmp_path: Path
@@ -86,9 +86,7 @@ class TestGathering:
             await write(running, b"three")
             assert running.finished == [b"one", b"two", b"three"]
 
-    async def test_a_long_interval_is_cut_to_half_the_timeout_with_one_warning(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_long_interval_is_cut_to_half_the_timeout(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, sync_interval=30.0) as running:
             for number in range(2):
                 await running.handle(b"%d" % number, msg_timeout=10.0)
@@ -96,8 +94,6 @@ class TestGathering:
                 assert len(running.finished) == number
                 await elapse(0.2)
                 assert len(running.finished) == number + 1
-        (warning,) = caplog.messages
-        assert "--sync-interval 30 s" in warning
 
 
 async def test_a_sync_that_blocks_holds_back_the_finish_but_not_the_loop(
@@ -119,7 +115,7 @@ async def test_a_sync_that_blocks_holds_back_the_finish_but_not_the_loop(
         gate.set()
         await eventually_async(lambda: running.finished == [b"one"])
         running.sink.reopen()
-        await eventually_async(lambda: running.published() == {FIRST: b"one\n"})
+        await eventually_async(lambda: running.completed() == {FIRST: b"one\n"})
 
 
 @virtual
@@ -150,7 +146,7 @@ class TestGoingOn:
                 await elapse(60)
                 await write(running, b"four")
             assert len(errors(caplog)) == 2
-        assert running.published() == {FIRST: b"one\ntwo\nthree\n"}
+        assert running.completed() == {FIRST: b"one\ntwo\nthree\n"}
         counted = {metric.name: metric.samples[0].value for metric in running.sink.metrics()}
         assert counted == {
             "nsqtools_archive_files_total": 1,
@@ -166,9 +162,9 @@ class TestGoingOn:
                 await write(running, b"one", b"x" * 8000, b"two")
             assert running.finished == [b"one"]
             assert running.settled.requeued == [(b"x" * 8000, 0, True), (b"two", 0, True)]
-        assert running.published() == {FIRST: b"one\n"}
+        assert running.completed() == {FIRST: b"one\n"}
 
-    async def test_publishing_is_tried_again_at_growing_distances_until_it_can_be(
+    async def test_completing_is_tried_again_at_growing_distances_until_it_can_be(
         self, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -188,7 +184,7 @@ class TestGoingOn:
                 await elapse(130)
             assert tried == [0, 1, 3, 7, 15, 31, 63, 95, 127]
             await elapse(30)
-            assert running.published() == {FIRST: b"one\n"}
+            assert running.completed() == {FIRST: b"one\n"}
 
     async def test_new_messages_do_not_wait_for_that_nor_past_their_timeout(
         self, tmp_path: Path, out: Path
@@ -291,12 +287,12 @@ class TestFailing:
             back = [(b"two", 0, call == "step")] if call != "release" else []
             assert running.settled.requeued == back
         async with sinking(tmp_path) as running:
-            assert running.published()[FIRST].startswith(b"one\n")
+            assert running.completed()[FIRST].startswith(b"one\n")
 
 
 @virtual
 class TestEnding:
-    async def test_a_drained_topic_publishes_what_waits_and_gives_its_lock_back(
+    async def test_a_drained_topic_completes_what_waits_and_gives_its_lock_back(
         self, tmp_path: Path
     ) -> None:
         async with sinking(tmp_path, topics=("a", "b")) as running:
@@ -308,11 +304,11 @@ class TestEnding:
             await running.handle(b"three", topic="a")
             await running.sink.drain("a")
             assert running.finished == [b"one", b"three"]
-            assert running.published() == {"a-000000.log": b"one\nthree\n"}
+            assert running.completed() == {"a-000000.log": b"one\nthree\n"}
             assert [name[:3] for name in running.locks()] == [".b."]
             await running.sink.join("a")
             await running.handle(b"four", topic="a")
-        assert running.published() == {
+        assert running.completed() == {
             "a-000000.log": b"one\nthree\n",
             "a-000001.log": b"four\n",
             "b-000000.log": b"two\n",
@@ -329,13 +325,13 @@ class TestEnding:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await running.sink.drain("events")
-            assert running.published() == {}
+            assert running.completed() == {}
             assert len(running.locks()) == 1
             if is_back:
                 await running.sink.join("events")
-                assert running.published() == {FIRST: b"one\n"}
+                assert running.completed() == {FIRST: b"one\n"}
                 await running.handle(b"two")
-        assert running.published() == {FIRST: b"one\n"} | ({SECOND: b"two\n"} if is_back else {})
+        assert running.completed() == {FIRST: b"one\n"} | ({SECOND: b"two\n"} if is_back else {})
         assert running.locks() == []
 
     @pytest.mark.parametrize("end", ["drain", "close"])
@@ -350,7 +346,7 @@ class TestEnding:
             assert running.finished == []
             assert running.settled.requeued == [(b"one", 0, False), (b"two", 0, False)]
 
-    async def test_who_leaves_at_once_does_not_write_what_waits_and_the_next_publishes(
+    async def test_who_leaves_at_once_does_not_write_what_waits_and_the_next_completes(
         self, tmp_path: Path, out: Path
     ) -> None:
         async with sinking(tmp_path) as running:
@@ -363,7 +359,7 @@ class TestEnding:
             assert (out / f"{FIRST}.part").read_bytes() == b"one\n"
             assert running.locks() == []
         async with sinking(tmp_path) as running:
-            assert running.published() == {FIRST: b"one\n"}
+            assert running.completed() == {FIRST: b"one\n"}
 
 
 async def test_a_thread_is_waited_for_however_often_that_is_cancelled() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nsqtools.sinks.files.hooks import Hook
-from tests.support.archiving import published
+from tests.support.archiving import completed
 from tests.support.eventually import eventually
 
 WAIT = 60.0
@@ -30,7 +30,7 @@ def begin(command: str, *paths: object, **options: Any) -> tuple[Hook, list[str]
     """A hook to which these files are submitted, and the paths of those that are done."""
     hook, done = Hook(command, **options), list[str]()
     for path in map(str, paths):
-        hook.submit(published(path), partial(done.append, path))
+        hook.submit(completed(path), partial(done.append, path))
     return hook, done
 
 
@@ -82,9 +82,9 @@ class TestTheCommand:
         names = "$NSQ_FILE|$NSQ_TOPIC|$NSQ_COUNT|$NSQ_FIRST_TIMESTAMP|$NSQ_LAST_TIMESTAMP|$NSQ_OURS"
         hook = Hook(to(out, f'echo "{names}"; : {{}}'))
         hook.submit(
-            published("/data/a", first_timestamp=1_763_665_200_000_000_001, last_timestamp=2)
+            completed("/data/a", first_timestamp=1_763_665_200_000_000_001, last_timestamp=2)
         )
-        hook.submit(published("/data/b", records=None))
+        hook.submit(completed("/data/b", records=None))
         hook.close()
         assert out.read_text().splitlines() == [
             "/data/a|events|1|1763665200000000001|2|kept",
@@ -180,7 +180,7 @@ class TestClosing:
         command = to(out, "echo {}") + '; test "$NSQ_FILE" = good'
         hook, done = begin(command, "bad", retries=NEVER)
         eventually(lambda: "again in 3600 s" in said()[-1])
-        hook.submit(published("good"))
+        hook.submit(completed("good"))
         hook.close()
         assert sorted(out.read_text().split()) == ["bad", "bad", "good"]
         assert done == []

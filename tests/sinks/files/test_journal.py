@@ -99,7 +99,7 @@ class TestFilesUnderWay:
         assert (told.records, told.format, told.delimiter) == (1, "raw", r"\0")
         assert (tmp_path / "out" / NAME).read_bytes() == b"one\ntwo\0"
 
-    def test_on_a_full_disk_a_file_is_published_and_its_entry_remembers_the_name(
+    def test_on_a_full_disk_a_file_is_completed_and_its_entry_remembers_the_name(
         self, tmp_path: Path
     ) -> None:
         with small_disk(tmp_path / "small") as disk:
@@ -107,7 +107,7 @@ class TestFilesUnderWay:
             archiving.write(b"one")
             with filled(disk):  # what is under way has room for its entry
                 archiving.close()
-            assert archiving.published() == {NAME: b"one\n"}
+            assert archiving.completed() == {NAME: b"one\n"}
             archiving.crash()
             assert list(archiving.journal.revisions()) == [(NAME.replace("-000000", "<REV>"), 0)]
             assert recover(archiving.rules) == 0
@@ -216,7 +216,7 @@ class TestWhoseEntriesTheyAre:
         for number in range(2, 4):
             os.mkfifo(folder / f"{owner}.{number}.new")
         archiving.close()
-        assert archiving.published() == {NAME: b"one\n"}
+        assert archiving.completed() == {NAME: b"one\n"}
 
 
 class TestARemovedJournal:
@@ -234,7 +234,7 @@ class TestARemovedJournal:
         assert [str(folder) in each for each in caplog.messages] == [True, True]
         archiving.crash()
         assert recover(archiving.rules) == 0
-        assert archiving.published() == {"events.log": b"one\n" + 2 * b"two\nthree\n"}
+        assert archiving.completed() == {"events.log": b"one\n" + 2 * b"two\nthree\n"}
 
     @pytest.mark.parametrize("work", ["", "work"])
     def test_a_start_names_the_work_files_that_it_does_not_know(
@@ -317,7 +317,7 @@ def paths(journal: Journal) -> dict[str, list[str]]:
 class TestWhatFilesOwe:
     @pytest.fixture
     def owing_file(self, rules: Rules) -> Path:
-        """A published file of a process that ended before its command had succeeded."""
+        """A completed file of a process that ended before its command had succeeded."""
         root = Path(rules.output_dir)
         archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=("--on-rotate",)))
         archiving.write(b"one")
@@ -367,11 +367,11 @@ class TestWhatFilesOwe:
         for _ in range(2):
             with pytest.raises(OwedError, match=debt):
                 archiving.write(b"two")
-            assert archiving.published() == {"events.log": b"one\n"}
+            assert archiving.completed() == {"events.log": b"one\n"}
         journal.paid(entry)
         archiving.write(b"two")
         archiving.close()
-        assert archiving.published() == {"events.log": b"one\ntwo\n"}
+        assert archiving.completed() == {"events.log": b"one\ntwo\n"}
         assert archiving.safe[-1:] == [b"two"]
         assert paths(archiving.journal) == {debt: [str(tmp_path / "out" / "events.log")]}
 
@@ -439,6 +439,6 @@ class TestWhatFilesOwe:
             told = [text for text in caplog.messages if "no file is deleted" in text]
             assert [str(unreadable) in text for text in told] == [True]
             unreadable.rmdir()
-            with pytest.raises(OutputError, match="published: 1"):
+            with pytest.raises(OutputError, match="completed: 1"):
                 archives.close()
         assert len(below(rules.output_dir)) == 1

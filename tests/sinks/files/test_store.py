@@ -55,9 +55,9 @@ class TestOpening:
         self, moment: str, rules: Rules, tmp_path: Path
     ) -> None:
         archives = make_archives(rules, max_age=3600.0)
-        publish_dir = tmp_path / "out"
-        publish_dir.mkdir()
-        old, new = publish_dir / NAME, publish_dir / NAME.replace("000000", "000001")
+        complete_dir = tmp_path / "out"
+        complete_dir.mkdir()
+        old, new = complete_dir / NAME, complete_dir / NAME.replace("000000", "000001")
         old.write_bytes(b"one\n")
         new.write_bytes(b"two\n")
         os.utime(old, (1, 1))

@@ -32,7 +32,7 @@ AT_20 = NAME.replace("_19", "_20")
 class TestWriting:
     @pytest.mark.parametrize("form", FORMATS)
     @pytest.mark.parametrize("compression", COMPRESSIONS)
-    def test_records_are_safe_after_their_step_and_published_at_the_end(
+    def test_records_are_safe_after_their_step_and_completed_at_the_end(
         self, compression: str, form: str, tmp_path: Path
     ) -> None:
         archiving = Archiving(tmp_path, compress=compression, format=form)
@@ -42,7 +42,7 @@ class TestWriting:
         under_way = plain(Path(archiving.rules.work_dir, work))
         archiving.write(b"four")
         archiving.close()
-        (name, data), *others = archiving.published().items()
+        (name, data), *others = archiving.completed().items()
         assert (name, others) == (work.removesuffix(".part"), [])
         assert data.startswith(under_way)
         assert data.count(b"four") == 1
@@ -59,7 +59,7 @@ class TestWriting:
         (warning,) = caplog.messages
         assert "topic events" in warning
 
-    def test_a_published_file_is_described(self, tmp_path: Path) -> None:
+    def test_a_completed_file_is_described(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, compress="gzip", manifest="manifest")
         archiving.write(message(b"one", timestamp=5, number=7), message(b"two", timestamp=3))
         archiving.write(message(b"three", timestamp=9, number=8))
@@ -78,10 +78,10 @@ class TestWriting:
     def test_a_file_is_split_where_a_record_ends(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, rotate_size=10)
         archiving.write(b"1234", b"1234", b"5", b"abcdefghijkl", b"6")
-        assert len(archiving.published()) == 2  # in the step that filled them
+        assert len(archiving.completed()) == 2  # in the step that filled them
         archiving.write(b"7")
         archiving.close()
-        assert list(archiving.published().values()) == [
+        assert list(archiving.completed().values()) == [
             b"1234\n1234\n5\n",  # at 10 bytes the next record may still begin
             b"abcdefghijkl\n",
             b"6\n7\n",
@@ -116,11 +116,11 @@ class TestTimes:
         archiving.elapse(50)
         archiving.write(b"two")
         pass_until_due(archiving, 10)
-        assert archiving.published() == {names[0]: b"one\ntwo\n"}
+        assert archiving.completed() == {names[0]: b"one\ntwo\n"}
         assert archiving.work() == []
         archiving.write(b"three")
         archiving.close()
-        assert archiving.published() == dict(zip(names, (b"one\ntwo\n", b"three\n"), strict=True))
+        assert archiving.completed() == dict(zip(names, (b"one\ntwo\n", b"three\n"), strict=True))
 
     def test_a_batch_belongs_to_the_time_it_came_not_to_that_of_its_sync(
         self, tmp_path: Path
@@ -131,7 +131,7 @@ class TestTimes:
         archiving.elapse(5)
         archiving.archive.step(arrivals, now=archiving.now, wall=archiving.wall)
         archiving.close()
-        assert archiving.published() == {NAME: b"early\n", AT_20: b"late\n"}
+        assert archiving.completed() == {NAME: b"early\n", AT_20: b"late\n"}
 
 
 class TestEmptyFiles:
@@ -144,8 +144,8 @@ class TestEmptyFiles:
         assert archiving.names() == []
         pass_until_due(archiving, 30)
         pass_until_due(archiving, 3570)
-        (name,) = archiving.published()
-        assert archiving.published() == {name: b""}
+        (name,) = archiving.completed()
+        assert archiving.completed() == {name: b""}
         path = tmp_path / "out" / name
         (told,) = archiving.notes.recorded
         assert (told.records, told.size) == (0, path.stat().st_size)
@@ -199,7 +199,7 @@ class TestEventTimePartitions:
         archiving.write(at(1.2, b"e"))
         assert archiving.safe == [b"a", b"c", b"b", b"d", b"e"]
         archiving.close()
-        assert archiving.published() == {name(16): b"d\n", name(19): b"a\nc\n", name(20): b"b\ne\n"}
+        assert archiving.completed() == {name(16): b"d\n", name(19): b"a\nc\n", name(20): b"b\ne\n"}
 
     def test_no_more_files_than_allowed_are_open_and_the_least_used_is_closed(
         self, tmp_path: Path
@@ -209,18 +209,18 @@ class TestEventTimePartitions:
             archiving.write(at(hour, b"%d" % hour))
             archiving.elapse(1)
         archiving.write(at(2, b"2"))
-        assert archiving.published() == {name(20): b"1\n"}
+        assert archiving.completed() == {name(20): b"1\n"}
         assert len(archiving.work()) == 2
         archiving.write(at(1, b"1 again"))
         archiving.close()
-        assert archiving.published() == {
+        assert archiving.completed() == {
             name(19): b"0\n0\n",
             name(20): b"1\n",
             name(20, 1): b"1 again\n",
             name(21): b"2\n",
         }
 
-    def test_a_partition_is_published_when_it_is_idle_full_or_its_interval_over(
+    def test_a_partition_is_completed_when_it_is_idle_full_or_its_interval_over(
         self, tmp_path: Path
     ) -> None:
         archiving = partitioned(tmp_path, close_idle=60.1, rotate_interval=90.0, rotate_size=6)
@@ -229,11 +229,11 @@ class TestEventTimePartitions:
         archiving.elapse(40)
         archiving.write(at(1, b"b"))
         pass_until_due(archiving, 20.1)
-        assert archiving.published() == {name(19): b"a\n"}
+        assert archiving.completed() == {name(19): b"a\n"}
         archiving.write(at(1, b"c" * 9), at(2, b"x"))
-        assert set(archiving.published()) == {name(19), name(20)}
+        assert set(archiving.completed()) == {name(19), name(20)}
         archiving.elapse(50)
         archiving.write(at(2, b"y"))
         pass_until_due(archiving, 40)
-        assert archiving.published()[name(21)] == b"x\ny\n"
+        assert archiving.completed()[name(21)] == b"x\ny\n"
         assert archiving.next_due() == math.inf

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsqtools.errors import OutputError
-from nsqtools.sinks.files import publication
+from nsqtools.sinks.files import completion
 from nsqtools.sinks.files.journal import entries
 from tests.support.archiving import (
     COMPRESSIONS,
@@ -39,7 +39,7 @@ TOO_LARGE, EIO = "File too large", "Input/output"
 
 @pytest.fixture
 def archiving(tmp_path: Path) -> Archiving:
-    """One record is safe, and nothing published."""
+    """One record is safe, and nothing completed."""
     archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
     archiving.write(b"one")
     return archiving
@@ -89,7 +89,7 @@ class Beside:
 
     def meddle(self, how: str) -> None:
         for path in self.files():
-            if path.suffix != ".part" or path.stat().st_nlink > 1:  # else it is published
+            if path.suffix != ".part" or path.stat().st_nlink > 1:  # else it is completed
                 continue
             if how == "append":
                 with path.open("ab") as file:
@@ -114,7 +114,7 @@ FAULTS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "ftruncate": lambda out: broken("ftruncate"),
     "no links": lambda out: broken("link", errno.EPERM),
     "link": lambda out: broken("link", errno.ENOSPC),
-    "directory": lambda out: broken("sync_directory", of=publication),
+    "directory": lambda out: broken("sync_directory", of=completion),
     "blocked": blocked,
     "record": lambda out: nullcontext(),  # which Notes refuse
 }
@@ -136,7 +136,7 @@ STEPS = st.lists(
     compression=st.sampled_from(COMPRESSIONS),
     limit=st.sampled_from([0, 6000]),
 )
-def test_whatever_fails_or_meddles_what_is_safe_is_published_once_and_nothing_else(
+def test_whatever_fails_or_meddles_what_is_safe_is_completed_once_and_nothing_else(
     steps: list[tuple[Any, ...]], name: str, compression: str, limit: int, tmp_path: Path
 ) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
@@ -164,10 +164,10 @@ def test_whatever_fails_or_meddles_what_is_safe_is_published_once_and_nothing_el
     assert len(told) == len(notes.recorded) or "<REV>" not in name
     found: list[bytes] = []
     for path in beside.files():
-        published, data = told.pop(path.name), path.read_bytes()
+        completed, data = told.pop(path.name), path.read_bytes()
         records = whole(path, archiving.rules).split()
         found += records
-        facts = published.size, published.sha256, published.records
+        facts = completed.size, completed.sha256, completed.records
         assert facts == (len(data), hashlib.sha256(data).hexdigest(), len(records))
     assert not told
     assert sorted(found) == sorted(archiving.safe)
@@ -202,7 +202,7 @@ class TestOneFile:
         synced = sizes()
         archiving.close()
         assert synced[0] == 4
-        assert archiving.published() == {NAME: b"one\n"}
+        assert archiving.completed() == {NAME: b"one\n"}
 
     def test_one_that_loses_its_name_is_named(
         self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture
@@ -211,7 +211,7 @@ class TestOneFile:
         archiving.write(b"two")
         assert str(work) in caplog.text
         archiving.close()
-        assert archiving.published() == {NEXT: b"one\ntwo\n"}
+        assert archiving.completed() == {NEXT: b"one\ntwo\n"}
 
     def test_a_file_that_was_cut_is_left_and_another_one_begun(
         self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture
@@ -222,7 +222,7 @@ class TestOneFile:
         assert archiving.safe == [b"one"]
         archiving.write(b"two")
         archiving.close()
-        assert archiving.published() == {NEXT: b"two\n"}
+        assert archiving.completed() == {NEXT: b"two\n"}
         assert work.read_bytes() == b"one"
         assert caplog.records[0].levelno == logging.ERROR
 
@@ -230,18 +230,18 @@ class TestOneFile:
 def test_a_directory_that_could_not_be_synced_is_before_anything_is_told(
     archiving: Archiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with broken("sync_directory", of=publication), pytest.raises(OSError, match=EIO):
+    with broken("sync_directory", of=completion), pytest.raises(OSError, match=EIO):
         archiving.close()
     assert archiving.notes.recorded == []
     synced: list[str] = []
-    monkeypatch.setattr(publication, "sync_directory", synced.append)
+    monkeypatch.setattr(completion, "sync_directory", synced.append)
     archiving.step()
     assert synced == [archiving.rules.output_dir]
     assert [told.name for told in archiving.notes.recorded] == [NAME]
 
 
 class TestOneNameForAll:
-    """Without <REV> a published file is continued."""
+    """Without <REV> a completed file is continued."""
 
     @pytest.fixture
     def target(self, tmp_path: Path) -> Path:
@@ -257,11 +257,11 @@ class TestOneNameForAll:
         alone.write(b"one")
         return alone
 
-    def test_a_file_goes_on_where_it_was_published(
+    def test_a_file_goes_on_where_it_was_completed(
         self, begun: Archiving, monkeypatch: pytest.MonkeyPatch, target: Path
     ) -> None:
         begun.step(ending="reopen")
-        assert begun.published() == {"events.log": b"one\n"}
+        assert begun.completed() == {"events.log": b"one\n"}
         steps: list[str] = []
         for name in ("rename", "fsync", "writev"):
 
@@ -273,11 +273,11 @@ class TestOneNameForAll:
 
             monkeypatch.setattr(os, name, note)
         begun.write(b"two")
-        # else the published name would have what is not complete after a power failure
+        # else the completed name would have what is not complete after a power failure
         assert steps == ["rename", "fsync", "writev"]
         assert begun.names() == ["events.log.part"]
         begun.close()
-        assert begun.published() == {"events.log": b"one\ntwo\n"}
+        assert begun.completed() == {"events.log": b"one\ntwo\n"}
 
     def test_a_file_to_go_on_with_is_cut_back_to_its_last_whole_record(
         self, target: Path, alone: Archiving, caplog: pytest.LogCaptureFixture
@@ -287,11 +287,11 @@ class TestOneNameForAll:
             alone.write(b"two")
         alone.write(b"two")
         alone.close()
-        assert alone.published() == {"events.log": b"one\ntwo\n"}
+        assert alone.completed() == {"events.log": b"one\ntwo\n"}
         assert target.with_suffix(".log.torn").read_bytes() == b"t" * 8000
         assert "8000 bytes" in caplog.text
 
-    def test_one_that_could_not_be_published_goes_on_with_one_entry(
+    def test_one_that_could_not_be_completed_goes_on_with_one_entry(
         self, tmp_path: Path, begun: Archiving
     ) -> None:
         with broken("link", errno.ENOSPC), pytest.raises(OSError, match="No space"):
@@ -308,9 +308,9 @@ class TestOneNameForAll:
         assert len(list(entries(out, print))) == 1
         again.close()
         assert list(entries(out, print)) == []
-        assert again.published() == {"events.log": b"one\ntwo\n"}
+        assert again.completed() == {"events.log": b"one\ntwo\n"}
 
-    def test_a_leftover_and_a_published_file_are_both_kept(
+    def test_a_leftover_and_a_completed_file_are_both_kept(
         self, target: Path, alone: Archiving
     ) -> None:
         part = target.with_suffix(".log.part")

@@ -19,7 +19,7 @@ from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.uploads import Uploads
 from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
-from tests.support.archiving import published
+from tests.support.archiving import completed
 from tests.support.eventually import eventually
 
 WAIT = 60.0
@@ -65,7 +65,7 @@ def begin(
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"one\n")
-        uploads.submit(published(path, name=name), partial(done.append, name))
+        uploads.submit(completed(path, name=name), partial(done.append, name))
     return uploads, done
 
 
@@ -155,7 +155,7 @@ def test_what_hangs_at_the_end_is_left_and_settles_nothing_later(
 
 
 def test_uploaded_files_must_have_names_of_their_own() -> None:
-    """Without ``<REV>`` a published file is continued, and the store has its beginning."""
+    """Without ``<REV>`` a completed file is continued, and the store has its beginning."""
     options = ArchiveOptions(upload="s3://b/x", filename_format="<TOPIC>.log")
     with pytest.raises(ConfigError, match="--upload"):
         Rules.of(options, 1 << 20)

@@ -1,4 +1,4 @@
-"""What a crash left behind is published whole, once, and nothing is cut off that is not kept."""
+"""What a crash left behind is completed whole, once, and nothing is cut off that is not kept."""
 
 import errno
 import hashlib
@@ -48,7 +48,7 @@ def rules(tmp_path: Path) -> Rules:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_leftover_is_cut_back_to_what_is_whole_and_published(
+def test_a_leftover_is_cut_back_to_what_is_whole_and_completed(
     compression: str, form: str, tmp_path: Path, full: bool
 ) -> None:
     archiving = Archiving(tmp_path, compress=compression, format=form, manifest="manifest")
@@ -69,9 +69,9 @@ def test_a_leftover_is_cut_back_to_what_is_whole_and_published(
         torn = work.with_suffix(".torn")
         notes = Notes()
         assert recover(archiving.rules, notes) == 0
-        (published,) = archiving.published().values()
-        assert published.count(b"one") == published.count(b"two") == 1
-        assert b"three" not in published
+        (completed,) = archiving.completed().values()
+        assert completed.count(b"one") == completed.count(b"two") == 1
+        assert b"three" not in completed
         (told,) = notes.recorded
         assert notes.followed == [told]
         assert (told.records, told.size) == (2, size)
@@ -104,8 +104,8 @@ def test_with_a_record_that_is_too_big_to_be_read_a_leftover_stays_as_it_is(
         assert "--max-msg-size" in said
         caplog.clear()
     assert recover(replace(archiving.rules, max_msg_size=80_000)) == 0
-    (published,) = archiving.published().values()
-    assert published.count(b"x" * 80_000) == 1
+    (completed,) = archiving.completed().values()
+    assert completed.count(b"x" * 80_000) == 1
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_with_a_record_that_is_too_big_to_be_read_a_leftover_stays_as_it_is(
         (b"", {}),
     ],
 )
-def test_what_is_torn_is_put_aside_and_told_and_no_empty_file_published(
+def test_what_is_torn_is_put_aside_and_told_and_no_empty_file_completed(
     data: bytes, left: dict[str, bytes], rules: Rules, caplog: pytest.LogCaptureFixture
 ) -> None:
     work = leave(rules, data)
@@ -150,7 +150,7 @@ class TestHeldFiles:
         assert recover(archiving.rules) == 0
         archiving.write(b"two")
         archiving.close()
-        assert archiving.published() == {NAME: b"one\ntwo\n"}
+        assert archiving.completed() == {NAME: b"one\ntwo\n"}
 
 
 class TestFailures:
@@ -179,7 +179,7 @@ class TestFailures:
         assert below(rules.output_dir) == []
         assert [each.startswith(f"{work} is gone: ") for each in caplog.messages] == [True]
 
-    def test_one_does_not_keep_others_from_being_published(self, rules: Rules) -> None:
+    def test_one_does_not_keep_others_from_being_completed(self, rules: Rules) -> None:
         leave(rules, b"two\n", NEXT)
         leave(rules, b"one\n")
         notes = Notes(error=OSError(28, "No space left"))
@@ -224,7 +224,7 @@ def archive(rules: Rules, safe: Path) -> None:
 def test_a_kill_at_any_call_leaves_a_state_that_the_next_start_completes(
     name: str, way: str, tmp_path: Path, rng: random.Random, full: bool
 ) -> None:
-    """Although what was published is touched before that start; but for copies, told by their time.
+    """Although what was completed is touched before that start; but for copies, told by their time.
 
     Files are uploaded where names are used once, and there are the links that a store needs.
     """

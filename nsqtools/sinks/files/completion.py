@@ -1,4 +1,4 @@
-"""Publication of work files.
+"""Completion of work files.
 
 A rotated file is complete. A file that a crash left is first cut back to its last complete record.
 """
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Publication:
-    """Publishes files by the rules, and records the progress in the journal."""
+class Completion:
+    """Completes files by the rules, and records the progress in the journal."""
 
     def __init__(self, rules: Rules, journal: Journal, aftercare: Aftercare) -> None:
         self.rules = rules
         self.journal = journal
         self.revisions = Revisions()
         self.left: list[Entry] = []
-        """Entries of ended processes whose files could not be published, or owe a manifest line."""
+        """Entries of ended processes whose files could not be completed, or owe a manifest line."""
         self._aftercare = aftercare
 
     def give_name(self, entry: Entry, work: str) -> None:
-        """Publish a complete, synced work file under the first of its names that is free.
+        """Complete a complete, synced work file under the first of its names that is free.
 
         The journal has the name and the inode before the file gets the name. ``complete`` must
         follow. Raises OSError, or OutputError if a name without ``<REV>`` is taken.
@@ -57,17 +57,17 @@ class Publication:
             target = self.rules.target_path(relative)
             disk.check_links(self.rules.output_dir, target)
             entry.revision = revision
-            entry.published = replace(entry.published, name=relative, path=target)
+            entry.completed = replace(entry.completed, name=relative, path=target)
             try:
                 disk.give_name(work, target, entry.copy_path(), mark)
             except FileExistsError:
                 continue
             return
-        raise OutputError(f"{self.rules.target_path(entry.published.name)} exists: move it away")
+        raise OutputError(f"{self.rules.target_path(entry.completed.name)} exists: move it away")
 
     def complete(self, entry: Entry, work: str) -> None:
-        """Finish the publication of a file that has its final name; raises OSError."""
-        sync_directory(os.path.dirname(entry.published.path))
+        """Finish the completion of a file that has its final name; raises OSError."""
+        sync_directory(os.path.dirname(entry.completed.path))
         self._retire(work)
         self._aftercare.record(entry)
         if not entry.owes and self.journal.has(entry):
@@ -87,7 +87,7 @@ class Publication:
 
     def _names(self, entry: Entry) -> Iterator[tuple[str, int]]:
         """Yield the intended name and revision, then further revisions while names are taken."""
-        yield entry.published.name, entry.revision
+        yield entry.completed.name, entry.revision
         while REV in entry.base:
             if (revision := self.revisions.take(entry.base)) > entry.revision:
                 yield posixpath.normpath(entry.base.replace(REV, f"-{revision:06d}")), revision
@@ -95,7 +95,7 @@ class Publication:
     # Recovery after a crash.
 
     def salvage(self, entries: Iterable[Entry]) -> None:
-        """Publish the work files of ended processes, and do what published ones still owe.
+        """Complete the work files of ended processes, and do what completed ones still owe.
 
         Entries that fail are in ``left``. Each failure is logged, and the other entries are
         processed all the same.
@@ -108,9 +108,9 @@ class Publication:
                 log.error("%s", self._failure(entry, error))
 
     def resume(self, path: str) -> None:
-        """Try again with a published file that is left; raises OSError or NSQError."""
+        """Try again with a completed file that is left; raises OSError or NSQError."""
         for entry in self.left.copy():  # another topic's thread may remove one
-            if entry.published.path == path and self.journal.has(entry):
+            if entry.completed.path == path and self.journal.has(entry):
                 self._salvage(entry)
                 self.left.remove(entry)
                 return
@@ -119,16 +119,16 @@ class Publication:
         reason = as_output_error(error) if isinstance(error, OSError) else error
         work = entry.work_path(self.rules.output_dir)
         if os.path.lexists(work) or not entry.owes:
-            return f"cannot publish {work}, which a crash left behind: {reason}"
-        return f"{entry.published.path} still waits for {entry.owes[0]}: {reason}"
+            return f"cannot complete {work}, which a crash left behind: {reason}"
+        return f"{entry.completed.path} still waits for {entry.owes[0]}: {reason}"
 
     def _salvage(self, entry: Entry) -> None:
         work = entry.work_path(self.rules.output_dir)
         disk.check_links(entry.work_dir or self.rules.output_dir, work)
-        disk.check_links(self.rules.output_dir, entry.published.path)
+        disk.check_links(self.rules.output_dir, entry.completed.path)
         match entry.state(self.rules.output_dir):
             case FileState.UNDER_WAY:
-                self._publish_leftover(entry, work)
+                self._complete_leftover(entry, work)
             case FileState.NAMED:
                 self.complete(entry, work)
                 self.follow(entry)
@@ -141,31 +141,31 @@ class Publication:
                     f"one or, if it is lost, remove {entry.key}.json from the directory .nsqtools"
                 )
             case FileState.GONE:
-                if entry.owes[:1] != (DELETE,) and not os.path.lexists(entry.published.path):
+                if entry.owes[:1] != (DELETE,) and not os.path.lexists(entry.completed.path):
                     log.warning("%s", _absence(entry, work))
                 self.journal.remove(entry)
 
-    def _publish_leftover(self, entry: Entry, work: str) -> None:
+    def _complete_leftover(self, entry: Entry, work: str) -> None:
         fd = disk.hold(work)
         if fd is None:
             raise OutputError("another process writes to it")
         try:
-            found = good_part(fd, work, entry.published.layout, self.rules.max_msg_size)
+            found = good_part(fd, work, entry.completed.layout, self.rules.max_msg_size)
             if not found.good:
                 self.discard(entry, work)
                 return
-            if entry.inode and entry.published.size:
-                disk.free_reserved(entry.published.path)
-            entry.published = replace(
-                entry.published,
+            if entry.inode and entry.completed.size:
+                disk.free_reserved(entry.completed.path)
+            entry.completed = replace(
+                entry.completed,
                 records=found.records,
                 size=os.fstat(fd).st_size,
                 sha256=digest_of(fd).hexdigest() if self.rules.options.manifest else "",
             )
             self.give_name(entry, work)
-            name = entry.published.name
+            name = entry.completed.name
             records = counted(found.records, "record")
-            log.warning("published %s, which a crash left behind: %s", name, records)
+            log.warning("completed %s, which a crash left behind: %s", name, records)
             self.complete(entry, work)
             self.follow(entry)
         finally:
@@ -174,5 +174,5 @@ class Publication:
 
 def _absence(entry: Entry, work: str) -> str:
     if entry.owes:
-        return f"{entry.published.path} is gone: it waited for {entry.owes[0]}"
+        return f"{entry.completed.path} is gone: it waited for {entry.owes[0]}"
     return f"{work} is gone: another program removed it, or the crash came before its first record"
