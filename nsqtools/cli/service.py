@@ -338,7 +338,7 @@ def _exit_code(outcome: RunOutcome) -> Exit:
     totals = outcome.totals
     if totals.too_late:
         log.warning(
-            "nsqd delivers again what timed out before it was finished: %s",
+            "redelivered by nsqd, because of the message timeout: %s",
             counted(totals.too_late, "message"),
         )
     is_confirmed = not (outcome.reason == "count" and totals.unconfirmed)
@@ -346,7 +346,8 @@ def _exit_code(outcome: RunOutcome) -> Exit:
         silent = counted(totals.unconfirmed, "nsqd")
         log.error("--count: %s did not answer, and may deliver finished messages again", silent)
     if outcome.unfinished:
-        log.error("--count: not finished, as they had timed out: %d", outcome.unfinished)
+        unfinished = counted(outcome.unfinished, "message")
+        log.error("--count: not finished before the message timeout: %s", unfinished)
     elif outcome.unknown:
         servers = "; ".join(outcome.unknown)
         log.error("--until-empty: unknown whether the channel is empty: %s", servers)

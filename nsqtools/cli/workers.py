@@ -174,7 +174,11 @@ class _Crew:
             if self._stop.is_set():
                 return Exit.DONE if -code == signal.SIGTERM else Exit.FAILURE
             if not self._may_replace(asyncio.get_running_loop().time()):
-                log.error("worker %d was killed by %s: too many were, stopping", number, cause)
+                log.error(
+                    "worker %d was killed by %s: stopping, as too many workers were killed",
+                    number,
+                    cause,
+                )
                 self.stop()
                 return Exit.FAILURE
             log.warning("worker %d was killed by %s: starting another one", number, cause)

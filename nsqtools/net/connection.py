@@ -186,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
                     fix = f"lower {config.spelled(name)}, or raise nsqd's -max-{flag_name(name)}"
                     raise RefusedError(f"{error.text}: {fix}{usual}", address) from error
                 value = identify.pop(name)
-                log.info("%s: nsqd refuses our %s %s: its own is used", address, name, value)
+                log.info("%s: nsqd refuses %s %s and uses its own value", address, name, value)
                 if name == "heartbeat_interval":
                     read_timeout = max(read_timeout, _UNKNOWN_HEARTBEAT_TIMEOUT)
             else:

@@ -120,7 +120,7 @@ class FileQueue(ABC):
                 if os.path.lexists(path):
                     self._try_again(job, error, at_the_end)
                     continue
-                log.warning("%s %s for %s, which has been removed", self.flag, error, path)
+                log.warning("%s %s for %s: the file has been removed", self.flag, error, path)
             self.succeeded(job)
 
     def _next(self) -> Job | None:

@@ -162,7 +162,7 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
         summary += f"; {counted(done.empty, 'empty message')} skipped"
     conclude(summary)
     if done.again:
-        log.warning("at most %s published twice", counted(done.again, "message"))
+        log.warning("up to %s may have been published twice", counted(done.again, "message"))
     if not done.rows:
         log.warning("no message to publish was found in --input")
     if done.refused:
