@@ -50,7 +50,7 @@ COMMANDS = {
 }
 
 _REPLACED = {"to_nsq": "pub", "nsq_to_nsq": "relay"}
-"""Go tools, with our differently named commands."""
+"""The commands replacing Go tools of quite different names, by tool."""
 
 
 class LazyGroup(Group):
