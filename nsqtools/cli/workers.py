@@ -1,7 +1,7 @@
 """Several processes for one command: each runs it with its share of the limits.
 
-A worker starts with the command line of the run. The parent asks for metrics through the worker's standard
-input, a pipe: it reaches EOF when the parent dies. The worker answers on standard output.
+A worker starts with the command line of the run. The parent asks for metrics through the worker's
+standard input, a pipe: it reaches EOF when the parent dies. The worker answers on standard output.
 """
 
 from __future__ import annotations
