@@ -77,7 +77,7 @@ class LazyGroup(Group):
         return command
 
     def take_shared(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Also take ``help``: ``help TOPIC`` shows a page, ``help`` alone means ``--help``."""
+        """Also take ``help``: ``help NAME`` shows a page, ``help`` alone means ``--help``."""
         args = super().take_shared(ctx, args)
         if args[:1] != ["help"]:
             return args
@@ -109,7 +109,7 @@ class LazyGroup(Group):
     def _unknown(
         self, ctx: click.Context, name: str, guides: Iterable[str] = ()
     ) -> click.UsageError:
-        """The error for an unknown command or topic, with the most similar known name."""
+        """The error for an unknown command or guide, with the most similar known name."""
         if name in _REPLACED:
             near = _REPLACED[name]
             return click.UsageError(f"No such command {name!r}. Did you mean {near!r}?", ctx)

@@ -183,7 +183,7 @@ def shared_options() -> dict[str, Option]:
 class ConfigFile:
     """The contents of a file.
 
-    Errors use ``name``. With ``is_public``, users other than the owner may read the file.
+    Errors call the file ``name``. With ``is_public``, users other than the owner may read the file.
     """
 
     def __init__(self, name: str, data: Mapping[str, Any], *, is_public: bool) -> None:
@@ -309,7 +309,7 @@ def _holds_secret(data: Mapping[str, Any]) -> bool:
 def search_path() -> list[str]:
     """Files to look for without --config; the first existing file is used."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):  # to be ignored, says the XDG Base Directory Specification
+    if not os.path.isabs(home):  # ignored, as the XDG Base Directory Specification requires
         home = os.path.expanduser("~/.config")
     return [os.path.join(folder, "nsqtools", "config.toml") for folder in (home, "/etc")]
 

@@ -186,7 +186,7 @@ _SERVERS = {
 
 
 def with_fix(text: str) -> str:
-    """The text; if no server runs at its default address, the text says how to fix it."""
+    """The text, replaced by a remedy if no server runs at a default address."""
     if not (found := _DEFAULT_SERVER.search(text)):
         return text
     kind, flags = _SERVERS[found[2]]
@@ -261,7 +261,7 @@ def _open_standard_streams() -> None:
 
 
 def _detach_broken_streams() -> None:
-    """Discard unwritten output: the interpreter would print an error and exit with 120."""
+    """Discard unwritten output, or else the interpreter prints an error and exits with 120."""
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()

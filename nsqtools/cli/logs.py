@@ -128,9 +128,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Keys ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, then the keys of ``extra``.
+    """Keys ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, then keys of ``extra``.
 
-    An error adds ``exception``, one line, and with NSQTOOLS_DEBUG=1 ``traceback``.
+    An error adds ``exception`` (one line) and, with NSQTOOLS_DEBUG=1, ``traceback``.
     """
 
     def format(self, record: logging.LogRecord) -> str:

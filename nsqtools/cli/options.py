@@ -332,7 +332,7 @@ def options(
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Pass a command an instance of each option class annotating one of its parameters.
 
-    ``keyword=Class`` gives the class of a parameter without this annotation. A command with a
+    ``keyword=Class`` gives the class of a parameter without such an annotation. A command with a
     default of its own needs an option class of its own. Two classes declaring an option of the same
     name share its flag. A contradiction between options is a usage error. Every command also gets
     the flags of LogOptions and FileOptions, handled here; a command with FileOptions among its

@@ -128,7 +128,7 @@ async def _answer(collect: Collect, request: Request) -> Response:
 def render(metrics: Iterable[Metric], accepted: str = "") -> tuple[bytes, str]:
     """The text in the client's preferred format, and its content type.
 
-    It includes metrics of this process, as usual for Prometheus' libraries.
+    It includes metrics of this process, like Prometheus' own libraries.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder

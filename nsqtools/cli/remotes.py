@@ -60,7 +60,7 @@ def with_secret(config: C) -> C:
 
 
 def warn_if_public(path: str) -> None:
-    """Warn if others may read this file, a secret."""
+    """Warn if others may read this file with a secret."""
     from logging import getLogger
 
     from nsqtools.cli.configfile import may_be_read_by_others
@@ -101,7 +101,7 @@ def client_limits(options: ApiOptions | DrainOptions | LookupOptions) -> dict[st
 
 
 def open_cluster(servers: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
-    """The cluster. ``looks``, the number of queries of it, divides --timeout.
+    """The cluster, for ``looks`` polls sharing one --timeout.
 
     Raises ConfigError for a malformed address, and the errors of ``client_limits``.
     """

@@ -43,7 +43,7 @@ class ResolvedValue(NamedTuple):
 
 
 class SelectedFile(NamedTuple):
-    """The configuration file and profile in use, and the values of the options for them."""
+    """The configuration file and profile in use, and the values of --config and --profile."""
 
     file: ConfigFile | None
     profile: str | None

@@ -371,7 +371,7 @@ def tune_memory() -> None:
 
 
 def _allow_many_files() -> None:
-    """Raise the soft limit of open files to the hard one, as Go's runtime does."""
+    """Raise the soft limit of open files to the hard limit, as Go's runtime does."""
     with suppress(OSError, ValueError):  # the hard limit may be above fs.nr_open
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

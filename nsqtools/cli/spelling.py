@@ -1,4 +1,4 @@
-"""Go's spelling of flags, converted to GNU's: scripts for the Go tools keep working."""
+"""Converts Go's spelling of flags to GNU's, so scripts for the Go tools keep working."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _item(item: SyntaxTreeNode, mark: str) -> ListItem:
 
 
 def _table(table: SyntaxTreeNode) -> ItemList:
-    """A row becomes an entry: its first cell is the term, the others begin with their headers."""
+    """A row becomes an entry: its first cell is the term, other cells begin with their headers."""
     head, body = table.children
     headers = ["".join(each.text for each in spans) for spans in _cells(head.children[0])]
     return ItemList(

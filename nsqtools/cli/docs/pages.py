@@ -76,7 +76,7 @@ def page(root: click.Context, topic: Sequence[str]) -> Page | None:
 
 
 def guide_page(name: str) -> Page:
-    """The page of a guide, ``nsqtools-NAME(7)``; for the configuration file ``nsqtools.toml(5)``."""
+    """The page of a guide, ``nsqtools-NAME(7)``; for the file format ``nsqtools.toml(5)``."""
     page, number = ("nsqtools.toml", 5) if name == "toml" else (f"nsqtools-{name}", 7)
     texts = sections(name, "guides")
     summary = guide_summaries()[name].removesuffix(".")
@@ -287,7 +287,7 @@ def _see_also(node: CommandNode, nodes: Sequence[CommandNode]) -> Paragraph:
 
 
 def _related(node: CommandNode, other: CommandNode) -> bool:
-    """Whether the other command is below this one, in the same section, or named in the text."""
+    """Whether the other command is below this command, in its section, or named in its text."""
     if other.ctx.parent is node.ctx:
         return True
     if not other.ctx.parent:
