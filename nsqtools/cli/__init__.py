@@ -132,7 +132,7 @@ class LazyGroup(Group):
         click.Command.format_options(self, ctx, formatter)
 
     def format_brief(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Usage and the commands; the last line refers to more help."""
+        """Write the usage, the commands, and where to find more help."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_commands(ctx, formatter)

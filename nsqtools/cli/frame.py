@@ -112,8 +112,8 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str,
 def folded(line: str, width: int) -> list[str]:
     """A line of shell, split into lines of this width to paste unchanged.
 
-    Lines break before an option or before the next command of a pipe. Only a
-    quoted text longer than a line is broken inside: it is SQL, where white space is insignificant.
+    Lines break before an option or before the next command of a pipe. A quoted text is only broken
+    if it is longer than a line: such texts are SQL, where white space is insignificant.
     """
     from textwrap import wrap  # not at each start
 

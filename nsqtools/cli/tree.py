@@ -1,6 +1,6 @@
 """The tree of commands, for settings and documents; walking it runs no command.
 
-Completing settings at a TAB press walks it, so this module loads only click and option classes.
+Finding settings at a TAB press walks it, so this module loads only click and option classes.
 """
 
 from __future__ import annotations
