@@ -1,6 +1,6 @@
 """The command line. This module loads only click, since each TAB press starts a process."""
 
-# size: the modules that all commands share; each loads on demand
+# size: modules shared by all commands; each loads on demand
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class LazyCommand(NamedTuple):
-    """A command that is not loaded yet: its heading, a sentence of help, and its module."""
+    """A command not yet loaded: its heading, a sentence of help, and its module."""
 
     section: str
     help: str
     module: str = ""
-    """Where it is, unless in a module of ``nsqtools.cli.commands`` that has its name."""
+    """Its full name, unless it is ``nsqtools.cli.commands.NAME``."""
 
 
 _ADMIN = "nsqtools.cli.commands.admin"
@@ -50,11 +50,11 @@ COMMANDS = {
 }
 
 _REPLACED = {"to_nsq": "pub", "nsq_to_nsq": "relay"}
-"""Go tools whose names are not similar to those of their commands."""
+"""The commands replacing Go tools of quite different names, by tool."""
 
 
 class LazyGroup(Group):
-    """A group that lists its commands from a table and imports only the one that runs."""
+    """Lists commands from a table, and imports a command only when it is needed."""
 
     def __init__(self, *, table: dict[str, LazyCommand], **attrs: object) -> None:
         super().__init__(**attrs)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ class LazyGroup(Group):
         return command
 
     def take_shared(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Also take ``help`` with a command or a guide, and alone as ``--help``."""
+        """Also take ``help``: ``help NAME`` shows a page, ``help`` alone means ``--help``."""
         args = super().take_shared(ctx, args)
         if args[:1] != ["help"]:
             return args
@@ -100,7 +100,7 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command as click does, and suggest names of the table for an unknown one."""
+        """Find the command as click does; an error suggests similar names of the table."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
@@ -109,7 +109,7 @@ class LazyGroup(Group):
     def _unknown(
         self, ctx: click.Context, name: str, guides: Iterable[str] = ()
     ) -> click.UsageError:
-        """The error for a name that is no command, with the nearest of the names that are."""
+        """The error for an unknown command or guide, with the most similar known name."""
         if name in _REPLACED:
             near = _REPLACED[name]
             return click.UsageError(f"No such command {name!r}. Did you mean {near!r}?", ctx)
@@ -132,7 +132,7 @@ class LazyGroup(Group):
         click.Command.format_options(self, ctx, formatter)
 
     def format_brief(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands, and where there is more."""
+        """Write the usage, the commands, and where to find more help."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_commands(ctx, formatter)
@@ -151,7 +151,7 @@ class LazyGroup(Group):
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Commands that begin with this text, with their help from the table."""
+        """Commands beginning with this text, with their help from the table."""
         from click.shell_completion import CompletionItem
 
         found = [
@@ -174,7 +174,7 @@ class LazyGroup(Group):
 def cli() -> None:
     """The command line for NSQ: tail, archive, publish and look up topics.
 
-    The options -v, -q, --log-format, --config and --profile may also stand before the command.
+    The options -v, -q, --log-format, --config and --profile may come before the command too.
     """
 
 

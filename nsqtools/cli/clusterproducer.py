@@ -1,4 +1,4 @@
-"""Where dead letters of to-http and relay go, such as back to the cluster."""
+"""The destination of dead letters of to-http and relay, such as the consumed cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def dead_letters(
     source: SourceOptions, dead: DeadLetterOptions, config: ConsumerConfig
 ) -> DeadLetters:
-    """Where messages that are given up go.
+    """The destination of given-up messages.
 
     Raises ConfigError if the dead-letter topic is consumed by the same command.
     """
@@ -37,11 +37,11 @@ def dead_letters(
 
 
 class ClusterProducer:
-    """A producer for the cluster that is consumed from; it connects at the first message.
+    """A producer for the consumed cluster; it connects at the first message.
 
     It publishes to the nsqds of the source or, with nsqlookupd, to all listed nsqds. Bodies may be
-    as large as the consumer accepts, because these nsqds delivered them. The
-    ``config`` holds the secret of --auth-secret-file.
+    as large as the consumer accepts, because these nsqds delivered them. ``config`` holds the
+    secret of --auth-secret-file.
     """
 
     def __init__(self, source: SourceOptions, config: ConsumerConfig) -> None:

@@ -1,4 +1,4 @@
-"""Answers a TAB press: reads the line up to the cursor, prints a line for each candidate."""
+"""Answers a TAB press: reads the line up to the cursor and prints a line for each candidate."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LINE = "COMP_WORDS"
-"""The variable that holds the line."""
+"""The variable with the typed line."""
 
 TEXT = "COMP_TEXT"
-"""The variable with the part of the word that bash completes: bash also breaks words at = and :."""
+"""The variable with bash's part of the word: bash also breaks words at = and :."""
 
 _CURSOR = "\0"  # not in the line, because a variable cannot contain it
 
 
 class Answer(NamedTuple):
-    """Completions of the last word: ``kept``, then one of the items in place of ``typed``."""
+    """Completions of the last word: ``kept`` stays, and an item replaces ``typed``."""
 
     kept: str
     typed: str
@@ -40,10 +40,10 @@ _NOTHING = Answer("", "", ())
 def answer(cli: click.Group, instruction: str) -> NoReturn:
     """Print the candidates for ``bash_complete``, ``zsh_complete`` or ``fish_complete`` and exit.
 
-    The line is ``$COMP_WORDS``, up to the cursor and with the quotes that were typed. A candidate
-    is a line of three fields, separated by tabs: ``plain``, the replacement of the completed text,
-    and a help text; or ``file``, the typed part of a file name, and the text before it. Errors are
-    silent, because they would be printed into the line.
+    ``$COMP_WORDS`` is the line up to the cursor, with its quotes. Each candidate is a line of three
+    fields, separated by tabs: ``plain``, the replacement of the completed text, and a help text; or
+    ``file``, the typed part of a file name, and the text before it. Errors are silent, because the
+    shell would show them in the middle of the line.
     """
     shell, _, verb = instruction.partition("_")
     try:
@@ -59,9 +59,9 @@ def answer(cli: click.Group, instruction: str) -> NoReturn:
 
 
 def _skipped(shell: str, found: Answer) -> str:
-    """The beginning of the word that the shell keeps, and that candidates must not repeat."""
+    """The beginning of the word: the shell keeps it, so candidates must not repeat it."""
     if shell == "zsh":
-        return found.kept  # the script leaves it out
+        return found.kept  # the zsh script leaves it out
     text = os.environ.get(TEXT)
     if text is None:
         return ""
@@ -82,7 +82,7 @@ def _text(found: Answer, skipped: str) -> bytes:
 
 
 def candidates(cli: click.Group, line: str) -> Answer:
-    """The completions of a line that begins with the name of the program."""
+    """The completions of a line; its first word is the name of the program."""
     _, *words, word = split_arg_string(line + _CURSOR)
     word = word.removesuffix(_CURSOR)
     if words[:1] == ["help"]:
@@ -115,7 +115,7 @@ def _after(
 
 
 def _of_group(ctx: click.Context, args: list[str], word: str) -> Answer:
-    """Commands, or the shared options that may stand before them, and their values."""
+    """Commands, or the shared options before a command and their values."""
     if args or word.startswith("-"):
         from nsqtools.cli.options import shared_flags
 
@@ -129,10 +129,9 @@ def _of_group(ctx: click.Context, args: list[str], word: str) -> Answer:
 
 
 def _context(cli: click.Group, words: Sequence[str]) -> tuple[click.Context, list[str]] | None:
-    """The context of the command that the words name, and its arguments; else None.
+    """The context and the arguments of the command named by the words; None if unknown.
 
-    The arguments of a group are the options before a command. Errors in what was typed so far are
-    ignored.
+    The arguments of a group are the options before a command. Errors in the words are ignored.
     """
     command: click.Command | None = cli
     name, rest = PROGRAM, list(words)
@@ -158,7 +157,7 @@ def _with(
 
 
 def _behind_shared(ctx: click.Context, words: list[str]) -> list[str]:
-    """The words behind the options that may stand before a command."""
+    """The words after the shared options before a command."""
     with suppress(click.UsageError):
         if isinstance(ctx.command, Group):
             words = ctx.command.take_shared(ctx, words)
@@ -166,18 +165,18 @@ def _behind_shared(ctx: click.Context, words: list[str]) -> list[str]:
 
 
 def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:
-    """Values of the option or argument that gets the word, or names of options."""
+    """Values of the option or argument at the cursor, or names of options."""
     dashed, after_dashes = word.startswith("-"), "--" in args
     joined = dashed and "=" in word and not after_dashes
     param, text = _receiver(ctx, args, word if joined or not dashed else "")
     if isinstance(param, click.Argument) and not ctx.allow_interspersed_args:
-        # The argument is itself a command line, as for ``config show``.
+        # The argument is itself a command line, as in ``config show``.
         line = ctx.params[param.name] or ()
         root = ctx.find_root().command
         if isinstance(root, click.Group) and (line or not dashed):
             return _after(root, line, word)
     if isinstance(param, click.Option):
-        if not joined:  # a parser does not get to arguments if it ends in an option without value
+        if not joined:  # an option without its value stops the parser before the arguments
             ctx = _with(ctx.command, ctx.info_name, args[:-1], ctx.parent)
         typed = text if joined else word
         return Answer(word.removesuffix(typed), typed, param.shell_complete(ctx, typed))
@@ -192,7 +191,7 @@ def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:
 def _receiver(
     ctx: click.Context, args: Sequence[str], word: str
 ) -> tuple[click.Parameter | None, str]:
-    """The parameter that would get the word as the next argument, and the text it would get."""
+    """The parameter to receive the word as the next argument, and its part of the word."""
     params = ctx.command.get_params(ctx)
     spelt = gnu_spelling(ctx, [*args, word + _CURSOR], params)
     opts, _, _ = ctx.command.make_parser(ctx).parse_args(spelt)
@@ -205,7 +204,7 @@ def _receiver(
 
 
 def _options(ctx: click.Context, word: str) -> list[CompletionItem[str]]:
-    """Options with this beginning; in Go's spelling after a single dash."""
+    """Options beginning with this word; after a single dash in Go's spelling."""
     items = ctx.command.shell_complete(ctx, word)
     if not word.startswith("--n"):  # --no-OPTION would double the list
         items = [item for item in items if not item.value.startswith("--no-")]

@@ -1,8 +1,8 @@
-"""The configuration file: where it is found, its tables and keys, and their values.
+"""The configuration file: its place, its tables and keys, and their values.
 
     default_profile = "prod"
 
-    [defaults]                  # options that commands share
+    [defaults]                  # options shared by commands
     log-format = "json"
 
     [tail]                      # options of one command
@@ -13,8 +13,8 @@
 
     [profile.prod.tail]         # as [tail]
 
-Keys are the names of flags, with dashes or underscores. Every error is a ConfigFileError of one
-line that names file, table and key.
+Keys are the names of flags, with dashes or underscores. Every error is a ConfigFileError: one line
+naming the file, the table and the key.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Source(StrEnum):
 class Table(NamedTuple):
     """One table.
 
-    ``command`` has the words of its command, and is empty if several share it. ``name`` is its
-    name in errors. Keys are spelled as parameters, and paths are relative to ``folder``.
+    ``command`` has the words of the table's command; it is empty for a table shared by commands.
+    Errors begin with ``name``. Keys are spelled as parameters, and paths are relative to
+    ``folder``.
     """
 
     source: Source
@@ -75,7 +76,7 @@ class Table(NamedTuple):
     def value(self, key: str, declared: Option) -> Any:
         """The checked value of a key.
 
-        For an option that may be repeated, a single value is allowed.
+        A repeatable option also accepts a single value.
         """
         value = self.values[key]
         try:
@@ -123,7 +124,7 @@ class Table(NamedTuple):
             raise ConfigFileError(f"{self.name}: {error}") from None
 
     def unknown(self, options: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
-        """A line for each key that is neither a known option nor the table of a command."""
+        """A line for each key other than a known option or the table of a command."""
         tables = list(commands)
         for key, value in self.values.items():
             name = flag_name(key)
@@ -144,7 +145,7 @@ class Table(NamedTuple):
 
 
 def convert(declared: Option, value: Any) -> Any:
-    """The checked form of a value in TOML. Raises ConfigError, which does not name the option."""
+    """The checked form of a value in TOML. Raises ConfigError without the name."""
     kind, is_text = KINDS[declared.kind], isinstance(value, str)
     if declared.kind == "duration" or (declared.kind == "size" and is_text):
         if not is_text:
@@ -161,7 +162,7 @@ def convert(declared: Option, value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """A value as it is written in the file."""
+    """A value as written in the file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -170,7 +171,7 @@ def _toml(value: Any) -> str:
 
 
 def shared_options() -> dict[str, Option]:
-    """The options allowed in [defaults] and profiles: those with a variable for all commands."""
+    """Options allowed in [defaults] and profiles: each has one variable for all commands."""
     found = {}
     for cls in option_classes():
         if cls.opt_flag and cls.shared:
@@ -182,7 +183,7 @@ def shared_options() -> dict[str, Option]:
 class ConfigFile:
     """The contents of a file.
 
-    ``name`` is its name in errors. With ``is_public``, others than its owner may read it.
+    Errors call the file ``name``. With ``is_public``, users other than the owner may read the file.
     """
 
     def __init__(self, name: str, data: Mapping[str, Any], *, is_public: bool) -> None:
@@ -205,9 +206,9 @@ class ConfigFile:
         return list(profiles) if isinstance(profiles, dict) else []
 
     def choose(self, profile: str | None, asked_by: str) -> str | None:
-        """The profile to use: the requested one, ``none`` for no profile, or ``default_profile``.
+        """The requested profile, or else ``default_profile``; None if ``none`` was requested.
 
-        Raises ConfigFileError if it does not exist; ``asked_by`` names the source of the request.
+        Raises ConfigFileError for a missing profile; ``asked_by`` names the source of the request.
         """
         if profile == NO_FILE:
             return None
@@ -227,17 +228,16 @@ class ConfigFile:
     def check_top(self, commands: Iterable[str]) -> None:
         """Raise ConfigFileError for an unknown key or table at the top level."""
         top = Table(Source.FILE, (), self.name, self._data, self._folder)
+        for problem in top.unknown((_DEFAULT_PROFILE,), (*_TOP_TABLES, *commands)):
+            raise ConfigFileError(problem)
         profiles = self._table(self._data.get("profile", {}), (), "profile", Source.PROFILE)
-        for problem in (
-            *top.unknown((_DEFAULT_PROFILE,), (*_TOP_TABLES, *commands)),
-            *profiles.unknown((), map(flag_name, self.profiles)),
-        ):
+        for problem in profiles.unknown((), map(flag_name, self.profiles)):
             raise ConfigFileError(problem)
 
     def tables(self, command: Sequence[str], profile: str | None) -> Iterator[Table]:
         """The tables of a command, highest precedence first.
 
-        Raises ConfigFileError if one is not a table.
+        Call ``check_top`` before. Raises ConfigFileError for a key in two spellings.
         """
         if profile is not None:
             name = f"profile.{profile}"
@@ -251,7 +251,7 @@ class ConfigFile:
     def _own(
         self, node: Mapping[str, Any], command: Sequence[str], prefix: str, source: Source
     ) -> list[Table]:
-        """Tables of a command and its groups, its own first."""
+        """Tables of a command and its groups, the command's own first."""
         found: list[Table] = []
         for depth, word in enumerate(command, 1):
             values = node.get(word.replace("-", "_"))
@@ -281,12 +281,12 @@ class ConfigFile:
 
 
 def may_be_read_by_others(file: IO[Any]) -> bool:
-    """Whether the mode of an open file lets others than its owner read it."""
+    """Whether the mode of an open file gives users other than its owner any access."""
     return bool(os.fstat(file.fileno()).st_mode & 0o077)
 
 
 def _holds_secret(data: Mapping[str, Any]) -> bool:
-    """Whether a table or one below it has a secret, by its own key or in a pair."""
+    """Whether this table or a table in it holds a secret, under its own key or in a pair."""
     secrets = {
         name for cls in option_classes() for name, each in cls.declared().items() if each.secret
     }
@@ -306,18 +306,18 @@ def _holds_secret(data: Mapping[str, Any]) -> bool:
 
 
 def search_path() -> list[str]:
-    """The files to look for without --config, in this order; the first that exists is used."""
+    """Files to look for without --config; the first existing file is used."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):  # ignored then, as the XDG Base Directory Specification requires
+    if not os.path.isabs(home):  # ignored, as the XDG Base Directory Specification requires
         home = os.path.expanduser("~/.config")
     return [os.path.join(folder, "nsqtools", "config.toml") for folder in (home, "/etc")]
 
 
 def load(path: str | None, asked_by: str = "--config") -> ConfigFile | None:
-    """Read the requested file, or else the first of the search path; None if there is none.
+    """Read the requested file, or else the first in the search path; None if no file exists.
 
     Raises ConfigFileError if the requested file is missing, or if a file cannot be read or is not
-    TOML. ``asked_by``, which may be empty, names the source of the request in errors.
+    TOML. ``asked_by`` names the source of the request in errors; it may be empty.
     """
     if path == NO_FILE:
         return None
@@ -346,7 +346,7 @@ def _load(path: str, asked_by: str) -> ConfigFile:
         return ConfigFile(path, tomllib.loads(text), is_public=is_public)
     except RecursionError:
         raise ConfigFileError(f"{path}: nested too deeply") from None
-    except ValueError as error:  # of tomllib, or a number of thousands of digits
+    except ValueError as error:  # from tomllib, or for a number with thousands of digits
         raise ConfigFileError(f"{path}: {_plain(str(error))}") from None
 
 

@@ -1,4 +1,4 @@
-"""Warns of variables with the prefix NSQTOOLS_ that no command reads."""
+"""Warns of unknown variables with the prefix NSQTOOLS_."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PROGRAM = {"NSQTOOLS_DEBUG", "NSQTOOLS_PIPELINE_AUTH_SECRET"}
 
 
 def warnings(ctx: click.Context) -> list[str]:
-    """A line for each variable that is set and that no command knows, with the nearest known one.
+    """A line for each set variable unknown to all commands, with the nearest known variable.
 
-    A command other than that of ``ctx`` is loaded for a variable that begins with its name, and all
-    are for a variable that is unknown even so.
+    Commands besides the command of ``ctx`` are loaded only if needed: first the commands named in
+    a variable, then, for a variable still unknown, all of them.
     """
     unknown = {name for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
     own = _variables_of([ctx])
@@ -54,7 +54,7 @@ def _variables_of(all_of: Iterable[click.Context]) -> set[str]:
 
 
 def _nearest(name: str, variables: Iterable[str]) -> str:
-    """The hint: a name that only lacks its command, or the most similar one without the prefix."""
+    """The hint: the same name with a command added, or else the most similar name."""
     from difflib import get_close_matches
 
     rest = name[len(_PREFIX) :]

@@ -1,4 +1,4 @@
-"""The exit codes, and the place where the outcome of a run becomes an exit code."""
+"""The exit codes; turns the outcome of a run into an exit code."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def one_line(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """One line about an error. It names the type only if the text was not written for users."""
+    """One line about an error, with its type unless the text was written for users."""
     from nsqtools.errors import NSQError
 
     try:
         text = str(error)
-    except Exception:  # of an exception that has its text elsewhere
+    except Exception:  # the exception keeps its text elsewhere
         text = ""
     if isinstance(error, NSQError) and text:
         return one_line(text)
@@ -86,7 +86,7 @@ def _write(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):  # nobody can read it
+    except (OSError, ValueError):  # stderr is closed or full
         pass
 
 
@@ -102,8 +102,8 @@ def report_through(report: Callable[[str], None] | None) -> None:
 def run(cli: click.Group, args: Sequence[str]) -> int:
     """Run the command line, print its error, if any, and return the exit code.
 
-    Does not return if the reader of stdout has closed it: the process then ends by SIGPIPE. click's
-    ``main`` is not used because it prints a line on Ctrl-C.
+    Does not return if the reader of stdout has closed it: the process then ends by SIGPIPE. This
+    replaces click's ``main`` because it prints a line on Ctrl-C.
     """
     _open_standard_streams()
     try:
@@ -162,13 +162,13 @@ def _outcome(error: BaseException) -> int:
             return Exit.USAGE
         case LockedError():
             return Exit.LOCKED
-        case PeerError():  # later ones cause a reconnect, so this happened at the start
+        case PeerError():  # later errors cause a reconnect, so this happened at the start
             return Exit.UNREACHABLE
     return Exit.FAILURE
 
 
 def cause(error: BaseException) -> BaseException:
-    """The error itself, or the first one of a TaskGroup."""
+    """The error itself, or the first error of a TaskGroup."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -186,7 +186,7 @@ _SERVERS = {
 
 
 def with_fix(text: str) -> str:
-    """The text, or for a server that is not running at its default address, what to do."""
+    """The text, replaced by a remedy if no server runs at a default address."""
     if not (found := _DEFAULT_SERVER.search(text)):
         return text
     kind, flags = _SERVERS[found[2]]
@@ -195,7 +195,7 @@ def with_fix(text: str) -> str:
 
 
 def words(error: BaseException) -> str:
-    """The line that tells the user why a run ended."""
+    """The line for the user about the error ending a run."""
     from nsqtools.errors import NSQError, UnreachableError
 
     match error:
@@ -220,7 +220,7 @@ def _usage(error: click.UsageError) -> int:
         _write(f"{brief(error.ctx) if error.ctx else error.format_message()}\n")
         return Exit.USAGE
     path = error.ctx.command_path if error.ctx else PROGRAM
-    text = error.format_message().replace("\n\t", " ")  # of a missing choice
+    text = error.format_message().replace("\n\t", " ")  # click's text about a missing choice
     _write(f"{path}: {one_line(text)}\nTry '{path} -h'.\n")
     return Exit.USAGE
 
@@ -242,8 +242,8 @@ def _open_standard_streams() -> None:
     """Open descriptors 0 to 2 if the caller closed them.
 
     Otherwise a socket could become descriptor 1, and messages would be written to nsqd. Reading
-    this standard input and writing this standard output fail. Characters that standard output
-    cannot encode are escaped, as on standard error.
+    from such a standard input fails, and so does writing to such a standard output. Characters
+    unknown to the encoding of standard output are escaped, as on standard error.
     """
     for fd, name, flags, mode in (
         (0, "stdin", os.O_WRONLY, "r"),
@@ -253,15 +253,15 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, flags)  # takes the lowest free descriptor, which is fd
+            os.open(os.devnull, flags)  # takes the lowest free descriptor: fd
             stream = open(fd, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the run
             setattr(sys, name, stream)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # tests may have another
+    if isinstance(sys.stdout, io.TextIOWrapper):  # tests may replace it
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _detach_broken_streams() -> None:
-    """Discard unwritten output, or the interpreter would print an error and exit with 120."""
+    """Discard unwritten output, or else the interpreter prints an error and exits with 120."""
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()

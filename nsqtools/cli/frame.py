@@ -1,6 +1,6 @@
-"""What commands and groups have in common: ``-h``, and shared options before a command.
+"""Common parts of commands and groups: ``-h``, and shared options before a command.
 
-This module loads only click: every start of the program loads it.
+This module loads only click, because every start of the program loads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHARED_FLAGS = "nsqtools.shared_flags"
-"""Key of ``Context.meta``: the values of shared flags that stand before the command, by name."""
+"""Key of ``Context.meta`` for the values of shared flags before the command, by name."""
 
 _ENDING = ("-h", "-help", "--help", "-version", "--version")
 
@@ -28,7 +28,7 @@ def _show_brief(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def brief(ctx: click.Context) -> str:
-    """The text of ``-h``; that of ``--help`` if the command has no other."""
+    """The text of ``-h``; for a command without a brief text the text of ``--help``."""
     write = getattr(ctx.command, "format_brief", ctx.command.format_help)
     formatter = ctx.make_formatter()
     write(ctx, formatter)
@@ -36,7 +36,7 @@ def brief(ctx: click.Context) -> str:
 
 
 def brief_help(text: str) -> click.Option:
-    """The option ``-h`` of a command that has ``format_brief``; ``--help`` is left to click."""
+    """The option ``-h`` for a command with ``format_brief``; click adds ``--help``."""
     return click.Option(
         ["-h", "brief_help"],
         is_flag=True,
@@ -50,7 +50,7 @@ def brief_help(text: str) -> click.Option:
 def columns() -> int:
     """The width of the terminal, or of $COLUMNS, or 80.
 
-    As ``shutil.get_terminal_size``, which loads three compressors for it.
+    ``shutil.get_terminal_size`` does the same, but shutil loads three compressors.
     """
     try:
         if width := int(os.environ.get("COLUMNS", "0")):
@@ -59,31 +59,31 @@ def columns() -> int:
         pass
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
-    except (AttributeError, ValueError, OSError):  # there is none, or it is no terminal
+    except (AttributeError, ValueError, OSError):  # stdout is closed or no terminal
         return 80
 
 
 class Context(click.Context):
-    """A context whose help is as wide as the terminal, up to 80 columns."""
+    """A context with help as wide as the terminal, from 50 to 80 columns."""
 
     def make_formatter(self) -> click.HelpFormatter:
-        """Make one without asking shutil."""
+        """Make a formatter without loading shutil."""
         return click.HelpFormatter(width=max(min(columns(), 80), 50))
 
 
 class Group(click.Group):
-    """A group that takes the options that all commands share before the command, too."""
+    """A group accepting the shared options of all commands before the command, too."""
 
     context_class = Context
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse after the shared options were taken off the beginning."""
+        """Take the shared options off the beginning, and parse the rest."""
         return super().parse_args(ctx, self.take_shared(ctx, args))
 
     def take_shared(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the values of leading shared options in ``ctx.meta``; returns the other arguments.
 
-        The declarations of options are loaded only where there is a leading option. Raises
+        Only a leading option causes the declarations of options to be loaded. Raises
         click.UsageError for an unknown option and for a wrong value.
         """
         if not args or not args[0].startswith("-"):
@@ -98,7 +98,7 @@ class Group(click.Group):
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:
-    """Examples that can be copied: long lines continue after a backslash."""
+    """Write examples to copy: long lines continue after a backslash."""
     if not examples:
         return
     with formatter.section("Examples"):
@@ -110,10 +110,10 @@ def write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str,
 
 
 def folded(line: str, width: int) -> list[str]:
-    """A line of shell in lines of this width, which can be pasted as they are.
+    """A line of shell, split into lines of this width to paste unchanged.
 
-    It is broken before an option or the next command of a pipe, and inside quotes only where what
-    is quoted is longer than a line: there are statements, in which white space means nothing.
+    Lines break before an option or before the next command of a pipe. A quoted text is only broken
+    if it is longer than a line: such texts are SQL, where white space is insignificant.
     """
     from textwrap import wrap  # not at each start
 

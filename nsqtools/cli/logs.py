@@ -30,8 +30,8 @@ def configure(options: LogOptions, warnings: Iterable[str] = (), notes: Iterable
     """Set up logging for a run: errors with -q, else warnings; information with -v, all with -vv.
 
     ``warnings`` and ``notes`` are logged first. Warnings of other packages (asyncio, httpx) use the
-    same handler, so that no traceback bypasses it. If stderr is closed or full, only the log lines
-    are lost.
+    same handler, so no traceback bypasses it. If stderr is closed or full, only the log lines are
+    lost.
     """
     verbosity = -1 if options.quiet else options.verbose
     level = _LEVELS.get(verbosity, logging.DEBUG)
@@ -63,14 +63,14 @@ def adjust(level: str, prefix: str) -> None:
 
 
 def show_status(kind: str = "status") -> None:
-    """Let the lines of ``--status-every``, or of another ``kind``, through, except with -q."""
+    """Log the lines of ``--status-every``, or of another ``kind``, except with -q."""
     logger = logging.getLogger(f"nsqtools.{kind}")
     if logger.isEnabledFor(logging.WARNING):
         logger.setLevel(logging.INFO)
 
 
 def is_watched() -> bool:
-    """Whether standard error is a terminal that shall show progress."""
+    """Whether to show progress: on a terminal, without -q or JSON log lines."""
     handlers = logging.getLogger().handlers
     as_json = any(isinstance(each.formatter, JsonFormatter) for each in handlers)
     is_enabled = logging.getLogger("nsqtools").isEnabledFor(logging.WARNING)
@@ -78,14 +78,14 @@ def is_watched() -> bool:
 
 
 def report_end(text: str) -> None:
-    """Say what a run did: on a terminal, unless with -q, and elsewhere with -v."""
+    """Report the outcome of a run: on a terminal except with -q, elsewhere only with -v."""
     if sys.stderr.isatty():
         show_status("end")
     logging.getLogger("nsqtools.end").info(text)
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever ``sys.stderr`` is at the time."""
+    """Writes to the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -99,8 +99,8 @@ class _Stderr(logging.Handler):
 class TextFormatter(logging.Formatter):
     """``nsqtools: text``. Warnings are labelled; -v labels all lines, -vv adds time and logger.
 
-    Unprintable characters are escaped: a line stays one line and cannot control a terminal. The
-    line ends with the exception, if any; its traceback follows only with NSQTOOLS_DEBUG=1.
+    Unprintable characters are escaped: a line stays one line and cannot control a terminal. An
+    exception ends the line; its traceback follows only with NSQTOOLS_DEBUG=1.
     """
 
     def __init__(self, verbosity: int) -> None:
@@ -109,7 +109,7 @@ class TextFormatter(logging.Formatter):
         self.prefix = f"{PROGRAM}: "
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line without its end, or several with a traceback."""
+        """One line without its end, or several lines with a traceback."""
         text = with_fix(record.getMessage())
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
@@ -128,9 +128,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Keys ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, then those of ``extra``.
+    """Keys ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, then keys of ``extra``.
 
-    An error adds ``exception``, one line, and with NSQTOOLS_DEBUG=1 ``traceback``.
+    An error adds ``exception`` (one line) and, with NSQTOOLS_DEBUG=1, ``traceback``.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,10 +1,10 @@
-"""Command-line options out of the option classes of ``nsqtools.config``.
+"""Command-line options, made from the option classes of ``nsqtools.config``.
 
     @click.command("tail", cls=Command, examples=[("Print one", "nsqtools tail -n 1 --topic x")])
     @options()
     def tail(*, source: SourceOptions, config: BatchConsumerConfig) -> int: ...
 
-click parses flags and knows nothing else; ``nsqtools.cli.resolver`` says where values come from.
+click only parses flags; ``nsqtools.cli.resolver`` adds values from all other places.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LAST = [*(cls.title for cls in _SHARED), _OTHERS]
 
 
 class ValueType(click.ParamType[Any]):
-    """Any kind of option: parsing, range and choices are the declaration's."""
+    """The type of any option; the declaration has parser, range and choices."""
 
     def __init__(self, declared: Option) -> None:
         self.declared = declared
@@ -59,7 +59,7 @@ class ValueType(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The value, or click's error with the option's name before the reason."""
-        if value == "" and not self.declared.values:  # an unset variable of a shell, perhaps
+        if value == "" and not self.declared.values:  # perhaps from an unset shell variable
             self.fail("is empty: give a value, or leave the option out", param, ctx)
         try:
             return self.declared.parse(value) if isinstance(value, str) else value
@@ -69,7 +69,7 @@ class ValueType(click.ParamType[Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The choices, names that servers or the file know, or the shell's own files for a path."""
+        """The choices, names from servers or the file, or for a path the shell's own files."""
         from click.shell_completion import CompletionItem
 
         if self.declared.kind == "path":
@@ -83,11 +83,11 @@ class ValueType(click.ParamType[Any]):
 
 
 class FlagType(ValueType, BoolParamType):
-    """A boolean; click allows ``--no-x`` only for its own type."""
+    """A boolean of click's own type: click allows ``--no-x`` for no other."""
 
 
 class DeclaredFlag(click.Option):
-    """A flag for one declared option. Its value is None when it was given nowhere."""
+    """A flag for one declared option. Its value is None if the flag is not given."""
 
     def __init__(
         self, param_decls: Sequence[str], *, command_option: CommandOption, **attrs: Any
@@ -122,12 +122,12 @@ class DeclaredFlag(click.Option):
         return spec, self._described(range=self.command_option.range_text)
 
     def brief_record(self, ctx: click.Context) -> tuple[str, str]:
-        """As ``get_help_record``, without the range and ``--no-``."""
+        """Like ``get_help_record``, without the range and ``--no-``."""
         spec, _ = self.get_help_record(ctx)
         return spec.replace("--[no-]", "--"), self._described()
 
     def _described(self, **facts: str) -> str:
-        """The help and, in brackets, whether it is required, its default and these facts."""
+        """The help, then in brackets: ``required``, the default and these facts."""
         facts = {"default": self.command_option.default_text, **facts}
         notes = [f"{name}: {text}" for name, text in facts.items() if text]
         if self.command_option.declared.required and not self.command_option.declared.instead:
@@ -138,12 +138,12 @@ class DeclaredFlag(click.Option):
 class Command(click.Command):
     """A command of ``options``: sections in help, examples as data, Go's spelling of flags.
 
-    ``examples`` are pairs of a sentence without its full stop and a command line. They, and more
-    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.md``; by default
-    ``guide`` is the name of the command.
+    ``examples`` are pairs of a sentence without its full stop and a command line. The file
+    ``docs/commands/GUIDE.md`` may hold them instead, with more sections of the manual page;
+    ``guide`` is by default the name of the command.
 
-    ``essential`` are the names of the options that ``-h`` shows, with spaces between; a command
-    whose whole help fits on one screen needs none. Raises TypeError for a name that is no option.
+    ``essential`` names the options for ``-h``, separated by spaces; leave it out if the whole help
+    fits on one screen. Raises TypeError for an unknown option.
     """
 
     context_class = Context
@@ -181,9 +181,9 @@ class Command(click.Command):
         return {title: text for title, text in found.items() if title != EXAMPLES}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse after Go's spellings were made GNU's."""
+        """Convert Go's spellings to GNU's, then parse."""
         takes_none = not any(isinstance(param, click.Argument) for param in self.params)
-        ctx.allow_extra_args |= takes_none  # they are refused below, with a hint
+        ctx.allow_extra_args |= takes_none  # refused below, with a hint
         with augment_usage_errors(ctx):
             try:
                 rest = super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
@@ -194,7 +194,7 @@ class Command(click.Command):
         return rest
 
     def _as_argument(self, ctx: click.Context, error: click.NoSuchOption) -> click.UsageError:
-        """The error for an option that is an argument of this command: ``--topic`` of a verb."""
+        """The error for an unknown option, with a hint if it names an argument of this command."""
         name = error.option_name.lstrip("-").replace("-", "_")
         arguments = [each for each in self.params if isinstance(each, click.Argument)]
         if name not in {each.name for each in arguments}:
@@ -205,7 +205,7 @@ class Command(click.Command):
         )
 
     def _hint(self, ctx: click.Context, words: Sequence[str]) -> str:
-        """Which option is meant by words that may be topics, if none is named so far."""
+        """``--topic WORD`` for words likely meant as topics, or else the words."""
         topic = next((param for param in self.params if param.name == "topic"), None)
         is_flag = ctx.get_parameter_source("topic") is ParameterSource.COMMANDLINE
         if not isinstance(topic, DeclaredFlag) or is_flag:
@@ -219,7 +219,7 @@ class Command(click.Command):
         return f"; did you mean {' '.join(f'--topic {name}' for name in meant)}?"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options under the titles of the classes that declare them, shared ones last."""
+        """Options under the titles of their declaring classes, shared options last."""
         params = self.get_params(ctx)
         options = [each for each in params if isinstance(each, click.Option) and not each.hidden]
         for title, members in by_section(options).items():
@@ -228,7 +228,7 @@ class Command(click.Command):
                 formatter.write_dl(list(filter(None, records)))
 
     def format_brief(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what fits on one screen: the essential options and two examples."""
+        """Write one screen of help: the essential options and two examples."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_arguments(ctx, formatter)
@@ -245,7 +245,7 @@ class Command(click.Command):
         )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """How variables are called, then the examples."""
+        """The names of variables, then the examples."""
         super().format_epilog(ctx, formatter)
         example = next((param for param in self.params if isinstance(param, DeclaredFlag)), None)
         if example:
@@ -259,12 +259,12 @@ class Command(click.Command):
 
 
 class SharedFlags(Command):
-    """The options that every command has, as they may stand before the command."""
+    """The shared options of all commands, given before the command."""
 
     def take(self, ctx: click.Context, args: list[str]) -> tuple[dict[str, Any], list[str]]:
-        """The values of the options that ``args`` begin with, and the other arguments.
+        """The values of the options at the beginning of ``args``, and the other arguments.
 
-        ``ctx`` is of the group that is given the arguments. Raises click.UsageError.
+        ``ctx`` is the context of the group receiving the arguments. Raises click.UsageError.
         """
         params = self.get_params(ctx)
         parsed, rest, _ = self.make_parser(ctx).parse_args(gnu_spelling(ctx, args, params))
@@ -274,21 +274,21 @@ class SharedFlags(Command):
                 continue
             if isinstance(param, DeclaredFlag):
                 values[param.name] = param.type_cast_value(ctx, parsed[param.name])
-            else:  # it shows something and ends the run
+            else:  # such as --version: prints and ends the run
                 rest = [param.opts[-1]]
         return values, rest
 
 
 @cache
 def shared_flags() -> SharedFlags:
-    """The one command of this kind."""
+    """The only instance of SharedFlags."""
     names = " ".join([*LogOptions.declared(), *FileOptions.declared()])
     made: SharedFlags = click.command(cls=SharedFlags, essential=names)(options()(lambda: None))
     return made
 
 
 class CommandGroup(Group):
-    """A group whose help ends with an example of each of its commands."""
+    """A group; its help ends with an example of each of its commands."""
 
     command_class = Command
 
@@ -311,7 +311,7 @@ def section_of(option: click.Option) -> str:
 
 
 def by_section(options: Iterable[click.Option]) -> dict[str, list[click.Option]]:
-    """The options of a command under their headings: its own, then the shared ones."""
+    """The options of a command under their headings: its own, then shared options."""
     found: dict[str, list[click.Option]] = {}
     for each in options:
         found.setdefault(section_of(each), []).append(each)
@@ -323,20 +323,20 @@ def _rank(title: str) -> int:
 
 
 def argument(name: str, declared: Option, **attrs: Any) -> Decorator:
-    """A positional argument of a declared kind, whose help is the declaration's."""
+    """A positional argument with the kind and the help of its declaration."""
     return click.argument(name, type=ValueType(declared), help=declared.help, **attrs)
 
 
 def options(
     **groups: type[Options],
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command an instance of each option class that annotates a parameter.
+    """Pass a command an instance of each option class annotating one of its parameters.
 
-    ``keyword=Class`` is for a parameter that has not this annotation. A command that has a default
-    of its own has a class of its own. Where two classes declare an option of the same name it is
-    one flag that serves both. A contradiction between options is a usage error. Every command also
-    gets the flags of LogOptions and FileOptions, which are dealt with here; one that has
-    FileOptions among its classes deals with the file itself.
+    ``keyword=Class`` gives the class of a parameter without such an annotation. A command with a
+    default of its own needs an option class of its own. Two classes declaring an option of the same
+    name share its flag. A contradiction between options is a usage error. Every command also gets
+    the flags of LogOptions and FileOptions, handled here; a command with FileOptions among its
+    classes handles the file itself.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
@@ -372,7 +372,7 @@ def options(
 
         command.option_groups = bound  # type: ignore[attr-defined]
         _version(command)
-        for each in reversed(flags.values()):  # click lists the last one first
+        for each in reversed(flags.values()):  # click lists the last option first
             click.option(*_declarations(each), cls=DeclaredFlag, command_option=each)(command)
         return command
 
@@ -390,7 +390,7 @@ def _bound(function: Callable[..., Any], groups: Mapping[str, type[Options]]) ->
 
 
 def _unknown_variables(ctx: click.Context) -> Sequence[str]:
-    """A warning for each variable that looks like ours and is not."""
+    """A warning for each unknown variable with our prefix."""
     if not any(name.startswith("NSQTOOLS_") for name in os.environ):
         return ()
     from nsqtools.cli.environment import warnings
@@ -399,7 +399,7 @@ def _unknown_variables(ctx: click.Context) -> Sequence[str]:
 
 
 def _declarations(option: CommandOption) -> list[str]:
-    """What click wants to know of an option's names: ``keep``, ``-k``, ``--keep/--no-keep``."""
+    """The names of an option for click: ``keep``, ``-k``, ``--keep/--no-keep``."""
     short = [f"-{option.declared.short}"] if option.declared.short else []
     alias = [f"--{flag_name(option.declared.alias)}"] if option.declared.alias else []
     opposite = f"/--no-{option.key}" if option.declared.kind == "flag" else ""

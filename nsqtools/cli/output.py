@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 STDOUT = 1
 
 _GAP = "  "
-_SHORTEST = 12  # what is left of a cell that is cut
+_SHORTEST = 12  # least width of a shortened cell
 
 
 class TableLayout(NamedTuple):
-    """Which columns of a table hold numbers, and how many of the first columns may be cut."""
+    """The columns of numbers, and the count of leading columns to shorten if need be."""
 
     numbers: range = range(0)
     cut: int = 0
@@ -36,7 +36,7 @@ _PLAIN = TableLayout()
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print ``rows_text`` of cells that may hold anything.
+    """Print cells with any text, laid out by ``rows_text``.
 
     Unprintable characters in a cell are escaped: they cannot control a terminal or break a row.
     """
@@ -49,10 +49,10 @@ def rows_text(
     layout: TableLayout = _PLAIN,
     styles: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Rows of printable cells: a table on a terminal; in a pipe separated by tabs, without header.
+    """Rows of printable cells: a table on a terminal, else tab-separated lines without header.
 
-    In a table the header is bold, and each row has its style, arguments of ``click.style``. Lines
-    that are still too long after names were cut are wrapped by the terminal.
+    A table has a bold header, and each row has its style: arguments of ``click.style``. If lines
+    are still too long after names were cut, the terminal wraps them.
     """
     if not sys.stdout.isatty():
         return "".join("\t".join(row) + "\n" for row in rows)
@@ -63,7 +63,7 @@ def rows_text(
 
 
 def aligned(rows: Sequence[Sequence[str]], layout: TableLayout, width: int) -> list[str]:
-    """Lines with aligned columns, cut to this width as far as the layout allows."""
+    """Lines with aligned columns, shortened to this width as far as the layout allows."""
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
     for n in sorted(range(layout.cut), key=lambda n: -widths[n]):

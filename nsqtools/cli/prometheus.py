@@ -1,7 +1,7 @@
 """Metrics over HTTP in Prometheus' formats, while a command runs.
 
-Values are read in the event loop at each scrape, so that counting needs no lock. They are formatted
-in a thread, so that a scrape of many topics does not delay messages.
+Each scrape reads the values in the event loop, so counting needs no lock. A thread formats them, so
+a scrape of many topics does not delay messages.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ _BUILD = Metric(
 async def served(
     address: Address | None, collect: Collect, option: str = "--metrics-address"
 ) -> AsyncIterator[Address | None]:
-    """Serve the metrics of ``collect``, which is called in the event loop; yields the address.
+    """Serve the metrics from ``collect``, called in the event loop; yields the address in use.
 
-    ``collect`` may return an awaitable; if that raises UnreachableError, the response is 503.
-    Without an address nothing is served or loaded. Raises ConfigError, which names the ``option``,
-    if the address cannot be used.
+    ``collect`` may return an awaitable. UnreachableError becomes the response 503. Without an
+    address, nothing is served or loaded. Raises ConfigError, naming ``option``, if the address
+    cannot be used.
     """
     if address is None:
         yield None
@@ -94,7 +94,7 @@ async def served(
         server = await serve(partial(_answer, collect), *address)
     except (OSError, ValueError) as error:
         number = error.errno if isinstance(error, OSError) else -1
-        # Python 3.13 gives no number if the address is not one of this machine.
+        # Python 3.13 gives no number for an address of another machine.
         number = number or errno.EADDRNOTAVAIL
         reason = os.strerror(number).lower() if number > 0 else "no such host"
         raise ConfigError(
@@ -126,9 +126,9 @@ async def _answer(collect: Collect, request: Request) -> Response:
 
 
 def render(metrics: Iterable[Metric], accepted: str = "") -> tuple[bytes, str]:
-    """The text in the format that the client prefers, and its content type.
+    """The text in the client's preferred format, and its content type.
 
-    It includes metrics of this process, as with Prometheus' libraries.
+    It includes metrics of this process, like Prometheus' own libraries.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder

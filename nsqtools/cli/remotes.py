@@ -1,4 +1,4 @@
-"""The servers that options name, in the engine's types."""
+"""The servers in options, converted to the engine's types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
 
 
 def fixed_nsqds(servers: ServerOptions) -> tuple[Address, ...]:
-    """The nsqds to connect to; none if nsqlookupd lists them."""
+    """The nsqds to connect to; empty if nsqlookupd lists them."""
     return () if servers.lookupd_http_address else addresses(servers.nsqd_tcp_address)
 
 
@@ -60,7 +60,7 @@ def with_secret(config: C) -> C:
 
 
 def warn_if_public(path: str) -> None:
-    """Warn if others may read this open file, which holds a secret."""
+    """Warn if others may read this file with a secret."""
     from logging import getLogger
 
     from nsqtools.cli.configfile import may_be_read_by_others
@@ -71,16 +71,16 @@ def warn_if_public(path: str) -> None:
 
 
 def beside_producer(config: C) -> C:
-    """The consumer's configuration in a command that also publishes.
+    """The consumer's configuration in a command with a producer.
 
-    A low --max-msg-size then limits only the messages to publish, not those to receive.
+    A low --max-msg-size then limits only published messages, not received messages.
     """
     least = config.declared()["max_msg_size"].default
     return config.with_values(max_msg_size=max(config.max_msg_size, least))
 
 
 def nsqds_of(servers: ApiOptions) -> tuple[str, ...]:
-    """The nsqds to ask: the one on this host, if no server is given."""
+    """The nsqds to ask; if no server is given, the nsqd on this host."""
     if servers.nsqd_http_address or servers.lookupd_http_address:
         return servers.nsqd_http_address
     return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
@@ -101,7 +101,7 @@ def client_limits(options: ApiOptions | DrainOptions | LookupOptions) -> dict[st
 
 
 def open_cluster(servers: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
-    """The cluster. All ``looks`` at it share one --timeout.
+    """The cluster, for ``looks`` polls sharing one --timeout.
 
     Raises ConfigError for a malformed address, and the errors of ``client_limits``.
     """

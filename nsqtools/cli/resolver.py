@@ -1,10 +1,10 @@
-"""Where the values of a command's options come from: flag, environment variable, profile, file.
+"""Finds the values of a command's options: flag, environment variable, profile, file.
 
-Each is a layer, highest precedence first: a mapping from the name of an option to its value and
-origin. Options that stand before the command, and the pairs of ``--consumer-opt`` and its like, are
-flags too; within a layer an option's own flag, variable or key precedes a pair. A value also
-discards values of lower precedence for the options it excludes: ``--nsqd-tcp-address`` on the
-command line is not at odds with a ``lookupd-http-address`` in the file.
+Each source is a layer, highest precedence first: a mapping from the name of an option to its value
+and origin. Options before the command, and the pairs of ``--consumer-opt`` and similar options, are
+flags too. Within a layer, an option's own flag, variable or key precedes a pair. A value also
+discards lower-precedence values of the options it excludes: ``--nsqd-tcp-address`` on the command
+line does not contradict ``lookupd-http-address`` in the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ResolvedValue(NamedTuple):
-    """A value and where it was found; ``origin`` is empty for a default."""
+    """A value and its place; ``origin`` is empty for a default."""
 
     value: Any
     source: Source
@@ -43,7 +43,7 @@ class ResolvedValue(NamedTuple):
 
 
 class SelectedFile(NamedTuple):
-    """The configuration file and the profile that a command line leads to, and how."""
+    """The configuration file and profile in use, and the values of --config and --profile."""
 
     file: ConfigFile | None
     profile: str | None
@@ -51,7 +51,7 @@ class SelectedFile(NamedTuple):
 
     @classmethod
     def of(cls, ctx: click.Context) -> SelectedFile:
-        """Read the file. Raises ConfigFileError if it is missing or wrong, or lacks the profile."""
+        """Read the file. Raises ConfigFileError for a bad or missing file, or a missing profile."""
         asked = Resolver(ctx, {"": FileOptions}).values("")
         file = load(asked["config"].value or None, asked["config"].origin)
         profile = asked["profile"].value or None
@@ -71,11 +71,11 @@ class SelectedFile(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """What is to be said of the file."""
+        """Warnings about the file."""
         return self.file.warnings if self.file else []
 
     def tables(self, ctx: click.Context) -> list[Table]:
-        """The tables for a command, each known to hold only what it may."""
+        """The checked tables for a command. Raises ConfigFileError for an unknown key or table."""
         if not self.file:
             return []
         self.file.check_top(command_names(ctx.find_root()))
@@ -89,7 +89,7 @@ class SelectedFile(NamedTuple):
 class Resolver:
     """Resolves the options of a command from its command line, the environment and ``tables``.
 
-    With ``tables_only`` the first two are left out.
+    With ``tables_only``, it ignores the command line and the environment.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Resolver:
     def instances(self, *, complete: bool = True) -> dict[str, Options]:
         """An instance of each class, by keyword.
 
-        Raises ConfigError for what is contradictory or, if it is to be ``complete``, required and
-        missing; ConfigFileError if that stands in the file.
+        Raises ConfigError for contradictory options and, with ``complete``, for missing required
+        options; ConfigFileError if all options at fault are set in the file.
         """
         made = {}
         for keyword, cls in self._groups.items():
@@ -127,7 +127,7 @@ class Resolver:
     def values(self, keyword: str) -> dict[str, ResolvedValue]:
         """The values of one option class, by name; defaults included.
 
-        Raises ConfigError, or ConfigFileError for what stands in a table.
+        Raises ConfigError, or ConfigFileError for a value in a table.
         """
         cls = self._groups[keyword]
         resolved: dict[str, ResolvedValue] = {}
@@ -160,7 +160,7 @@ class Resolver:
             yield from self._of_table(cls, table)
 
     def _flags(self, cls: type[Options]) -> Iterator[dict[str, ResolvedValue]]:
-        """Flags of the command, pairs, and flags that stand before the command."""
+        """Flags of the command, then pairs, then flags before the command."""
         flags = {
             name: ResolvedValue(value, Source.FLAG, f"--{flag_name(name)}")
             for name, value in self._ctx.params.items()
@@ -197,7 +197,7 @@ class Resolver:
             yield self._pairs(cls, ResolvedValue(table.value(pairs, PAIRS), table.source, origin))
 
     def _pairs(self, cls: type[Options], pairs: ResolvedValue) -> dict[str, ResolvedValue]:
-        """The values that pairs set. Raises ConfigError or ConfigFileError."""
+        """The values set by pairs. Raises ConfigError or ConfigFileError."""
         if names := ignored_pairs(cls, pairs.value):
             self.ignored.append(
                 f"{pairs.origin}: ignored, as a producer does not use it: {', '.join(names)}"
@@ -212,7 +212,7 @@ class Resolver:
 
 
 def _from_variable(variable: str, declared: Option) -> ResolvedValue:
-    """The value of a variable that is set: words, or lines, of an option that may be repeated."""
+    """The value of a set variable; a repeatable option takes each word, or each line."""
     text = os.environ[variable]
     try:
         if declared.multiple:
@@ -224,18 +224,18 @@ def _from_variable(variable: str, declared: Option) -> ResolvedValue:
 
 
 def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
-    """Environment variables of an option: the command's own before the one all commands share."""
+    """Environment variables of an option: the command's own, then the variable for all commands."""
     own = "_".join(("NSQTOOLS", *words(ctx), name)).replace("-", "_").upper()
     return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
 
 
 def set_variable(ctx: click.Context, name: str, *, shared: bool) -> str:
-    """The variable that is set for an option, or nothing."""
+    """The variable giving a value to an option; empty if all are unset."""
     return next((v for v in variables(ctx, name, shared=shared) if os.environ.get(v)), "")
 
 
 def named(options: Options, ctx: click.Context) -> Options:
-    """Put the command into the user agent, so that nsqadmin tells commands apart."""
+    """Put the command into the user agent, to tell commands apart in nsqadmin."""
     if not isinstance(options, ClientConfig):
         return options
     usual = options.declared()["user_agent"].default
@@ -245,21 +245,21 @@ def named(options: Options, ctx: click.Context) -> Options:
 
 
 def is_default(ctx: click.Context, keyword: str, name: str) -> bool:
-    """Whether nobody set this option of the running command, in any place."""
+    """Whether this option of the running command is set nowhere."""
     tables = SelectedFile.of(ctx).tables(ctx)
     values = Resolver(ctx, groups_of(ctx.command), tables).values(keyword)
     return values[name].source is Source.DEFAULT
 
 
 def _related(cls: type[Options], name: str, relation: Literal["excludes", "outranks"]) -> set[str]:
-    """The options that exclude or outrank an option, or that it excludes or outranks."""
+    """The options in this relation to an option, in either direction."""
     declared = cls.declared()
     named_by = {other for other, each in declared.items() if name in getattr(each, relation)}
     return named_by | {*getattr(declared[name], relation)}
 
 
 def _located(error: ConfigError, values: Mapping[str, ResolvedValue]) -> ConfigError:
-    """The error with the names of its options as they were written, and with the file, if any."""
+    """The error with its options named as the user wrote them, and with the table, if any."""
     named = [(name, values[name]) for name in error.options if name in values]
     settings = [each for _, each in named if each.source is not Source.DEFAULT]
     in_file = bool(settings) and all(
@@ -277,7 +277,7 @@ def _located(error: ConfigError, values: Mapping[str, ResolvedValue]) -> ConfigE
 
 
 def allowed(table: Table, ctx: click.Context) -> tuple[dict[str, Option], list[str]]:
-    """What may stand in a table, for the command of a context: options, and tables of commands."""
+    """The options and the command tables allowed in a table, for the command of a context."""
     if not table.command:
         top = command_names(ctx.find_root()) if table.source is Source.PROFILE else []
         return shared_options(), top

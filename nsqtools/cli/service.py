@@ -47,23 +47,23 @@ _LEAVE_TIMEOUT = 0.5
 # Net number of new objects before the garbage collector looks for cycles.
 _MANY_OBJECTS = 100_000
 
-# Bytes of freed memory that the process may keep for later messages.
+# Bytes of freed memory kept for later messages.
 _KEPT_MEMORY = 32 << 20
 
 _PROGRESS_INTERVAL = 0.25
 _SPINNER_WIDTH = 2
 _SHOW_CURSOR = b"\x1b[?25h"
 
-# timeout(1) signals the command, and then its process group, which includes the command.
+# Seconds within which equal signals count once: timeout(1) signals the command, then its group.
 _SAME = 0.1
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP stop; a second one ends at once, unless it repeats the first.
+    """SIGINT, SIGTERM and SIGHUP stop the run; a second signal ends it at once.
 
-    With ``hangup``, SIGHUP calls it each time instead of stopping. Signals that were ignored when
-    the program started, as in a shell's background job, stay ignored. ``consequence`` is logged
-    when a second signal comes.
+    The same signal within 0.1 s counts once. With ``hangup``, each SIGHUP calls it instead of
+    stopping the run. Signals ignored at the start, as in a shell's background job, stay ignored. A
+    second signal logs ``consequence``.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Signals:
 
     @property
     def seen(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return bool(self._seen)
 
     @property
     def urgent(self) -> bool:
-        """Whether a second signal came."""
+        """Whether a second signal has arrived."""
         return len(self._seen) > 1
 
     def exit_code(self, drained: int) -> int:
-        """The exit code; ``drained`` is the code if all was done, and no SIGINT came."""
+        """INTERRUPTED if SIGINT came first, FAILURE after a second signal, else ``drained``."""
         if not self._seen:
             return drained
         if self._seen[0] is signal.SIGINT:
@@ -114,12 +114,12 @@ class Signals:
             return
         log.warning("ending at once: %s", self._consequence)
         self._leave()
-        # Otherwise a thread that hangs in a DNS look-up would delay the exit.
+        # Otherwise a thread hanging in a DNS look-up would delay the exit.
         self._loop.call_later(_LEAVE_TIMEOUT, _exit_at_once, self.exit_code(Exit.FAILURE))
 
 
 def _exit_at_once(code: int) -> None:
-    """Exit without waiting for threads, with the cursor that ``progress`` has hidden."""
+    """Exit without waiting for threads; show the cursor again, hidden by ``progress``."""
     if os.isatty(2):
         os.write(2, _SHOW_CURSOR)
     os._exit(code)
@@ -134,7 +134,7 @@ def _listen(caught: Callable[[int], object]) -> asyncio.AbstractEventLoop:
 
 
 async def until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run work until it is done or a signal comes; later signals are ignored.
+    """Run work until it is done or a signal arrives; later signals are ignored.
 
     Raises Ended after SIGINT.
     """
@@ -154,10 +154,10 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
     if not working.cancelled() and (error := working.exception()):
         if not isinstance(error, OSError | NSQError):
             raise error
-        # Such as a terminal that was closed.
+        # For example, the terminal was closed.
         log.debug("at the end: %s", error)
     code = Exit.INTERRUPTED if came.result() is signal.SIGINT else Exit.DONE
-    # Otherwise a thread that hangs in a DNS look-up would delay the exit.
+    # Otherwise a thread hanging in a DNS look-up would delay the exit.
     loop.call_later(_LEAVE_TIMEOUT, os._exit, code)
     if code:
         raise Ended(code)
@@ -167,8 +167,8 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 async def progress(line: Callable[[], str], *, enabled: bool = True) -> AsyncIterator[None]:
     """Keep showing a line on the terminal, below the log lines, and clear it at the end.
 
-    It is not shown without a terminal, with -q, or with log lines in JSON. It has a descriptor of
-    its own, because standard error is redirected while Spark starts.
+    It is not shown without a terminal, with -q, or with JSON log lines. It is written through a
+    descriptor of its own, because standard error is redirected while Spark starts.
     """
     if not (enabled and is_watched()):
         yield
@@ -187,7 +187,7 @@ async def progress(line: Callable[[], str], *, enabled: bool = True) -> AsyncIte
 
     with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
         spinner = Spinner("dots")
-        console = Console(file=terminal, soft_wrap=True)  # a log line above stays one line
+        console = Console(file=terminal, soft_wrap=True)  # does not break the log lines above
         with Live(spinner, console=console, redirect_stdout=False, transient=True):
             drawing = asyncio.get_running_loop().create_task(draw())
             try:
@@ -208,7 +208,7 @@ async def supervised(
 ) -> AsyncIterator[None]:
     """Report the status to systemd, and serve metrics if there is an address.
 
-    Raises ConfigError, which names the ``option``, if the address cannot be used.
+    Raises ConfigError, naming ``option``, if the address cannot be used.
     """
 
     async def beat() -> None:
@@ -241,18 +241,18 @@ async def consume(
 ) -> None:
     """Consume topics into one handler until a stop condition or a signal.
 
-    The topics are those of the source, unless ``topics`` names others or a pattern; ``finding`` are
-    Runner's ``refresh``, ``timeouts`` and ``patient``; by default a run that only a signal ends
-    is patient. Metrics are served as ``metrics`` says, from before the handler is opened until it
-    is closed; a ``worker`` gives them to its parent. ``hangup`` is called for SIGHUP, which
-    otherwise stops. Raises Runner's errors, and Ended for every exit code but 0.
+    ``topics``, names or a pattern, replaces the topics of the source. ``finding`` holds Runner's
+    ``refresh``, ``timeouts`` and ``patient``; by default a run without a stop condition is patient.
+    ``metrics`` has the address for metrics, served from before the handler opens until it has
+    closed; a ``worker`` sends them to its parent instead. SIGHUP calls ``hangup`` if it is given,
+    and otherwise stops the run. Raises Runner's errors, and Ended for every exit code but 0.
     """
 
     def hung_up() -> None:
         if hangup and runner.is_open:
             hangup()
 
-    signals = Signals(  # first, as a Runner loads modules
+    signals = Signals(  # first, because a Runner loads modules
         lambda: _drain(runner),
         lambda: runner.leave(),
         "nsqd delivers the messages in flight again",
@@ -261,7 +261,7 @@ async def consume(
     tune_memory()
     if stop.until_empty and sys.stderr.isatty():
         show_status("waiting")
-    from nsqtools.engine.runner import Runner  # not for commands that only need signals
+    from nsqtools.engine.runner import Runner  # other commands only need signals
 
     _allow_many_files()
     notifier = worker or Notifier()
@@ -370,12 +370,12 @@ def _exit_code(outcome: RunOutcome) -> Exit:
 
 
 def tune_memory() -> None:
-    """Prepare the process for many messages, which are in no reference cycles.
+    """Prepare the process for many messages.
 
-    The collector scans them less often: that took a seventh of the time. Memory of finished bodies
-    is used again for new ones, without page faults: glibc keeps up to twice the size of the largest
-    block that was ever freed (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD). The block that is
-    freed here is never touched.
+    Messages form no reference cycles, so the collector scans them less often; scanning took a
+    seventh of the time. Memory of finished bodies is reused for new bodies, without page faults:
+    glibc keeps up to twice the size of the largest block ever freed (mallopt(3), M_MMAP_THRESHOLD
+    and M_TRIM_THRESHOLD). The block freed here is never touched.
     """
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS)
@@ -383,7 +383,7 @@ def tune_memory() -> None:
 
 
 def _allow_many_files() -> None:
-    """Raise the soft limit of open files to the hard one, as Go's runtime does."""
+    """Raise the soft limit of open files to the hard limit, as Go's runtime does."""
     with suppress(OSError, ValueError):  # the hard limit may be above fs.nr_open
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

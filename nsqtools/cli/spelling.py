@@ -1,4 +1,4 @@
-"""Go's spelling of flags, converted to GNU's, so that scripts for the Go tools keep working."""
+"""Converts Go's spelling of flags to GNU's, so scripts for the Go tools keep working."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def _takes_value(param: click.Option) -> bool:
 def _bundle_waits(
     ctx: click.Context, flag: str, params_by_spelling: Mapping[str, click.Option]
 ) -> bool:
-    """Whether this is a bundle of short options whose last one takes the next argument.
+    """Whether this is a bundle of short options, and the last option takes the next argument.
 
-    Raises NoSuchOption for ``-verison``, as click would take it for a bundle and complain about
-    ``-e``, and for ``-nsqd-tcp-addres``, which would be ``-n`` with a value.
+    Raises NoSuchOption for misspelt long options with one dash. click would take ``-verison`` for
+    a bundle and complain about ``-e``, and ``-nsqd-tcp-addres`` for ``-n`` with a value.
     """
     if not flag.startswith("-") or flag.startswith("--"):
         return False
@@ -88,7 +88,7 @@ def _bundle_waits(
 def _flag(ctx: click.Context, param: click.Option, name: str, value: str) -> str:
     """``--x`` or ``--no-x`` for ``--x=true`` or ``--x=false``."""
     if not param.secondary_opts or ctx.resilient_parsing:
-        return f"{name}={value}"  # click says that it takes no value
+        return f"{name}={value}"  # click refuses the value
     is_on = bool(param.type.convert(value, param, ctx))
     if name in param.secondary_opts:
         is_on = not is_on

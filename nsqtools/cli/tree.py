@@ -1,6 +1,6 @@
-"""The tree of commands, walked without running anything: for settings and for documents.
+"""The tree of commands, for settings and documents; walking it runs no command.
 
-It loads no more than click and option classes: settings walk it at a TAB press.
+Finding settings at a TAB press walks it, so this module loads only click and option classes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def contexts(ctx: click.Context, only: Iterable[str] = ()) -> Iterator[click.Context]:
-    """A context and those of all commands below it, or of ``only`` some, groups before their own.
+    """A context and the contexts of all commands below it, each group before its commands.
 
-    ``only`` are names of the commands of the context's group.
+    ``only`` limits the walk to the named commands of the context's group.
     """
     yield ctx
     if isinstance(ctx.command, click.Group):
@@ -38,22 +38,22 @@ def contexts(ctx: click.Context, only: Iterable[str] = ()) -> Iterator[click.Con
 
 
 def words(ctx: click.Context) -> tuple[str, ...]:
-    """The command as it is typed after the program's name, such as ``("lookup", "topics")``."""
+    """The command as typed after the program's name, such as ``("lookup", "topics")``."""
     return (*words(ctx.parent), ctx.info_name or "") if ctx.parent else ()
 
 
 def groups_of(command: click.Command) -> Groups:
-    """The option classes of a command made with ``nsqtools.cli.options``, or none."""
+    """The option classes of a command made with ``nsqtools.cli.options``; else empty."""
     return getattr(command.callback, "option_groups", {})
 
 
 def command_names(ctx: click.Context) -> list[str]:
-    """The sub-commands of a context's command, none if it is no group."""
+    """The sub-commands of a context's command; empty if it is not a group."""
     return ctx.command.list_commands(ctx) if isinstance(ctx.command, click.Group) else []
 
 
 class CommandOption(NamedTuple):
-    """An option as one command has it."""
+    """An option of one command."""
 
     name: str
     declared: Option
@@ -64,12 +64,12 @@ class CommandOption(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in the configuration file, which is that of its flag."""
+        """Its name in the configuration file: the name of its flag."""
         return flag_name(self.name)
 
     @property
     def default_text(self) -> str:
-        """The default as help and documents show it; empty if nothing is worth showing."""
+        """The default as shown in help and documents; empty if nothing is worth showing."""
         if self.declared.required and not self.declared.instead:
             return ""
         if self.declared.default_note:
@@ -88,7 +88,7 @@ class CommandOption(NamedTuple):
 
 
 def command_options(groups: Groups) -> Iterator[CommandOption]:
-    """All options of a command's classes, with flag or without.
+    """All options of a command's classes, with or without a flag.
 
     Duplicates are yielded; use the first for a flag or a key.
     """
@@ -102,7 +102,7 @@ def command_options(groups: Groups) -> Iterator[CommandOption]:
 
 
 def file_options(groups: Groups) -> dict[str, CommandOption]:
-    """What may stand in the table of a command, by parameter."""
+    """The options allowed in the table of a command, by parameter."""
     found: dict[str, CommandOption] = {}
     for each in command_options(groups):
         if each.declared.in_file:
@@ -111,7 +111,7 @@ def file_options(groups: Groups) -> dict[str, CommandOption]:
 
 
 def common_options(nodes: Iterable[CommandNode]) -> dict[str, CommandOption]:
-    """What [defaults] may hold that means the same, with the same default, for all commands."""
+    """Options allowed in [defaults] with the same meaning and default for all commands."""
     found: dict[str, list[CommandOption]] = {}
     for node in nodes:
         for name, each in file_options(node.groups).items():
@@ -125,7 +125,7 @@ def common_options(nodes: Iterable[CommandNode]) -> dict[str, CommandOption]:
 
 
 class CommandNode:
-    """A command in its tree, as documents see it."""
+    """A command in the tree, with the facts shown in documents."""
 
     __slots__ = ("ctx",)
 
@@ -139,7 +139,7 @@ class CommandNode:
 
     @property
     def words(self) -> str:
-        """As it is typed: ``nsqtools lookup nodes``."""
+        """The command as typed: ``nsqtools lookup nodes``."""
         return self.ctx.command_path
 
     @property
@@ -177,7 +177,7 @@ class CommandNode:
 
     @property
     def options(self) -> list[click.Option]:
-        """What --help lists, in its order."""
+        """The options listed by --help, in its order."""
         params = self.command.get_params(self.ctx)
         return [p for p in params if isinstance(p, click.Option) and not p.hidden]
 
@@ -193,6 +193,6 @@ class CommandNode:
 
 
 def walk(root: click.Group) -> list[CommandNode]:
-    """All commands that are not hidden, each group before its own."""
+    """All commands except hidden commands, each group before its commands."""
     top = click.Context(root, info_name=root.name, **root.context_settings)
     return [CommandNode(ctx) for ctx in contexts(top) if not ctx.command.hidden]

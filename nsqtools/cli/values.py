@@ -1,4 +1,4 @@
-"""Names from servers, nsqd's data path or the configuration file, to complete at a TAB press."""
+"""Completes names at a TAB press: from servers, nsqd's data path or the configuration file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOOKUPD = "lookupd_http_address"
 
-# Options that name servers: the default port, and the distance to the HTTP port.
+# Options for servers: the default port, and the distance to the HTTP port.
 _SERVERS = {
     _LOOKUPD: (LOOKUPD_HTTP_PORT, 0),
     "nsqd_http_address": (NSQD_HTTP_PORT, 0),
@@ -36,28 +36,28 @@ _HERE = {_LOOKUPD: ("127.0.0.1",), "nsqd_http_address": ("127.0.0.1",)}
 def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
     """Names of this kind, sorted.
 
-    Names that cannot be found in time are silently omitted. ``ctx`` is the context of the command
-    that is being typed: its options select the file, the servers, and for channels the topics.
+    Names not found in time are silently omitted. ``ctx`` is the context of the typed command: its
+    options select the file, the servers, and for channels the topics.
     """
     with suppress(Exception):
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))
         if folder := ctx.params.get("data_path"):
             return tuple(sorted(_in_files(folder, values, ctx.params.get("topic"))))
-        # The shell would execute other text of a server.
+        # The shell would execute any other text from a server.
         valid = is_address if values == "node" else is_valid_name
         return tuple(sorted(filter(valid, ask(questions(values, ctx)))))
     return ()
 
 
 def _profiles(ctx: click.Context) -> list[str]:
-    """All profiles of the file, whichever is chosen on the line."""
+    """All profiles of the file, even if the line selects a profile."""
     file = load(Resolver(ctx, {"": FileOptions}).values("")["config"].value or None)
     return file.profiles if file else []
 
 
 def _in_files(folder: str, values: Values, topic: str | None) -> set[str]:
-    """The topics or, of this one, the channels that have disk queues."""
+    """The topics with disk queues, or the channels of this topic with disk queues."""
     from nsqtools.records.diskqueue.queuefiles import disk_queues
 
     found, _ = disk_queues(folder)
@@ -67,7 +67,7 @@ def _in_files(folder: str, values: Values, topic: str | None) -> set[str]:
 
 
 def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
-    """Requests to the servers that the options give, or else to those of this host.
+    """Requests to the servers given by options, or else to the servers of this host.
 
     Raises ConfigError for an invalid address or configuration file.
     """
@@ -81,7 +81,7 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
     configured = {n: s for n, s in addresses.items() if s.value and s.source is not Source.DEFAULT}
     servers = {name: _HERE[name] for name in servers_of if name in _HERE}
     if not configured and any(setting.value is None for setting in addresses.values()):
-        return []  # an invalid address was given: this host is not meant
+        return []  # an invalid address was given: do not ask this host instead
     if configured:
         ranks = list(Source)
         name = min(configured, key=lambda name: ranks.index(configured[name].source))
@@ -103,13 +103,13 @@ def _resolved(ctx: click.Context) -> dict[str, ResolvedValue]:
         found |= resolver.values(keyword)
     for name in {_LOOKUPD, *(_SERVERS.keys() & found.keys())}:
         variable = set_variable(ctx, name, shared=True)
-        if variable and ctx.params.get(name) is None:  # no flag, or not a readable one
+        if variable and ctx.params.get(name) is None:  # no flag, or an invalid value
             found[name] = ResolvedValue(os.environ[variable].split(), Source.ENVIRONMENT, variable)
     return found
 
 
 def is_address(text: str) -> bool:
-    """Whether the text is ``host:port``, with brackets around IPv6, and so safe in a shell."""
+    """Whether the text is ``host:port``, with brackets around IPv6, and thus safe in a shell."""
     return re.fullmatch(r"[a-zA-Z0-9._:\[\]-]+", text) is not None
 
 

@@ -1,7 +1,7 @@
 """Several processes for one command: each runs it with its share of the limits.
 
-A worker is started with the command line of the run. The parent asks for metrics on its standard
-input, a pipe that reaches EOF when the parent dies. The worker answers on standard output.
+A worker starts with the command line of the run. The parent asks for metrics through the worker's
+standard input, a pipe: it reaches EOF when the parent dies. The worker answers on standard output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _METRICS = b"metrics\n"
 _LONGEST_ANSWER = 64 << 20
 _ANSWER_TIMEOUT = 5.0
 
-# A worker that is killed more often than this has a reason that another one does not mend.
+# After more deaths within the period (seconds), replacing workers would not help.
 _MAX_DEATHS = 5
 _DEATHS_PERIOD = 60.0
 
@@ -57,10 +57,13 @@ class Worker(Notifier):
 
     @classmethod
     def find(cls) -> Worker | None:
-        """Return the worker that the environment makes this process; programs do not inherit it."""
+        """Return this process as a worker; None if it is not a worker.
+
+        Removes the variable from the environment: child processes must not inherit it.
+        """
         if not (found := os.environ.pop(_VARIABLE, "")):
             return None
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may log from the background
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # to log from the background
         return cls(*map(int, found.split("/")))
 
     def share(self, total: int) -> int:
@@ -68,12 +71,12 @@ class Worker(Notifier):
         return total // self.count + (self.number < total % self.count)
 
     def ready(self) -> None:
-        """Tell the parent that a topic's consumer has started."""
+        """Report the start of a topic's consumer to the parent."""
         self._tell(_READY)
 
     @asynccontextmanager
     async def attached(self, collect: Callable[[], Iterable[Metric]]) -> AsyncIterator[None]:
-        """Answer the parent, and stop when it has ended."""
+        """Answer the parent, and stop once the parent has ended."""
         answering = asyncio.get_running_loop().create_task(self._answer(collect))
         try:
             yield
@@ -110,10 +113,10 @@ def check_shares(http: HttpOptions, config: ConsumerConfig, stop: StopOptions) -
 
 
 async def run_workers(count: int, metrics: MetricsOptions) -> None:
-    """Run this command in workers until all have ended; signals are passed on.
+    """Run this command in workers until all have ended, and pass signals on to them.
 
-    The others start when the first one has reached a server, so that a failure at the start is
-    reported once. A worker that is killed is replaced. Raises Ended for every exit code but 0.
+    The first worker must reach a server before the others start, to report a failure at the start
+    only once. Killed workers are replaced. Raises Ended for every exit code but 0.
     """
     crew = _Crew(count)
     signals = Signals(crew.stop, crew.stop, "nsqd delivers the messages in flight again")
@@ -142,7 +145,7 @@ class _Crew:
         return f"{len(self._processes)} of {self._count} workers"
 
     def stop(self) -> None:
-        """Have all workers stop; at the second call they end at once."""
+        """Tell all workers to stop; a second call ends them at once."""
         self._stop.set()
         self.notifier.stopping()
         for process in self._processes.values():
@@ -163,7 +166,7 @@ class _Crew:
             await end((reaching, *keeping))
 
     async def _keep(self, number: int) -> int:
-        """Keep a worker running; returns its exit code when it ends by itself."""
+        """Keep a worker running, replaced if killed; returns the exit code of its normal end."""
         while not self._stop.is_set():
             code = await self._run_one(number)
             if code >= 0:
@@ -202,7 +205,7 @@ class _Crew:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_ANSWER,
-            process_group=0,  # a signal to the group of the parent comes from it alone
+            process_group=0,  # signals to the parent's group reach workers only through the parent
         )
         self._processes[number] = process
         try:
@@ -214,7 +217,7 @@ class _Crew:
             del self._processes[number]
 
     async def _listen(self, number: int, process: Process) -> None:
-        """Read what a worker tells, until it has ended."""
+        """Read the lines of a worker until it has ended."""
         assert process.stdout
         async for line in process.stdout:
             if line == _READY:
@@ -223,7 +226,7 @@ class _Crew:
                 answer.set_result(json.loads(line))
 
     async def metrics(self) -> list[Metric]:
-        """The metrics of all workers that answer, with a label for the number of the worker."""
+        """The metrics of all answering workers; a label has the number of the worker."""
         async with self._asking:
             for number, process in self._processes.items():
                 assert process.stdin

@@ -37,7 +37,7 @@ def config() -> None:
 
 
 _CHANGED = "--changed"
-"""The option of ``show`` that may also stand after the command: no command has one of its name."""
+"""The option of ``show`` that may come after the command too: no command has one of its name."""
 
 
 class OptionRow(NamedTuple):

@@ -1,11 +1,11 @@
-"""Documents: the prose of help, guides and manual pages, and what renders it.
+"""Documents: the prose of help, guides and manual pages, and its renderers.
 
 The prose is Markdown: ``commands/`` has examples and sections for the page of each command,
-``guides/`` whole pages, ``shared/`` text that several of them include, and ``completions/`` the
-scripts for shells. They are read only when shown.
+``guides/`` whole pages, ``shared/`` text included by several of them, and ``completions/`` the
+scripts for shells. A file is read only when its text is needed.
 
 A line ``## Title`` begins a section, and ``%include NAME`` stands for ``shared/NAME.md``.
-``nsqtools.cli.docs.blocks`` says which parts of Markdown the renderers know.
+``nsqtools.cli.docs.blocks`` lists the supported parts of Markdown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
 _SECTION = re.compile(r"^## (.+)\n", re.MULTILINE)
 
 SCRIPTS = {"bash": "nsqtools.bash", "zsh": "_nsqtools", "fish": "nsqtools.fish"}
-"""The files of completion scripts, by shell, with the names that the shells require."""
+"""The files of completion scripts, by shell, with the names required by the shells."""
 
 EXAMPLES = "Examples"
 """The section of a command's examples: sentences with a colon, each above a command line."""
@@ -31,9 +31,9 @@ EXAMPLES = "Examples"
 
 @cache
 def sections(name: str, folder: str = "commands") -> Mapping[str, str]:
-    """The Markdown of each section of a file, by title; empty if there is no such file.
+    """The Markdown of each section of a file, by title; empty if the file does not exist.
 
-    What stands above the first section has no title.
+    Text above the first section has an empty title.
     """
     if not os.path.exists(os.path.join(_HERE, folder, f"{name}.md")):
         return {}
@@ -65,7 +65,7 @@ def script(shell: str) -> str:
 
 
 def _read(name: str) -> str:
-    """The text of a file, with what it includes."""
+    """The text of a file, with its includes."""
     return _INCLUDE.sub(lambda match: _read(f"shared/{match[1]}"), _text(f"{name}.md"))
 
 

@@ -26,7 +26,7 @@ _STYLE = (
 
 
 def documents() -> dict[str, str]:
-    """The text of every generated file, by its name below the top of the checkout."""
+    """The text of every generated file, by its path in the checkout."""
     nodes = walk(cli)
     pages = [command_page(node, nodes) for node in nodes] + [guide_page(name) for name in guides()]
     found = {f"man/man{each.number}/{each.name}.{each.number}": rendered(each) for each in pages}
@@ -62,7 +62,7 @@ def picture(title: str, lines: Sequence[str]) -> str:
 
 
 def write(root: Path) -> None:
-    """Write the documents below this top of a checkout, and remove other manual pages there."""
+    """Write the documents into the checkout at ``root``, and remove its other manual pages."""
     wanted = documents()
     for path in (root / "man").rglob("*.[1-9]"):
         if path.relative_to(root).as_posix() not in wanted:

@@ -1,8 +1,8 @@
-"""A page as its renderers see it: sections of blocks, whose text consists of spans.
+"""A page for its renderers: sections of blocks, with text in spans.
 
-The parts of Markdown that become blocks are paragraphs, indented and fenced code, lists and tables.
-An item of a list that has ``TERM: explanation`` is an entry. A table is a list whose terms are the
-first cells of its rows.
+Blocks are made of these parts of Markdown: paragraphs, headings, indented and fenced code, lists
+and tables. A list item ``TERM: explanation`` becomes an entry. A table becomes a list; the first
+cell of each row is the term.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A piece of text: prose, what is typed or printed, or a value to fill in."""
+    """A piece of text: prose, typed or printed text, or a value to fill in."""
 
     text: str
     kind: Literal["prose", "code", "value"] = "prose"
@@ -38,7 +38,7 @@ class Verbatim(NamedTuple):
 
 
 class ListItem(NamedTuple):
-    """A term and what explains it; ``mark`` stands for the term of an item without one."""
+    """A term and its explanation; an item without a term has a ``mark`` instead."""
 
     term: Spans
     body: tuple[Block, ...]
@@ -70,12 +70,12 @@ class Page(NamedTuple):
 
 
 def plain(text: str) -> Paragraph:
-    """A paragraph of text that is no Markdown."""
+    """A paragraph of plain text, without Markdown."""
     return Paragraph((Span(" ".join(text.split())),))
 
 
 def paragraphs(text: str) -> list[Block]:
-    """The paragraphs of text that is no Markdown, such as a docstring."""
+    """The paragraphs of plain text, such as a docstring."""
     return [plain(each) for each in text.split("\n\n") if each.strip()]
 
 
@@ -126,7 +126,7 @@ def _item(item: SyntaxTreeNode, mark: str) -> ListItem:
 
 
 def _table(table: SyntaxTreeNode) -> ItemList:
-    """A row becomes an entry: its first cell is the term, the others begin with their headers."""
+    """A row becomes an entry: its first cell is the term, other cells begin with their headers."""
     head, body = table.children
     headers = ["".join(each.text for each in spans) for spans in _cells(head.children[0])]
     return ItemList(
@@ -167,7 +167,7 @@ def _spans(nodes: Sequence[SyntaxTreeNode]) -> Spans:
 
 
 def _filled(spans: Sequence[Span]) -> Spans:
-    """The spans that have text; adjacent prose is joined."""
+    """The spans with text; adjacent prose is joined."""
     found: list[Span] = []
     for each in spans:
         if found and found[-1].kind == each.kind == "prose":

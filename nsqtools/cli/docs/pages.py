@@ -63,7 +63,7 @@ def command_page(node: CommandNode, nodes: Sequence[CommandNode]) -> Page:
 
 
 def page(root: click.Context, topic: Sequence[str]) -> Page | None:
-    """The page of a guide, of the exit codes, or of the command of these words; None if unknown."""
+    """The page of a guide, the exit codes, or the command with these words; None if unknown."""
     topic = topic[topic[:1] == ["nsqtools"] :]
     name = " ".join(topic)
     if name in guides():
@@ -76,7 +76,7 @@ def page(root: click.Context, topic: Sequence[str]) -> Page | None:
 
 
 def guide_page(name: str) -> Page:
-    """The page of a guide, ``nsqtools-NAME(7)``; that of the file is ``nsqtools.toml(5)``."""
+    """The page of a guide, ``nsqtools-NAME(7)``; for the file format ``nsqtools.toml(5)``."""
     page, number = ("nsqtools.toml", 5) if name == "toml" else (f"nsqtools-{name}", 7)
     texts = sections(name, "guides")
     summary = guide_summaries()[name].removesuffix(".")
@@ -98,7 +98,7 @@ def _synopsis(node: CommandNode) -> Paragraph:
 
 
 def _values(metavar: str) -> Spans:
-    """The value NAME for ``[NAME]...``, or for ``[a|b]`` the words that are typed."""
+    """The value NAME for ``[NAME]...``, or for ``[a|b]`` the words to type."""
     metavar = metavar.removesuffix("...")
     if metavar[:1] in "[{" and metavar[-1:] in "]}":
         metavar = metavar[1:-1]
@@ -140,7 +140,7 @@ def _listed(entries: Any) -> list[Block]:
 
 
 def _options(node: CommandNode) -> list[Block]:
-    """Flags under the headings of help, after the notation of values; then what has no flag."""
+    """The notation of values, flags under the headings of help, then options without a flag."""
     found = by_section(node.options)
     blocks = _units(node)
     for title, options in found.items():
@@ -150,9 +150,9 @@ def _options(node: CommandNode) -> list[Block]:
 
 
 def _without_flags(node: CommandNode) -> list[Block]:
-    """Options without a flag. relay's two sides have titles of their own where they differ.
+    """Options without a flag. Where relay's two sides differ, each side has its own title.
 
-    An option that means the same in two classes is listed once.
+    An option with the same declaration in two classes is listed once.
     """
     found: dict[Any, CommandOption] = {}
     for each in command_options(node.groups):
@@ -237,7 +237,7 @@ def _option(option: CommandOption) -> tuple[Block, ...]:
 
 
 def _environment(node: CommandNode, notes: dict[str, list[Block]]) -> list[Block]:
-    """The rule that gives variables and keys; on the page of nsqtools, all other variables."""
+    """The rule for variables and keys; on the page of nsqtools, all other variables."""
     if not node.ctx.parent:
         return notes["Environment"]
     known = [each.command_option for each in node.options if isinstance(each, DeclaredFlag)]
@@ -287,7 +287,7 @@ def _see_also(node: CommandNode, nodes: Sequence[CommandNode]) -> Paragraph:
 
 
 def _related(node: CommandNode, other: CommandNode) -> bool:
-    """Whether the other command is in this group or in the same one, or named in the text."""
+    """Whether the other command is below this command, in its section, or named in its text."""
     if other.ctx.parent is node.ctx:
         return True
     if not other.ctx.parent:

@@ -1,4 +1,4 @@
-"""A page as mdoc(7), the language of manual pages that mandoc and groff both render."""
+"""A page as mdoc(7), the language for manual pages, rendered by mandoc and by groff."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WIDTH = 78  # of a source line; mandoc -Tlint objects to more than 80
 
 _SPECIAL = {
     "\\": r"\e",
-    "'": r"\(aq",  # unescaped, these four are typographic quotes and accents
+    "'": r"\(aq",  # unescaped, these four become typographic quotes and accents
     "`": r"\(ga",
     "^": r"\(ha",
     "~": r"\(ti",
 }
 _HYPHENS = re.compile("-+")
-_OPTION = re.compile(r"(?<!\w)-[a-zA-Z0-9_-]*")  # or a lone dash, but not that of big-endian
+_OPTION = re.compile(r"(?<!\w)-[a-zA-Z0-9_-]*")  # or a lone dash, but not the dash of big-endian
 _NAME = re.compile(r"^-|^nsq|-\w+-|[/_{}$=\\.:]\w")  # of a file or an option: never hyphenated
 _SENTENCE_END = re.compile(r"""[.!?]['")\]]*$""")
 _MACRO = re.compile(r"%[A-Z]$|[A-Z][A-Za-z0-9]{1,2}$")
@@ -105,9 +105,9 @@ def _item(item: ListItem) -> Iterator[str]:
 
 
 def _arguments(spans: Sequence[Span]) -> str:
-    """Text as arguments of a macro: options, other words that are typed, values, references."""
+    """Text as arguments of a macro: options, other words to type, values, references."""
     words: list[str] = []
-    joined = False  # to what stands before it, without a space
+    joined = False  # to the word before it, without a space
     for text, kind in spans:
         for word in _WORD.findall(text) if kind == "prose" else [text]:
             if word.isspace():
@@ -132,10 +132,10 @@ def _marked(word: str, kind: str) -> str:
 
 
 def escape(text: str, *, literal: bool = False) -> str:
-    """Text that is rendered unchanged, for the middle of a line.
+    """Escape text in the middle of a line, to be rendered unchanged.
 
-    Hyphens are rendered as ``-``, not as U+2010, at the start of a word, as in options, and
-    everywhere in ``literal`` text.
+    Hyphens are rendered as ``-`` instead of U+2010 in ``literal`` text, and elsewhere at the start
+    of a word, as in options.
     """
     hyphens = _HYPHENS if literal else _OPTION
     shown, end = "", 0
@@ -169,7 +169,7 @@ def _wrapped(spans: Spans) -> list[str]:
 
 
 def _words(spans: Spans) -> Iterator[tuple[str, str]]:
-    """Each word, which may consist of several spans, as it is and escaped."""
+    """Each word, unchanged and escaped; a word may consist of several spans."""
     word = shown = ""
     for text, kind in spans:
         for part in re.split(r"(\s+)", text):
@@ -191,7 +191,7 @@ def _guarded(line: str) -> str:
 
 
 def _argument(text: str) -> str:
-    """One argument of a macro, escaped so that it is not taken for a macro or punctuation."""
+    """One argument of a macro, escaped so as not to be taken for a macro or punctuation."""
     shown = escape(text, literal=True).replace('"', r"\(dq")
     if not text or text in _DELIMITERS or _MACRO.match(text):
         shown = rf"\&{shown}"

@@ -20,12 +20,12 @@ _WIDEST = 100
 
 
 def show(page: Page) -> None:
-    """Print a page, on a terminal with a pager."""
+    """Print a page; on a terminal through a pager."""
     click.echo_via_pager(rendered(page, min(columns(), _WIDEST)) + "\n")
 
 
 def rendered(page: Page, width: int) -> str:
-    """The text, whose prose is wrapped at this width, with headings and terms in bold."""
+    """The text: prose wrapped at this width, headings and terms in bold."""
     lines = [_wrapped(f"{page.name} - {page.summary}", "", "", width)]
     for title, blocks in page.sections.items():
         if blocks:
@@ -50,7 +50,7 @@ def _lines(blocks: Sequence[Block], indent: str, width: int) -> Iterator[str]:
 
 
 def _item(term: Spans, mark: str, body: Sequence[Block], indent: str, width: int) -> Iterator[str]:
-    """A term with its explanation below it, or a mark with it at its right."""
+    """A term with its explanation below, or a mark with the explanation to its right."""
     below = indent + " " * (len(mark) + 1 if mark else len(_INDENT))
     first = f"{indent}{mark} " if mark else below
     if not mark:
