@@ -109,7 +109,7 @@ def test_batches_hold_every_message_once_and_are_signed(posting: Posting) -> Non
     file = posting.folder / "secrets"
     file.write_text(f"{secret}\n")
     posting.publish(b'{"n": %d}' % number for number in range(105))
-    options = "--batch", "10", "--batch-format", "json-array", "--compress", "gzip", "-n", "3"
+    options = "--batch", "2", "--batch-format", "json-array", "--compress", "gzip", "-n", "3"
     with WebServer() as web:
         posting.start("--post", web.url(), *options, "--sign-secret-file", str(file)).finish()
         numbers = []

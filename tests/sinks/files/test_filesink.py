@@ -8,12 +8,13 @@ import threading
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files import disk
-from nsqtools.sinks.files.topicarchive import Archive
+from nsqtools.sinks.files.topicarchive import Archive, OwedError
 from nsqtools.sinks.threads import Threads
 from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse, virtual
@@ -345,6 +346,15 @@ class TestEnding:
                 await (running.close() if end == "close" else running.sink.drain("events"))
             assert running.finished == []
             assert running.settled.requeued == [(b"one", 0, False), (b"two", 0, False)]
+
+    async def test_what_a_later_run_writes_goes_back_and_is_no_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Archive, "step", Mock(side_effect=OwedError("waits for --upload")))
+        async with sinking(tmp_path) as running:
+            await running.handle(b"one")
+            await running.sink.drain("events")
+            assert running.settled.requeued == [(b"one", 0, False)]
 
     async def test_who_leaves_at_once_does_not_write_what_waits_and_the_next_completes(
         self, tmp_path: Path, out: Path
