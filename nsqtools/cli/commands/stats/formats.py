@@ -292,7 +292,7 @@ class JsonReports:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    """Topics with their channels, each with the numbers of each nsqd; then all nsqds and nsqlookupds."""
+    """Topics with channels, each with the numbers of each nsqd; then all nsqds and nsqlookupds."""
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     consumers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for name, topic in topics_of(report.snapshot):

@@ -67,7 +67,10 @@ class Absence:
         self._is_absent = False
 
     def add(self, report: Report) -> None:
-        """Take a report. Logs an error for the first of several reports without the topic or channel."""
+        """Take a report.
+
+        Logs an error if the topic or channel is gone, but no further error until it is back.
+        """
         if not self._name:
             return
         if not report.rows and not self._is_absent:
