@@ -1,3 +1,3 @@
 """The commands: one module, or one package, for each."""
 
-# size: a file for each command is where one looks for it
+# size: readers look for each command in a file of its own

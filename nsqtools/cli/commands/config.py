@@ -37,7 +37,7 @@ def config() -> None:
 
 
 _CHANGED = "--changed"
-"""The option of ``show`` that may come after the command too: no command has one of its name."""
+"""An option of ``show`` allowed after the command: no command has an option of this name."""
 
 
 class OptionRow(NamedTuple):
@@ -106,7 +106,7 @@ def show(
 
 
 def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
-    """The --config and --profile of ``show``, as flags for the command that it shows."""
+    """The --config and --profile of ``show``, as flags for the shown command."""
     return [
         word
         for name, value in (("config", file.config), ("profile", file.profile))
@@ -116,7 +116,7 @@ def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
 
 
 def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Context, Sequence[str]]:
-    """The context of the command that the words name, and the remaining words."""
+    """The context of the command named by the words, and the remaining words."""
     ctx, rest = root, list(command_line)
     while isinstance(ctx.command, click.Group) and rest:
         name = rest.pop(0)
@@ -141,7 +141,7 @@ def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
 
 
 def _rows(ctx: click.Context, selected: SelectedFile, *, changed: bool) -> Iterator[OptionRow]:
-    """The options of a command: all, or those whose values are not its defaults."""
+    """The options of a command: all, or only those with other values than the defaults."""
     groups = groups_of(ctx.command)
     resolver = Resolver(ctx, groups, selected.tables(ctx))
     found: dict[str, tuple[Option, ResolvedValue]] = {}
@@ -165,7 +165,7 @@ def _rows(ctx: click.Context, selected: SelectedFile, *, changed: bool) -> Itera
 
 
 def _shown(declared: Option, value: Any) -> Any:
-    """The value as it is written in TOML; a secret is masked."""
+    """The value as written in TOML; a secret is masked."""
     if declared.multiple:
         return [declared.show(each) for each in value]
     text = declared.show(value)
@@ -227,7 +227,7 @@ def _problems(root: click.Context, file: ConfigFile, profile: str | None) -> Ite
 
 
 def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
-    """Problems with one command: of single values or, if these are valid, of their combination."""
+    """Problems with the options of a command: bad values or, if all are good, bad combinations."""
     groups = groups_of(ctx.command)
     classes = [*groups.values()]
     try:

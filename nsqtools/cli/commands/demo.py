@@ -33,7 +33,7 @@ _NSQTOOLS = (
 
 
 class Scene(NamedTuple):
-    """A sentence to print, the command line to run, and the text that it must print, if any."""
+    """A sentence to print, a command line to run and, if given, its expected output."""
 
     story: str
     line: str
@@ -161,7 +161,7 @@ async def _run(step: Scene, folder: Path, environment: Mapping[str, str]) -> Non
     import asyncio
     from subprocess import DEVNULL, PIPE, Popen
 
-    # Not asyncio's: one that is cancelled while it starts is not known, so its children live on.
+    # Not asyncio's: if cancelled during the start, it loses the process, and its children live on.
     process = Popen(  # noqa: ASYNC220, S603
         ("/bin/sh", "-c", f'nsqtools() {{ {join(_NSQTOOLS)} "$@"; }}\n{step.line}'),
         stdin=DEVNULL,
@@ -193,7 +193,7 @@ async def _run(step: Scene, folder: Path, environment: Mapping[str, str]) -> Non
 
 
 def steps() -> Sequence[Scene]:
-    """The steps that this installation can show."""
+    """The steps available in this installation: without Spark, ``_LAKE`` is left out."""
     from nsqtools.spark.requirements import require_spark
 
     try:

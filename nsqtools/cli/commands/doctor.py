@@ -58,7 +58,7 @@ def _question(options: DoctorOptions) -> Question:
     from nsqtools.cli.remotes import fixed_nsqds
     from nsqtools.engine.doctor.examine import Question
 
-    # If only an HTTP address is given, /info of this nsqd has its TCP address.
+    # If only an HTTP address is given, /info of this nsqd reports its TCP address.
     alone = options.nsqd_http_address and options.nsqd_tcp_address == _HERE
     return Question(
         topic=options.topic,

@@ -37,7 +37,7 @@ def lookup() -> None:
 
 
 def _command(name: str, example: str, words: str = "") -> Callable[[Any], click.Command]:
-    """Add a command with an example, and the same for another nsqlookupd."""
+    """Add a command with an example, and the same example for another nsqlookupd."""
     line = f"nsqtools lookup {name} {words}".rstrip()
     return lookup.command(
         name,
@@ -93,7 +93,7 @@ def _look_up(options: LookupOptions, topic: str) -> list[Lookup]:
 
 
 def _ask(options: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
-    """The answers of all nsqlookupds; raises UnreachableError if none answers."""
+    """The answers of all nsqlookupds; raises UnreachableError if no nsqlookupd answers."""
     import asyncio
     import logging
 

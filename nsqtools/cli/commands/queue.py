@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _STDIN = 0
 _READ_SIZE = 256 << 10
 _COLUMNS = ("topic", "channel", "messages", "bytes", "oldest", "newest", "meta", "damaged", "bad")
-"""Of ``queue ls``."""
+"""The columns of ``queue ls``."""
 
 _data_path = argument("data_path", Option("path", "nsqd's --data-path."), metavar="DATA_PATH")
 
@@ -131,7 +131,10 @@ def push(*, data_path: str, which: ChannelQueueOptions, form: QueuePushOptions) 
 
 
 def _queues(data_path: str) -> list[DiskQueue]:
-    """The queues in a data path, after a warning for each file that is left out."""
+    """The queues in a data path; warns of each file left out.
+
+    Raises ConfigError if this is not the data path of an nsqd.
+    """
     import logging
     import os
 
@@ -150,7 +153,7 @@ def _queues(data_path: str) -> list[DiskQueue]:
 
 
 def _find(data_path: str, which: QueueOptions) -> DiskQueue:
-    """The queue that the options name; raises NSQError if there is none."""
+    """The queue named by the options; raises NSQError if it does not exist."""
     from nsqtools.errors import NSQError
 
     for each in _queues(data_path):
@@ -161,7 +164,10 @@ def _find(data_path: str, which: QueueOptions) -> DiskQueue:
 
 
 def _meta_of(found: DiskQueue) -> QueueMeta | None:
-    """What meta says. Without a good one all files are read, after a warning."""
+    """The metadata of a queue; None if its meta file is missing or, after a warning, damaged.
+
+    All files are read in this case.
+    """
     import logging
 
     from nsqtools.errors import RecordError
@@ -174,7 +180,7 @@ def _meta_of(found: DiskQueue) -> QueueMeta | None:
 
 
 def _tally(found: DiskQueue, max_msg_size: int) -> dict[str, Any]:
-    """What a queue holds, as JSON. Times are in ns since the epoch, None without messages."""
+    """The contents of a queue, for JSON. Times are in ns since the epoch, None without messages."""
     from nsqtools.records.diskqueue.queuefiles import QueueReader
 
     meta = _meta_of(found)
@@ -260,7 +266,7 @@ def _add(appender: QueueAppender, file: str, form: QueuePushOptions) -> None:
 
 
 def _add_records(appender: QueueAppender, records: Sequence[bytes], times: list[int]) -> None:
-    """Add records that are not empty; takes their times from the list, or now if it is empty."""
+    """Add the non-empty records, with their times from the list, or with now if it is empty."""
     from time import time_ns
 
     taken = times[: len(records)] or [time_ns()] * len(records)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsqtools.sinks.relay.relaysink import RelaySink
 
 _AHEAD = 10.0
-"""With --rate, seconds that messages may wait here to be published."""
+"""With --rate, messages are received at most this many seconds before their publishing is due."""
 
 
 @click.command(
@@ -72,7 +72,7 @@ def _sink(
     config: ConsumerConfig,
     target: ProducerConfig,
 ) -> RelaySink:
-    """The sink that relays these topics, not connected yet. Raises ConfigError."""
+    """A sink for relaying these topics, not connected yet. Raises ConfigError for bad options."""
     from nsqtools.cli.clusterproducer import dead_letters
     from nsqtools.cli.remotes import addresses, fixed_nsqds
     from nsqtools.engine.loops import LoopGuard, RelayEnd
@@ -84,7 +84,7 @@ def _sink(
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     nsqds = addresses(options.destination_nsqd_tcp_address)
     guard = None
-    if loops := find_loops(goals):  # topics that would come back if both sides had a common nsqd
+    if loops := find_loops(goals):  # topics returning to their source if both sides share an nsqd
         lookupds = source.lookupd_http_address
         here = RelayEnd(config, fixed_nsqds(source), lookupds, stop.nsqd_http_address)
         guard = LoopGuard(

@@ -61,9 +61,9 @@ def to_file(
 
 
 def choose_topics(source: ArchiveSourceOptions) -> Sequence[str] | re.Pattern[str]:
-    """The topics that are named, those of them that match the pattern, or the pattern alone.
+    """The named topics, filtered by the pattern if there is one, or the pattern alone.
 
-    Raises ConfigError if the pattern matches no topic that is named.
+    Raises ConfigError if the pattern matches none of the named topics.
     """
     import re
 

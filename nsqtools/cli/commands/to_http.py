@@ -77,7 +77,7 @@ def to_http(
 def http_sink(
     source: SourceOptions, options: HttpOptions, dead: DeadLetterOptions, config: ConsumerConfig
 ) -> HttpSink:
-    """The sink that delivers to these endpoints, not connected yet. Raises ConfigError."""
+    """A sink for these endpoints, not connected yet. Raises ConfigError for invalid options."""
     from functools import partial
 
     from nsqtools.cli.clusterproducer import dead_letters

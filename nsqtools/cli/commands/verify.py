@@ -1,4 +1,4 @@
-"""``nsqtools verify``: checks archives, the files that manifests list, and whole directories."""
+"""``nsqtools verify``: checks archives, the files listed in manifests, and whole directories."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> No
 
 
 class _Checks:
-    """Checks files, prints the results, and notes whether a file was bad or could not be read."""
+    """Checks files, prints the results, and notes whether any was bad or unreadable."""
 
     def __init__(self, how: VerifyOptions, *, quiet: bool) -> None:
         from nsqtools.records.layout import Layout
@@ -84,7 +84,7 @@ class _Checks:
                 self._tell(_object(file, report), _line(file, report), fault=bool(report.problem))
 
     def directory(self, directory: str) -> None:
-        """Check the files of a directory, and tell the states of those that are not complete."""
+        """Check the complete files of a directory, and print the states of the others."""
         import os
         from collections import Counter
 

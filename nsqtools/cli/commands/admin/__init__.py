@@ -1,4 +1,4 @@
-"""``nsqtools topic``, ``channel`` and ``node``: changes on every server that has the topic."""
+"""``nsqtools topic``, ``channel`` and ``node``: changes on every server with the topic."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _group(kind: str, rows: Sequence[CommandRow], about: str) -> click.Group:
 
 
 def _examples(sentence: str, line: str) -> tuple[tuple[str, str], ...]:
-    """An example, and how it is tried without changing anything."""
+    """An example, and the same command line with --dry-run."""
     dry = line.replace(" --yes", "").replace(" --json", "")
     return (sentence, line), ("Show what would be done, and do nothing", f"{dry} --dry-run")
 

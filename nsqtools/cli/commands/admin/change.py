@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 def change(
     verb: Verb, topic: str, channel: str, options: ChangeOptions, *, loses: Discard | None
 ) -> None:
-    """Change a topic or channel on all servers that have it, and print each server's outcome.
+    """Change a topic or channel on all servers concerned, and print each server's outcome.
 
-    Raises Ended with PARTIAL if some servers failed, or an nsqlookupd does not answer, because
-    other nsqds may have the topic. Raises ConfigError if messages would be lost and there
-    is no terminal to ask on, UnreachableError if no server answers, and NSQError if no server has
-    the topic or channel.
+    Raises Ended with PARTIAL if some servers failed, or if an nsqlookupd does not answer: it may
+    list further nsqds with the topic. Raises ConfigError if the loss of messages must be confirmed
+    without a terminal, UnreachableError if no server answers, and NSQError if no server has the
+    topic or channel.
     """
     target = Target(topic, channel)
     request = ChangeRequest(target.kind, verb, target, options, verb if loses else "")
@@ -82,10 +82,10 @@ def hide(topic: str, node: str, options: TombstoneOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """What the user asked for: ``kind`` and ``action`` are the command, such as ``topic delete``.
+    """The user's request: ``kind`` and ``action`` form the command, such as ``topic delete``.
 
-    ``loses`` is the verb for the loss of messages in the question, empty if none are lost. Raises
-    ConfigError if messages are lost and there is no terminal to ask on.
+    ``loses`` is the verb of the confirmation question; it is empty if no messages are lost. Raises
+    ConfigError if confirmation is necessary and there is no terminal.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class ChangeRequest:
 
     @property
     def words(self) -> str:
-        """The command as it is typed."""
+        """The command as typed."""
         return f"{self.kind} {self.action}"
 
     @property
@@ -112,12 +112,12 @@ class ChangeRequest:
         return bool(self.loses) and not (self.options.dry_run or consents)
 
     def survey(self) -> Survey:
-        """Find out which servers have the topic; raises UnreachableError if none answers."""
+        """Find out which servers have the topic; raises UnreachableError if no server answers."""
         return asyncio.run(survey(self.servers, self.target.topic))
 
     @property
     def servers(self) -> Servers:
-        """The servers that the options give."""
+        """The servers given by the options."""
         options = self.options
         limits = client_limits(options)
         return Servers(options.lookupd_http_address, nsqds_of(options), limits, options.timeout)
@@ -132,7 +132,7 @@ def warn_of_lookupds(found: Survey) -> None:
 
 
 def require_known(request: ChangeRequest, found: Survey, target: Target) -> None:
-    """Raise NSQError, which suggests the nearest name, if no server has the topic or channel."""
+    """Raise NSQError, with the nearest name, if no server has the topic or channel."""
     if found.is_known(target):
         return
     for kind, error in _silent(found):
@@ -147,13 +147,17 @@ def require_known(request: ChangeRequest, found: Survey, target: Target) -> None
 
 
 def _silent(found: Survey) -> Iterator[tuple[str, HTTPError]]:
-    """The servers that did not answer, each with its kind."""
+    """The errors of servers without an answer, each with the kind of server."""
     yield from (("nsqlookupd", each.error) for each in found.registries if each.error)
     yield from (("nsqd", each.error) for each in found.holdings if each.error)
 
 
 def _find_node(found: Survey, topic: str, text: str) -> Registration:
-    """The nsqd with this name. Raises NSQError if nsqlookupd does not list it with the topic."""
+    """The nsqd with this name.
+
+    Raises NSQError if nsqlookupd does not list it with the topic, UnreachableError if no nsqlookupd
+    answers.
+    """
 
     listed = producers(found.registries)
     if not listed and all(each.error for each in found.registries):
@@ -171,7 +175,7 @@ def _find_node(found: Survey, topic: str, text: str) -> Registration:
 def confirm(request: ChangeRequest, about: str) -> None:
     """Ask on the terminal whether to continue, if necessary. Raises Ended if the answer is no.
 
-    With --dry-run only what would be lost is printed.
+    With --dry-run, only print the messages at stake.
     """
     if request.must_ask or request.options.dry_run:
         click.echo(one_line(about), err=True)
@@ -219,7 +223,7 @@ def _do(request: ChangeRequest, stages: Stages) -> None:
 
 
 def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
-    """Print a line or a JSON entry for each step that was taken or, with --dry-run, planned."""
+    """Print a line or a JSON entry for each step taken or, with --dry-run, planned."""
     planned, target = request.options.dry_run, request.target
     if request.options.json:
         print_json(

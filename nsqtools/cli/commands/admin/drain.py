@@ -1,4 +1,4 @@
-"""``nsqtools node drain``: looks at an nsqd again and again until it has drained."""
+"""``nsqtools node drain``: polls an nsqd until it has drained."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ log = logging.getLogger(__name__)
 _INTERVAL = 0.5
 _QUIET = 2.0
 _REQUEST = 8.0
-"""Maximum seconds for a look at nsqd, and for the requests to nsqlookupds."""
+"""Timeout of a request to nsqd or nsqlookupd, in seconds."""
 _HIDE_AGAIN = 20.0
-"""Seconds between tombstones of a topic; by default nsqlookupd forgets one after 45."""
+"""Seconds between tombstones of a topic; by default, nsqlookupd drops a tombstone after 45."""
 
 
 def wait(nsqd: str, options: DrainOptions) -> None:
-    """Wait until the nsqd has drained, and print what it holds if it has not.
+    """Wait until the nsqd has drained; print the topics and channels still holding messages.
 
-    Raises UnreachableError if it does not answer at the start, or with --evict no nsqlookupd does.
-    Raises Ended with PARTIAL if --timeout or SIGTERM ends the wait, with INTERRUPTED after SIGINT.
+    Raises UnreachableError if nsqd does not answer at the start, or with --evict if no nsqlookupd
+    does. Raises Ended with PARTIAL if --timeout or SIGTERM ends the wait, with INTERRUPTED after
+    SIGINT.
     """
     drain = Drain(_QUIET)
     asyncio.run(until_signal(_until_drained(nsqd, options, drain)))
@@ -56,7 +57,7 @@ _COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "clients", "no
 
 
 def _rows(drain: Drain) -> list[tuple[str | int, ...]]:
-    """What holds messages, by ``_COLUMNS``."""
+    """The topics and channels still holding messages, as rows of ``_COLUMNS``."""
     reasons = drain.stuck()
     return [
         (
@@ -79,7 +80,7 @@ def _state(drain: Drain) -> str:
 
 
 async def _until_drained(nsqd: str, options: DrainOptions, drain: Drain) -> None:
-    """Look until the nsqd has drained, or --timeout has passed."""
+    """Poll until the nsqd has drained, or --timeout has passed."""
     loop = asyncio.get_running_loop()
     short = {"connect_timeout": _REQUEST / 4, "request_timeout": _REQUEST}
     limits = client_limits(options) | short
@@ -106,7 +107,10 @@ async def _until_drained(nsqd: str, options: DrainOptions, drain: Drain) -> None
 
 
 async def _hide(servers: Servers, nsqd: Address, *, is_retry: bool) -> None:
-    """Tombstone all topics of the nsqd; raises UnreachableError the first time, if all fails."""
+    """Tombstone all topics of the nsqd.
+
+    Raises UnreachableError if every request fails, except in a retry.
+    """
     steps = await evict(servers, nsqd)
     failed = [step for step in steps if step.error]
     if failed and len(failed) == len(steps) and not is_retry:

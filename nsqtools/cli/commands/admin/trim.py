@@ -1,4 +1,4 @@
-"""``nsqtools channel trim``: finds the channel, consumes what is old, and prints the counts."""
+"""``nsqtools channel trim``: finishes a channel's old messages, and prints the counts."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ log = logging.getLogger(__name__)
 _NO_LIMIT = 1 << 62
 _PATIENCE = 3.0
 _MAX_YOUNGER = 100_000
-"""Younger messages in a row after which the rest is taken to be younger, too: nsqd keeps in memory
-what is deferred, and this process their ids."""
+"""After this many younger messages in a row, the trim takes the rest to be younger, too.
+
+nsqd keeps deferred messages in memory, and this process keeps their ids."""
 
 
 def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) -> None:
-    """Trim a channel on all nsqds that have it, and print each nsqd's counts.
+    """Trim a channel on all its nsqds, and print each nsqd's counts.
 
-    Raises Ended with PARTIAL if some servers do not answer, or some messages did not come although
-    nobody else consumes the channel. Raises ConfigError if messages would be lost and there is no
-    terminal to ask on, UnreachableError if no server answers, and NSQError if no server has the
-    channel or it is paused.
+    Raises Ended with PARTIAL if some servers do not answer, if too many younger messages came in a
+    row, or if messages did not come although nobody else consumes the channel. Raises ConfigError
+    for --sample-rate, or if the loss of messages must be confirmed without a terminal. Raises
+    UnreachableError if no server answers, and NSQError if no server has the channel or it is
+    paused.
     """
     target = Target(topic, channel)
     request = ChangeRequest("channel", "trim", target, options, "" if options.archive else "trim")
@@ -84,7 +86,7 @@ def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) 
 
 
 def _fallen(request: ChangeRequest, holdings: Sequence[Holding]) -> list[UnreachableError]:
-    """The errors of nsqds that had the channel at the start and do not answer any more."""
+    """The errors of the channel's nsqds no longer answering."""
     names = {each.node.name for each in holdings}
     try:
         found = request.survey().holdings
@@ -108,7 +110,7 @@ async def _consume(
     held: Loss,
     config: ConsumerConfig,
 ) -> Trim:
-    """Consume until the trim is done or a signal comes, and print what became of the messages."""
+    """Consume until the trim is done or a signal comes, and print each nsqd's counts."""
     nsqds = {_tcp(each): each.node.name for each in holdings}
     began = time.time_ns()
     trim = Trim(
@@ -141,7 +143,10 @@ async def _consume(
 
 
 def _tcp(holding: Holding) -> Address:
-    """Where to consume from an nsqd: its broadcast address, or the host that the user gave."""
+    """The TCP address of an nsqd: its broadcast address, or the host given by the user.
+
+    Raises NSQError if nsqd does not report its TCP port.
+    """
     node = holding.node
     if node.tcp is None:
         raise NSQError(f"nsqd {node.name} does not tell its TCP port")
@@ -165,7 +170,7 @@ def _archive(source: ArchiveSourceOptions, folder: str, config: ConsumerConfig) 
 
 
 def _print(target: Target, options: TrimOptions, counts: Mapping[str, tuple[int, int]]) -> None:
-    """Print how many messages each nsqd had that were finished, and that were younger."""
+    """Print each nsqd's counts of finished and of younger messages."""
     if not options.json:
         rows = [["nsqd", name, *map(str, both)] for name, both in counts.items()]
         print_rows(["server", "address", "finished", "younger"], rows)
@@ -179,7 +184,11 @@ def _print(target: Target, options: TrimOptions, counts: Mapping[str, tuple[int,
 
 
 def _judge(trim: Trim, held: Loss) -> None:
-    """Log what was not looked at; raises Ended if nobody else can have taken it."""
+    """Log the messages not looked at.
+
+    Raises Ended if too many younger messages came in a row, or if the missing messages cannot all
+    have been deferred, in flight or taken by another consumer.
+    """
     if trim.is_flooded:
         log.error(
             "%d younger messages came after the last old one: the rest was not looked at",

@@ -106,7 +106,7 @@ def _run(
     target: ProducerConfig,
     config: ConsumerConfig | None = None,
 ) -> None:
-    """Measure and print. Raises ConfigError for a message that nsqd would refuse."""
+    """Measure and print. Raises UsageError if nsqd would refuse messages of this size."""
     import asyncio
 
     from nsqtools.cli.commands.bench.run import BenchRun

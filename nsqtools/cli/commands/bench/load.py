@@ -1,4 +1,4 @@
-"""The load of a bench: what publishes and what consumes, and measures it."""
+"""The load of a bench: its publisher and its consumer, both with measurements."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
     from nsqtools.engine.producer import Producer
 
-# A body begins with the number of its run and with the event loop's time when it was to be sent.
+# A body begins with the number of its run and its time of sending (its due time if sent late), by
+# the event loop's clock.
 _HEAD = struct.Struct(">8sd")
 
-# Maximum batches under way: per producer, as in pub; in all, at a fixed rate, so that a slow answer
-# delays no later batch; and their maximum bytes.
+# Maximum batches under way: per producer, as in pub; in total at a fixed rate, enough for a slow
+# answer to delay no later batch; and their maximum bytes.
 _WINDOW = 8
 _RATED_WINDOW = 1000
 _WINDOW_BYTES = 64 << 20
 
-# The event loop's timers are late by up to this; a batch that starts within it is on time.
+# Maximum delay of the event loop's timers: a batch no later than this is on time.
 _TICK = 0.002
 
 
@@ -39,8 +40,8 @@ class Sender:
     """Publishes batches of equal bodies to a topic, several at a time.
 
     At a fixed rate, batch n is due n intervals after the start. The latency of a late batch counts
-    from when it was due, so that a slow answer shows in all the batches that had to wait for it.
-    The first failure to publish is kept as ``error``, and sets ``stop``.
+    from its due time, so a slow answer shows in every batch delayed by it. The first failure to
+    publish is kept as ``error``, and sets ``stop``.
     """
 
     def __init__(
@@ -106,9 +107,9 @@ class Sender:
 
 
 class Receiver(Handler):
-    """Counts messages, and calls ``reached`` when there are ``goal``.
+    """Counts messages, and calls ``reached`` at ``goal`` messages.
 
-    Given the number of a ``run``, it counts only messages of this run, and measures their latency.
+    With the number of a ``run``, counts only messages of this run, and measures their latency.
     """
 
     def __init__(self, reached: Callable[[], object], run: bytes = b"") -> None:
@@ -132,7 +133,7 @@ class Receiver(Handler):
             self._reached()
 
     def _measure(self, batch: Batch, now: float) -> None:
-        # Messages that were published together have equal bodies.
+        # Messages published together have equal bodies.
         for body, number in Counter([message.body for message in batch]).items():
             if len(body) >= _HEAD.size and body.startswith(self._run):
                 _, sent = _HEAD.unpack_from(body)

@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 _DURATION = 10.0
 
-# Messages count as missing when none has arrived for this long.
+# Seconds without an arrival until the remaining messages count as missing.
 _SILENCE = 5.0
 
 
 class LoadShape(NamedTuple):
-    """How many producers and consumers a bench has, and its rate per second, 0 for no limit.
+    """The numbers of producers and consumers, and messages per second, 0 for no limit.
 
     Without producers, the topic is filled before it is consumed.
     """
@@ -49,7 +49,7 @@ class LoadShape(NamedTuple):
 
 
 class BenchRun:
-    """One run of a bench; ``config`` is None if nothing is consumed."""
+    """One run of a bench; ``config`` is None for a bench without consumers."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class BenchRun:
         self._code = Exit.DONE
 
     async def run(self) -> None:
-        """Measure and print the results; a signal ends the measuring, and prints them as well.
+        """Measure and print the results. After a signal, the results so far are printed.
 
         Raises Ended for every exit code but 0, and the errors of BenchTopic, Producer and Consumer.
         """
@@ -130,7 +130,7 @@ class BenchRun:
         return "; ".join(traffic.line(done) for done, traffic in shown.items())
 
     async def _publish(self, place: BenchTopic, sender: Sender, receiver: Receiver) -> None:
-        """Measure publishing and, with consumers, the arrival of all that is published."""
+        """Measure publishing and, with consumers, the arrival of all published messages."""
         load = self._load
         async with self._producers(place) as producers:
             received = {"received": receiver.traffic} if self._config else {}
@@ -156,14 +156,14 @@ class BenchRun:
         await self._arrival(receiver, self._copies(place, sender), load.duration or inf)
 
     def _copies(self, place: BenchTopic, sender: Sender) -> int:
-        """How many messages nsqds have accepted."""
+        """The number of messages accepted by all nsqds together."""
         times = len(place.nsqds) if self._target.mode == "all" else 1
         return sender.traffic.messages * times
 
     async def _arrival(self, receiver: Receiver, goal: int, within: float = inf) -> None:
-        """Wait until this many messages have arrived, at most for a time.
+        """Wait until ``goal`` messages have arrived, at most ``within`` seconds.
 
-        That none arrives any more is an error.
+        If no message arrives for a while, logs an error and sets the exit code PARTIAL.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + within
@@ -183,7 +183,7 @@ class BenchRun:
 
     @asynccontextmanager
     async def _producers(self, place: BenchTopic) -> AsyncIterator[Sequence[Producer]]:
-        """Producers that have connected; one if the topic is only filled."""
+        """Connected producers; one if the topic is only filled."""
         async with AsyncExitStack() as stack:
             made = [Producer(place.nsqds, self._target) for _ in range(self._shape.producers or 1)]
             yield [await stack.enter_async_context(each) for each in made]
@@ -192,7 +192,7 @@ class BenchRun:
     async def _consumers(
         self, place: BenchTopic, receiver: Receiver
     ) -> AsyncIterator[Sequence[Consumer]]:
-        """Consumers that have connected; without producers they receive nothing yet."""
+        """Connected consumers; in a bench without producers, they receive nothing yet."""
         if self._config is None:
             yield ()
             return
@@ -209,7 +209,7 @@ class BenchRun:
             task.add_done_callback(lambda _: self._stop.set())
         try:
             await asyncio.wait((waiting, *running), return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():  # otherwise a consumer has failed, which is raised below
+            if waiting.done():  # otherwise a consumer has failed: its error is raised below
                 yield consumers
             for each in consumers:
                 each.stop()

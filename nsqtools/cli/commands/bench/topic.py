@@ -28,7 +28,7 @@ class BenchTopic:
     """A topic and a channel on ``nsqds``, for one run; an async context manager.
 
     Entering it finds the nsqds. Raises ConfigError if the topic exists, and UnreachableError if an
-    nsqd does not answer over HTTP. Leaving it deletes the topic; ``is_left`` says that some servers
+    nsqd does not answer over HTTP. Leaving it deletes the topic; ``is_left`` is set if some servers
     may still have it.
     """
 
@@ -76,7 +76,10 @@ class BenchTopic:
         self.is_left = bool(errors)
 
     def _reachable(self, found: Survey) -> tuple[Address, ...]:
-        """The nsqds to load: one whose topic could not be deleted afterwards is not among them."""
+        """The nsqds to load, without those silent over HTTP: their topic could not be deleted.
+
+        Raises UnreachableError if a given nsqd, or every listed nsqd, is silent.
+        """
         errors = [each.error for each in found.holdings if each.error]
         if not self._options.lookupd_http_address:
             if errors:
@@ -91,7 +94,10 @@ class BenchTopic:
 
 
 def _http_of(servers: BenchServerOptions) -> tuple[str, ...]:
-    """The nsqds' HTTP addresses that are known before nsqlookupd is asked. Raises ConfigError."""
+    """The nsqds' HTTP addresses known before asking nsqlookupd.
+
+    Raises ConfigError if some are missing.
+    """
     apis = servers.nsqd_http_address
     nsqds = dict.fromkeys(addresses(servers.nsqd_tcp_address))
     if servers.lookupd_http_address:

@@ -1,4 +1,4 @@
-"""What a bench counts, and how it is printed."""
+"""The measurements of a bench, and their output as text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "p99.9": 99.9}
 
 
 class Traffic:
-    """Messages in one direction since ``began``; times are those of the event loop.
+    """Messages in one direction since ``began``; times are by the event loop's clock.
 
-    ``latency`` is what the latency of a message in this direction is called.
+    ``latency`` is a name for the latency in this direction, such as ``publish``.
     """
 
     def __init__(self, latency: str) -> None:
@@ -27,7 +27,7 @@ class Traffic:
         self._took = Latency()
 
     def add(self, messages: int, size: int, now: float, took: float | None = None) -> None:
-        """Count messages of ``size`` bytes in all, each of which took this many seconds."""
+        """Count messages of ``size`` bytes in total; each took ``took`` seconds."""
         self.messages += messages
         self._bytes += size
         self._last = now
@@ -35,9 +35,9 @@ class Traffic:
             self._took.add(took, messages)
 
     def facts(self) -> dict[str, Any]:
-        """All that was measured: seconds, bytes, and rates per second; latencies in seconds.
+        """All measurements: seconds, bytes, rates per second, and latencies in seconds.
 
-        Latencies are None if none was measured.
+        Latencies are None if they were not measured.
         """
         seconds = max(0.0, self._last - self.began)
         took = self._took
@@ -59,7 +59,7 @@ class Traffic:
 
 
 def text(measured: Mapping[str, Traffic]) -> str:
-    """One or two lines for each direction, which is called by what was done to its messages."""
+    """One or two lines for each direction; its key is a participle, such as ``published``."""
     lines = []
     for done, traffic in measured.items():
         facts = traffic.facts()

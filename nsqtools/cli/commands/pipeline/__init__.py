@@ -122,9 +122,9 @@ def sql(**groups: Any) -> None:
 
 
 def _call(module: str, function: str, groups: dict[str, Any]) -> None:
-    """Call a function of a module of this package that imports Spark.
+    """Call a function in a module of this package; the module imports Spark.
 
-    Raises ConfigError without Spark; Java is looked for when it is needed.
+    Raises ConfigError without Spark. Java is checked later, when it is needed.
     """
     from importlib import import_module
 

@@ -105,7 +105,8 @@ def replay(
 ) -> None:
     """Select messages, unless an earlier run did, and publish them.
 
-    Raises Ended with PARTIAL if nsqd rejected some.
+    Raises Ended with PARTIAL if nsqd rejected messages, or with another code if a signal came
+    before the first message was published.
     """
     nsqds = asyncio.run(targets(target, with_secret(config)))
     sink = {

@@ -1,4 +1,4 @@
-"""Checks before Spark is started, because starting it takes seconds."""
+"""Checks before the start of Spark, because the start takes seconds."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def check_inputs(inputs: Iterable[str]) -> None:
 
 
 async def waiting(options: Mapping[str, str], master: str, *, creates: bool) -> int:
-    """The number of messages that wait for a source with these options.
+    """The number of messages waiting for a source with these options.
 
-    Raises NSQError if no nsqd has a topic, unless ``creates`` is set: then it is created. Raises
-    UnreachableError or another PeerError if no nsqd can be asked, or if all would refuse
+    Raises NSQError if no nsqd has a topic, but not with ``creates``: fixed nsqds then create it.
+    Raises UnreachableError or another PeerError if no nsqd can be asked, or if all would refuse
     executors on this machine. Raises ConfigError for wrong options.
     """
     settings = replace(parse_source(options), wait_for_servers=False)
@@ -84,7 +84,7 @@ async def waiting(options: Mapping[str, str], master: str, *, creates: bool) -> 
 
 
 async def silent(options: Mapping[str, str]) -> list[str]:
-    """Describe the servers that do not tell how many messages wait for the source."""
+    """Describe the servers with an unknown number of messages waiting for the source."""
     asked = Depths(replace(parse_source(options), wait_for_servers=True), creates=False)
     await asked.ask()
     return asked.unknown

@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ROWS = 1000  # of a table on a terminal
-_GOES = 100  # milliseconds in which a reader that has enough goes away
+_ROWS = 1000  # per table on a terminal
+_GOES = 100  # milliseconds for a reader with enough rows to close the pipe
 
 
 def sql(
@@ -143,7 +143,7 @@ def _check_stream(source: QuerySourceOptions, asked: QueryOptions, stream: Strea
 def _kept(source: QuerySourceOptions, staging: str) -> str:
     """The staging of a query without a checkpoint: the same directory for the same channel."""
     home = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(home):  # ignored then, as the XDG Base Directory Specification requires
+    if not os.path.isabs(home):  # the XDG Base Directory Specification ignores relative paths
         home = os.path.expanduser("~/.local/state")
     path = local(staging or below(home, "nsqtools"))
     if path is None:  # no lock could exclude another run

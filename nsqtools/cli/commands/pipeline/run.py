@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class PipelineJob(Protocol):
-    """A job. It reports facts for its View, and ends early, without an error, when it shall stop.
+    """A job. It reports facts for its View, and ends early, without an error, once ``stop`` is set.
 
     ``spark`` is a SparkSession.
     """
@@ -81,12 +81,12 @@ class Run:
             raise Ended(self.signals.exit_code(Exit.FAILURE)) from None
 
     async def without_spark(self, work: Callable[[Callable[..., None]], R]) -> R:
-        """Run work that needs no Spark. Its argument is the function to report to."""
+        """Run work without Spark. Its argument is the function for reports."""
         self._notifier.ready()
         return await self._supervise(work)
 
     async def _supervise(self, work: Callable[[Callable[..., None]], R]) -> R:
-        """Raises Ended after a second signal, even if the work is done."""
+        """Run work in a thread. Raises Ended after a second signal, even if the work is done."""
         loop = asyncio.get_running_loop()
 
         def report(*fact: Any) -> None:

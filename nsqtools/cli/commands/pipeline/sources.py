@@ -1,4 +1,4 @@
-"""Options of Spark's source and sink ``nsq``, from those of a command."""
+"""Options of a command converted to options of Spark's source and sink ``nsq``."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def servers(source: StreamSourceOptions) -> dict[str, str]:
 def connection_options(
     config: ClientConfig, master: str, *, leave_out: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """``nsq.NAME`` for each option that differs from its default; paths are made absolute.
+    """``nsq.NAME`` for each option with another value than its default; paths are made absolute.
 
-    Handles secrets like ``source_options``. With ``flags``, errors name flags.
+    Handles secrets like ``source_options``. The added option ``flags`` makes errors name flags.
     """
     found = {"flags": "true"}
     for name, declared in config.declared().items():
@@ -93,7 +93,7 @@ def layout(inputs: InputOptions) -> Layout | None:
 
 
 def schema_text(text: str) -> str:
-    """The schema, or the text of the file that ``--schema`` names. Raises ConfigError."""
+    """The value of --schema, or the text of the file named there. Raises ConfigError."""
     if not os.path.isfile(text):
         if re.fullmatch(r"[^\s:{]+", text):  # a column has a space, or a colon, before its type
             raise ConfigError(f"--schema {text}: no such file")

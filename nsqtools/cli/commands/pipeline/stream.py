@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK = 10.0  # seconds between looks at the servers of a service
+_LOOK = 10.0  # seconds between polls of a service's servers
 
 
 class Places(NamedTuple):
@@ -64,7 +64,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, stream: StreamOptions, output: str) -> Places:
-        """The places that the options give; by default below the output or the checkpoint."""
+        """The places given by the options; by default below the output or the checkpoint."""
         home = below(output, OURS) if output else stream.checkpoint
         return cls(
             _absolute(output) if output else "",
@@ -121,9 +121,9 @@ class StreamJob:
     """A streaming query.
 
     ``source`` and ``sink`` are options of Spark's source and sink. A checkpoint may only be
-    continued with the same ``stamp``. ``verb`` is the one of ``StreamView``. With ``prints``, the
-    query prints on the terminal, so no progress is shown there. With ``check``, nothing is done but
-    to try what a run needs.
+    continued with the same ``stamp``. ``verb`` is passed to ``StreamView``. With ``prints``, the
+    query prints on the terminal, so no progress is shown there. With ``check``, the job only tests
+    the requirements of a run.
     """
 
     work: PipelineJob
@@ -162,7 +162,7 @@ class StreamJob:
             check_output(self.places.output, "--output")
         checkpoint = self.checkpoint
         option = "--staging" if self.is_kept else "--checkpoint"
-        mask = 0o077 if self.is_kept else None  # what was not shown is for nobody else
+        mask = 0o077 if self.is_kept else None  # messages not yet shown are private
         with _umask(mask), locked(self.stream.lock), only_one(self.held, option) as guard:
             if self.is_kept:
                 self._run_kept(guard)
@@ -174,9 +174,9 @@ class StreamJob:
             asyncio.run(self._run(guard))
 
     def _run_kept(self, guard: RunGuard) -> None:
-        """Run with a temporary checkpoint, and a staging that the next run continues from.
+        """Run with a temporary checkpoint; the next run continues from the staging.
 
-        The staging has the only copy of its messages; those that Spark has not committed were not
+        The staging has the only copy of its messages. Messages not committed by Spark have not been
         shown.
         """
         checkpoint = self.checkpoint
@@ -191,7 +191,7 @@ class StreamJob:
                 )
 
     async def _run(self, guard: RunGuard) -> None:
-        """Ask the nsqds how many messages wait, and start Spark only if there are any."""
+        """Count the waiting messages, and start Spark unless there is nothing to do."""
         view = StreamView(self.verb)
         places = (self.places.staging, self.places.output)
         packages = packages_of(self.source, self.sink, places=places)
@@ -221,7 +221,7 @@ class StreamJob:
         guard.stops(run.stop)
         if run.stop.is_set():
             return
-        if local(self.places.staging) is not None:  # only now: it makes the directory
+        if local(self.places.staging) is not None:  # only now, because it creates the directory
             probe(checkpoint.staging)
 
         def work(spark: Any, **arguments: Any) -> None:
@@ -248,13 +248,13 @@ class StreamJob:
             await self._check_servers()
 
     async def _check_servers(self) -> None:
-        """Raise Ended if it is unknown whether all messages were read: unknown is not none."""
+        """Raise Ended with PARTIAL if messages may still wait on servers without an answer."""
         if unknown := await silent(self.source):
             log.error("unknown whether messages wait: %s", "; ".join(unknown))
             raise Ended(Exit.PARTIAL)
 
     async def _try(self, run: Run, count: int) -> None:
-        """Start Spark, and let it write and read in the output; raises what a run would raise."""
+        """Start Spark, and let it write and read a file in the output. Raises what a run raises."""
         require_spark()
         probe(self.checkpoint.staging)
         place = below(self.places.output, OURS, f"check-{uuid4().hex}")
@@ -272,7 +272,7 @@ class StreamJob:
 
 @contextlib.contextmanager
 def _umask(mask: int | None) -> Iterator[None]:
-    """Set the umask of this process meanwhile; None leaves it."""
+    """Set the umask of this process meanwhile; None leaves it unchanged."""
     if mask is None:
         yield
         return

@@ -36,8 +36,8 @@ _OF_LAST = (
 class StreamView:
     """The batches of a streaming query.
 
-    ``verb`` says what happens to messages, such as ``archived``. Without it rows are counted, which
-    need not be messages.
+    ``verb`` is a participle for the messages, such as ``archived``. Without it, rows are counted
+    apart from messages, because a query need not write a row for each message.
     """
 
     def __init__(self, verb: str = "") -> None:
@@ -60,7 +60,7 @@ class StreamView:
 
     @property
     def line(self) -> str:
-        """The line that a terminal shows."""
+        """The status line on a terminal."""
         last = self.totals.last
         text = self._done(self.totals.received, self.totals.written)
         return f"{text}, {_details(last)}" if last else text
@@ -91,7 +91,7 @@ class StreamView:
 
 
 class StepView:
-    """The steps of a job, and how much of each is done if known."""
+    """The steps of a job, with the progress of each if known."""
 
     def __init__(self) -> None:
         self.line = ""
@@ -99,7 +99,7 @@ class StepView:
         self._done = self._total = 0
 
     def add(self, step: str, done: int, total: int) -> str:
-        """Take a step, how much of it is done, and its size, or 0 if unknown.
+        """Take a step, its progress, and its size, or 0 if unknown.
 
         Returns a line for the log, or an empty text.
         """
@@ -122,7 +122,7 @@ class StepView:
 
 
 View = StreamView | StepView
-"""The facts that a run has reported; used in the event loop."""
+"""Both collect the facts reported by a run; use them in the event loop."""
 
 
 def _details(last: Progress) -> str:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _STDIN = 0
 
-# One read is one batch: lines of a slow program are published at once, and a fast one fills
+# One read is one batch: lines of a slow program are published at once; a fast program fills
 # batches.
 _READ_SIZE = 256 << 10
 
@@ -47,7 +47,7 @@ _WINDOW = 8
 
 
 class PubRun:
-    """One run of ``pub``; raises ConfigError for options that contradict each other."""
+    """One run of ``pub``; raises ConfigError for contradictory options."""
 
     def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:
         self._topic = target.topic
@@ -57,10 +57,10 @@ class PubRun:
         self._pace = Pace(form.rate)
         speed = parse_speed(form.pace)
         self._replay = Replay(speed) if speed else None
-        self._timestamps: list[int] = []  # of the records that the reader returns, with --pace
+        self._timestamps: list[int] = []  # of the reader's records, with --pace
         self._defer = form.defer or None
         self._show_progress = True
-        self._accepted = 0  # records that were read, or given as arguments
+        self._accepted = 0  # records read, or given as arguments
         self._published = 0
         self._published_bytes = 0
         self._refused = 0
@@ -76,14 +76,14 @@ class PubRun:
     async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> None:
         """Publish the messages of the command line, or the records of the archives or of the input.
 
-        Raises Ended if some were refused or not read. Before anything is published, raises
-        ConfigError for a file that cannot be read, or with --json for a message that is not JSON.
-        The first signal ends reading, and records that were read are published; the second ends
-        that too.
+        Raises Ended if messages were refused or not read. Before publishing anything, raises
+        ConfigError for an unreadable file or, with --json, for a message not in JSON.
+        After the first signal, only the records already read are published. A second signal ends
+        the run at once.
         """
         files = () if messages else archives or self._form.file or ("-",)
         _check(files, archived=bool(archives))
-        if "-" in files and os.isatty(_STDIN):  # it would be drawn over what is typed
+        if "-" in files and os.isatty(_STDIN):  # the progress line would overwrite typed text
             self._show_progress = False
         if self._form.json:
             messages = self._bodies(messages)
@@ -131,11 +131,11 @@ class PubRun:
 
     @property
     def _left(self) -> int:
-        """How many messages were read, and neither published nor refused."""
+        """The number of messages read, but neither published nor refused."""
         return self._accepted - self._published - self._refused
 
     def _stop(self, work: asyncio.Task[None]) -> None:
-        """Read no more. Before there is a connection nothing was read, and the work ends."""
+        """Stop reading. End the work if it has no connection yet: then nothing was read."""
         if self._sending is None:
             work.cancel()
             return
@@ -149,7 +149,7 @@ class PubRun:
             )
 
     def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:
-        """The bodies of messages that are lines of JSON."""
+        """The bodies of messages in JSON. Raises ConfigError for other messages."""
         try:
             return [*self._reader.feed(b"\n".join(messages)), *self._reader.finish()]
         except RecordError as error:
@@ -191,13 +191,13 @@ class PubRun:
                 await self._send(self._reader.feed(chunk))
                 if self._cut_off or self._stopping:
                     return
-        if not self._stopping:  # a record that was read in part is not published
+        if not self._stopping:  # a partly read record is not published
             await self._send(self._reader.finish())
 
     async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        """The next chunk of the input; None at its end, and when a signal ends the wait for it.
+        """The next chunk of the input; None at its end, or if a signal ends the wait.
 
-        Only this wait ends then: what was read can often not be read again, as that of a pipe.
+        The signal ends only the wait, never a read: data from a pipe cannot be read again.
         """
         self._reading = asyncio.ensure_future(anext(chunks, None))
         try:
@@ -227,7 +227,7 @@ class PubRun:
             start = stop
 
     async def _rest(self, seconds: float) -> None:
-        """Sleep, or return early when nothing can be published any more."""
+        """Sleep, or return early if nothing can be published any more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0 and self._under_way and not self._cut_off:
@@ -261,7 +261,7 @@ class PubRun:
 
     def _new_reader(self) -> None:
         form = self._form
-        # A record over max_msg_size is refused by itself; only one far above it ends the reading.
+        # A record over max_msg_size is only refused; over max_body_size, too, it ends the reading.
         max_size = max(self._config.max_msg_size, self._config.max_body_size)
         self._reader: Reader = Whole(max_size=max_size)
         if not form.whole:
@@ -285,7 +285,7 @@ class PubRun:
 
 
 def _check(files: Sequence[str], *, archived: bool) -> None:
-    """Raise ConfigError for a file that cannot be read or decompressed."""
+    """Raise ConfigError if a file cannot be read or decompressed."""
     for file in files:
         name = f"{'--from-archive' if archived else '--file'} {file}"
         try:
@@ -294,7 +294,7 @@ def _check(files: Sequence[str], *, archived: bool) -> None:
                     raise ConfigError("standard input: closed, or not open for reading")
                 continue
             status = os.stat(file)
-            if not stat.S_ISFIFO(status.st_mode):  # the writer would notice
+            if not stat.S_ISFIFO(status.st_mode):  # the writer to a pipe would notice
                 os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))
         except OSError as error:
             raise ConfigError(f"{name}: {error.strerror}") from error
@@ -338,8 +338,7 @@ async def _readable(fd: int) -> None:
     ready = loop.create_future()
 
     def found() -> None:
-        # Remove it at once: called again after the read, it would report data that is no longer
-        # there.
+        # Remove it at once: a second call, after the read, would report data already taken.
         loop.remove_reader(fd)
         ready.set_result(None)
 
@@ -354,9 +353,9 @@ async def _readable(fd: int) -> None:
 
 
 async def _read_archive(file: str) -> AsyncGenerator[bytes]:
-    """The plain bytes of a file, up to a damaged member; for this it raises RecordError.
+    """The plain bytes of a file. Raises RecordError at a damaged member.
 
-    Compressed files are read twice: a checksum comes after its data, and the data of a damaged
+    Compressed files are read twice, because a checksum follows its data, and the data of a damaged
     member must not be published.
     """
     compression = method_of(file)
@@ -378,12 +377,15 @@ async def _read_archive(file: str) -> AsyncGenerator[bytes]:
     except OSError as error:
         raise RecordError(error.strerror or str(error)) from error
     if damage:
-        yield b""  # so that the reader can say what it found before that
+        yield b""  # so the reader can report an earlier fault first
         raise RecordError(damage)
 
 
 def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
-    """Count the plain bytes of whole members; also returns the fault of the next member, if any."""
+    """Count the plain bytes of whole members.
+
+    Returns their number and the fault of the next member, if any.
+    """
     good = total = 0
     try:
         for data, end in unpacked(source, compression, strict=False):

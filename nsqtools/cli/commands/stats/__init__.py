@@ -1,4 +1,4 @@
-"""``nsqtools stats``: what topics, channels and consumers are doing."""
+"""``nsqtools stats``: depths, rates and consumers of topics and channels."""
 
 from __future__ import annotations
 

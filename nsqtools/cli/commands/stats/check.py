@@ -31,11 +31,11 @@ _MAX_LINES = 50  # Nagios keeps 8 KiB of an output
 _NOT_IN_LABELS = re.compile(r"[='|]")
 
 _ELSEWHERE = (BrokenPipeError, OutputClosedError, click.Abort, click.exceptions.Exit)
-"""Exceptions that end a check like any command: a signal, a closed standard output, --help."""
+"""Exceptions with the usual exit status even with --check: a signal, a closed output, --help."""
 
 
 class PluginCommand(Command):
-    """A command that with ``--check`` exits like a monitoring plugin, also after an error.
+    """A command that exits like a monitoring plugin with ``--check``, even after an error.
 
     The guidelines require UNKNOWN (3) where other commands exit with 1, 2 or 3.
     """
@@ -98,7 +98,7 @@ def _asked(args: Sequence[str]) -> bool:
 
 
 def _refuse_idle(ctx: click.Context) -> None:
-    """Raise UsageError for a threshold without --check, which would have no effect."""
+    """Raise UsageError for a threshold without --check: it would have no effect."""
     from nsqtools.config.stats import CheckOptions
 
     for name in CheckOptions.declared().keys() - {"check", "serve"}:
@@ -134,7 +134,7 @@ async def check(servers: ClusterOptions, asked: StatsOptions) -> None:
 
 
 def limits_of(check: CheckOptions) -> Limits:
-    """The thresholds that options give."""
+    """The thresholds given by the options."""
     from nsqtools.policy.checks import Limit, Limits
 
     def limit(name: str, unset: float = -1) -> Limit:
@@ -153,7 +153,7 @@ def limits_of(check: CheckOptions) -> Limits:
 
 
 def peers_of(snapshot: Snapshot) -> Peers:
-    """The servers that were asked, with the errors of those that did not answer."""
+    """All servers asked, each with its error if it did not answer."""
     from nsqtools.policy.checks import Peers
 
     def error(found: Exception | None) -> str | None:
@@ -169,7 +169,7 @@ def peers_of(snapshot: Snapshot) -> Peers:
 def nagios(verdict: CheckResult) -> str:
     """A line with state and numbers, then a line for each finding if there are several.
 
-    The format is that of the Monitoring Plugins Development Guidelines (Plugin Output, Performance
+    The format follows the Monitoring Plugins Development Guidelines (Plugin Output, Performance
     data).
     """
     data = " ".join(map(_datum, verdict.data))
@@ -199,5 +199,5 @@ def _datum(datum: Datum) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line without the bar that separates text from performance data."""
+    """One line without bars: a bar would begin the performance data."""
     return one_line(text).replace("|", "/")

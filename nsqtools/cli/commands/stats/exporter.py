@@ -46,7 +46,7 @@ _LATENCY = "end-to-end processing latency, from publishing to FIN, over nsqd's w
 
 
 def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
-    """All metrics of a snapshot; those of topics and channels are labelled with their nsqd."""
+    """All metrics of a snapshot; metrics of topics and channels have a label for their nsqd."""
     topics = [({"topic": topic.name, "nsqd": node}, topic) for node, topic in topics_of(snapshot)]
     channels = [
         ({"topic": labels["topic"], "channel": channel.name, "nsqd": labels["nsqd"]}, channel)
@@ -92,7 +92,7 @@ def _latency(
 
 
 class Exporter:
-    """Polls the cluster for each scrape; scrapes that come during a poll share its result."""
+    """Polls the cluster for each scrape; scrapes during a poll share its result."""
 
     def __init__(self, look: Callable[[], Awaitable[Snapshot]]) -> None:
         self._look = look
@@ -117,7 +117,7 @@ class Exporter:
     def _ended(self, task: asyncio.Task[list[Metric]]) -> None:
         self._running = None
         if not task.cancelled():
-            task.exception()  # reported to the scrapes, if any is left
+            task.exception()  # retrieved: waiting scrapes report it
 
     async def _poll(self) -> list[Metric]:
         begin = time.monotonic()
@@ -135,7 +135,7 @@ class Exporter:
 
 
 async def serve(servers: ClusterOptions, asked: StatsOptions) -> None:
-    """Serve until cancelled. Raises ConfigError if it cannot listen there."""
+    """Serve until cancelled. Raises ConfigError if it cannot listen on --serve."""
     notifier = Notifier()
     cluster = open_cluster(servers)
     exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsqtools.policy.rates import Row
 
     Accessors = Mapping[str, Callable[[Any], Any]]
-    """The names that CSV and JSON have for values, and how each value is read."""
+    """Names of values in CSV and JSON, each with a function to read the value."""
 
 HEADER_EVERY = 25
 """Lines from one header to the next (``nsq_stat.go``)."""
@@ -62,7 +62,7 @@ class Lines:
         if not lines:
             return ""
         if self._since is None:
-            self._since = 1  # nsq_stat also counts the first sample, which has no report
+            self._since = 1  # nsq_stat counts the first sample, too, before any report
         elif self._since < HEADER_EVERY:
             header = []
         else:
@@ -80,7 +80,7 @@ class Lines:
 
 
 def _numbers(row: Row) -> str:
-    """nsq_stat's columns; a rate that is not known yet is ``-``."""
+    """nsq_stat's columns; an unknown rate is ``-``."""
     own = row.totals
     return (
         f"{_rate(row.ingress):>7} {_rate(row.egress):>7} | "
@@ -101,7 +101,7 @@ def noted(row: Row, report: Report) -> list[str]:
 
 
 def style_of(row: Row) -> str:
-    """The colour of a row on a terminal: problems stand out, the row of a topic itself is dim."""
+    """The colour of a row on a terminal: red or yellow for problems, dim for a topic's own row."""
     if row.missing:
         return "red"
     return "yellow" if row.totals.paused else "" if row.channel else "dim"
@@ -127,7 +127,7 @@ def _compression(client: ClientStats) -> str:
 
 
 class Tables:
-    """Each report as a table, with a line for each nsqd that does not answer; in a pipe as rows."""
+    """Each report as a table, with a line for each silent nsqd; in a pipe, as rows only."""
 
     def __init__(self, *, consumers: bool = False) -> None:
         self._consumers = consumers
@@ -190,12 +190,12 @@ def _consumer_cells(each: ConsumerRow) -> Sequence[str]:
 
 
 def _exact_rate(value: float | None) -> str:
-    """Per second, with a decimal where it is low; ``-`` while it is not known."""
+    """A rate per second, with a decimal if below 10; ``-`` while unknown."""
     return "-" if value is None else f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
 
 
 def _since(client: ClientStats) -> str:
-    """When the client connected, in UTC; nothing if nsqd says nothing that is a time."""
+    """The client's time of connection, in UTC; empty if nsqd sends no valid time."""
     with suppress(ValueError, OverflowError, OSError):
         at = datetime.fromtimestamp(client.connect_ts, UTC)
         return f"{at:%Y-%m-%dT%H:%M:%SZ}" if client.connect_ts else ""
@@ -292,7 +292,7 @@ class JsonReports:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    """Topics with their channels, each with the numbers of each nsqd; all nsqds and nsqlookupds."""
+    """Topics with channels, each with the numbers of each nsqd; then all nsqds and nsqlookupds."""
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     consumers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for name, topic in topics_of(report.snapshot):

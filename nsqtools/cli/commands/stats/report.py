@@ -23,7 +23,7 @@ Percentiles = tuple[tuple[float, float], ...]
 
 
 class ConsumerRow(NamedTuple):
-    """A client of a channel on one nsqd; rates are per second, None if they are not known yet."""
+    """A client of a channel on one nsqd; rates are per second, None while unknown."""
 
     topic: str
     channel: str
@@ -37,8 +37,8 @@ class ConsumerRow(NamedTuple):
 class Report:
     """``at`` is in seconds since the epoch, ``elapsed`` the time since the last report.
 
-    ``consumers`` is None unless requested. ``latencies`` are those of the slowest nsqd, by topic
-    and channel, if nsqd measures them.
+    ``consumers`` is None unless requested. ``latencies`` has the highest percentiles of all nsqds,
+    by topic and channel, if nsqd measures them.
     """
 
     at: float
@@ -50,12 +50,12 @@ class Report:
 
     @property
     def silent(self) -> list[str]:
-        """The errors of nsqds that do not answer."""
+        """The errors of silent nsqds."""
         return [str(error) for error in self.snapshot.failures.values()]
 
 
 class Reporter:
-    """Asks a cluster again and again."""
+    """Polls a cluster for reports."""
 
     def __init__(self, cluster: Cluster, asked: StatsOptions) -> None:
         self._cluster = cluster
@@ -65,7 +65,7 @@ class Reporter:
         self._before: float | None = None
 
     async def report(self) -> Report:
-        """Ask once. The first call raises UnreachableError if no nsqd answers or is listed."""
+        """Poll once. The first call raises UnreachableError if no nsqd answers or is listed."""
         topic, channel = self._asked.topic or None, self._asked.channel or None
         look = self._cluster.poll if self._before is None else self._cluster.look
         at = time.time()
@@ -121,7 +121,7 @@ def _rate(growth: int, elapsed: float) -> float | None:
 
 
 def topics_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats]]:
-    """Every topic of every nsqd that answered, with the nsqd's name."""
+    """Every topic of every answering nsqd, with the nsqd's name."""
     for name, stats in snapshot.stats.items():
         for topic in stats.topics:
             yield name, topic

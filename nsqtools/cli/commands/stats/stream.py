@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 async def show(reporter: Reporter, asked: StatsOptions) -> None:
-    """Print reports. Without --once the first sample is only used to compute rates.
+    """Print reports. Without --once, the first sample only serves to compute rates.
 
     Raises UnreachableError if no server answers at the start, and Ended if no report had the named
     topic or channel.
@@ -58,7 +58,7 @@ class Ticker:
 
 
 class Absence:
-    """Whether the named topic or channel exists; logs once that it does not."""
+    """Whether the named topic or channel exists; logs an error each time it is gone."""
 
     def __init__(self, asked: StatsOptions) -> None:
         names = {"topic": asked.topic, "channel": asked.channel}
@@ -67,7 +67,10 @@ class Absence:
         self._is_absent = False
 
     def add(self, report: Report) -> None:
-        """Take a report. Logs if no nsqd has the topic or channel now."""
+        """Take a report.
+
+        Logs an error if the topic or channel is gone, but no further error until it is back.
+        """
         if not self._name:
             return
         if not report.rows and not self._is_absent:

@@ -1,4 +1,4 @@
-"""The live view as data: takes keys and reports, returns what rich draws."""
+"""The live view as data: takes keys and reports, returns contents for rich to draw."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 HELP = "q quit  s sort"
 
 _NUMBER = 7  # width of a column of numbers
-_NAME = 8  # least width of a topic or a channel
-_NAMES = 30  # room for both of them, if they fill it, before there is any for other columns
-_NOTES = 20  # greatest width of notes
+_NAME = 8  # minimum width of a topic or a channel
+_NAMES = 30  # minimum room for both, if they need it: more important than optional columns
+_NOTES = 20  # maximum width of notes
 
 
 class Column(NamedTuple):
     """A column.
 
-    Rows are sorted by ``value``, and a cell shows it. Columns that are not ``vital`` are shown
-    if all of them fit.
+    Cells show ``value``, and rows can be sorted by it. Columns without ``vital`` are shown only if
+    all of them fit.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The least width of a cell, with room to mark the title."""
+        """The minimum width of a cell, with room for a mark beside the title."""
         return max(_NUMBER, len(self.title) + 1)
 
 
@@ -60,7 +60,7 @@ _ORDERS: Mapping[str, Callable[[Row], str | float | None]] = {
     "channel": lambda row: row.channel,
     **{column.title: column.value for column in _COLUMNS},
 }
-"""What rows can be sorted by."""
+"""The keys to sort rows by."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class ViewState:
 
     @property
     def _is_descending(self) -> bool:
-        """Names ascend, so that they are found; of numbers the highest come first."""
+        """Names ascend, so they are easy to find; numbers descend."""
         return self.sort not in ("topic", "channel")
 
     def draw(self, width: int, height: int) -> Group:
@@ -142,9 +142,9 @@ class ViewState:
 
 
 def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
-    """An empty table, and the columns between names and notes that fit into a window.
+    """An empty table, and its columns between names and notes, as many as fit into a window.
 
-    Widths are computed from all rows, shown or not, so that columns do not move when rows do.
+    Widths are computed from all rows, shown or not, so columns stay in place when rows move.
     """
     notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
     topics = max([_NAME, *(len(row.topic) for row in rows)])
@@ -172,7 +172,7 @@ def _line(text: str, style: str) -> Text:
 
 
 def _silent(report: Report) -> list[Text]:
-    """A line about servers that do not answer, if there are any."""
+    """A line about silent servers, if there are any."""
     lookupds = [str(error) for error in report.snapshot.lookupds.values() if error]
     errors = [*report.silent, *lookupds]
     if not errors:

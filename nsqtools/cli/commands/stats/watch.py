@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.cli.commands.stats.report import Reporter
     from nsqtools.config.stats import StatsOptions
 
-_MAX_LOGS = 100  # lines that are kept until the screen is left
+_MAX_LOGS = 100  # lines kept until the screen is left
 
 
 async def show(reporter: Reporter, asked: StatsOptions) -> None:
@@ -63,11 +63,11 @@ async def show(reporter: Reporter, asked: StatsOptions) -> None:
 
 
 class Screen:
-    """Draws a view on the alternate screen and gives it keys; made inside the running loop.
+    """Draws a view on the alternate screen and gives it keys; create it inside the running loop.
 
     A context manager: on exit the screen, the cursor and the terminal's modes are restored, and
     lines logged meanwhile are printed. Ctrl-Z leaves the screen too, until ``fg``. ``ended`` is
-    done when the view shall end, or has failed.
+    done when the user has ended the view, or when it has failed.
     """
 
     def __init__(self, view: ViewState) -> None:
@@ -99,7 +99,7 @@ class Screen:
         self._stack.close()
 
     def draw(self) -> None:
-        """Draw all lines in one write. Nothing is cleared before, so nothing flickers."""
+        """Draw all lines in one write, without clearing the screen first, so nothing flickers."""
         if self._live:
             self._live.update(self._view.draw(*self._live.console.size), refresh=True)
 
@@ -138,7 +138,7 @@ class Screen:
             self._loop.add_signal_handler(number, self._guarded(call))
 
     def _guarded(self, call: Callable[[], object]) -> Callable[[], None]:
-        """A callback for the event loop whose error ends the view."""
+        """Wrap a callback for the event loop: an error in it ends the view."""
 
         def guarded() -> None:
             try:
