@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nsqtools.engine.cluster import Cluster
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.net.http import daemons
 from nsqtools.net.http.daemons import NsqdHTTP
@@ -36,6 +37,15 @@ async def test_a_given_nsqd_is_asked_where_it_was_given_and_counts_once(stage: S
     assert snapshot.nodes[nsqd.name].topics == {"t": False}
     await cluster.poll()
     assert nsqd.count("/info") == 1
+
+
+async def test_an_nsqd_that_is_given_in_two_spellings_counts_once(stage: Stage) -> None:
+    nsqd = await stage.nsqd("t")
+    names = [nsqd.name, f"localhost:{nsqd.port}"]
+    cluster = Cluster([], names, connect_timeout=60, request_timeout=60)
+    stage.stack.push_async_callback(cluster.close)
+    assert list((await cluster.poll()).nodes) == [nsqd.name]
+    assert list((await cluster.poll()).nodes) == [nsqd.name]
 
 
 async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> None:

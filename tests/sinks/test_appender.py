@@ -116,6 +116,13 @@ def test_the_meta_file_that_was_replaced_is_kept_and_a_file_that_nsqd_has_read_i
     assert not files.path(5).exists()
 
 
+def test_the_depth_of_a_channel_without_a_queue_becomes_that_of_its_messages(
+    files: QueueFiles,
+) -> None:
+    push(files.folder, NEW)
+    assert files.path("meta").read_bytes().startswith(b"%d\n" % len(NEW))
+
+
 def test_nothing_changes_without_messages_or_commit_or_in_a_dry_run(files: QueueFiles) -> None:
     _waiting(files)
     before = names(files)

@@ -124,8 +124,7 @@ def replay(
         rate=replaying.rate,
     )
     with locked(replaying.lock):
-        if local(settings.staging) is not None:
-            check_free(f"{settings.staging}/lock")
+        check_free(f"{settings.staging}/lock")
         asyncio.run(_replay(settings, spark, metrics))
 
 

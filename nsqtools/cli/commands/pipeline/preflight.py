@@ -45,7 +45,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def check_free(path: str) -> None:
-    """Raise LockedError if another process holds this lock. The job takes it later."""
+    """Raise LockedError if another process holds this local lock. The job takes it later."""
     if os.path.exists(path):
         with Lock(path, keep=True):
             pass
