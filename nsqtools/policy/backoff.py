@@ -94,7 +94,7 @@ class Backoff:
         return Mode.PROBING if self._counter else Mode.RUNNING
 
     def record(
-        self, *, succeeded: int, failed: int, neutral: int = 0, now: float, rng: Random
+        self, *, succeeded: int, failed: int, neutral: int, now: float, rng: Random
     ) -> BackoffChange | None:
         """Count the results of a batch, failures first; returns None if the state does not change.
 

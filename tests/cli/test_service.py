@@ -113,7 +113,7 @@ async def test_a_signal_ends_an_opening_or_drains_and_a_second_one_drops_what_th
 
 @virtual
 async def test_a_second_signal_leaves_what_cannot_be_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left: list[tuple[float, int]] = []
     monkeypatch.setattr(os, "_exit", lambda code: left.append((time(), code)))
@@ -133,6 +133,7 @@ async def test_a_second_signal_leaves_what_cannot_be_interrupted(
     await elapse(2)
     ((when, code),) = left
     assert (round(when, 1), code) == (2.5, 1)
+    assert "\x1b" not in capfd.readouterr().err  # which is no terminal here
     assert await run == 1
     assert sink.said == ["open", "close at once"]
     assert nsqd.dials == []
