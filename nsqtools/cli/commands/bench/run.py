@@ -20,7 +20,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.producer import Producer
-from nsqtools.tasks import end, together
+from nsqtools.tasks import together
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -202,17 +202,8 @@ class BenchRun:
         subscription = Subscription(topic=place.topic, channel=place.channel, nsqds=place.nsqds)
         started = [asyncio.Event() for _ in range(self._shape.consumers)]
         consumers = [Consumer(subscription, receiver, config, on_started=e.set) for e in started]
-        loop = asyncio.get_running_loop()
-        running = [loop.create_task(each.run()) for each in consumers]
-        waiting = loop.create_task(together(*(each.wait() for each in started)))
-        for task in running:
-            task.add_done_callback(lambda _: self._stop.set())
-        try:
-            await asyncio.wait((waiting, *running), return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():  # otherwise a consumer has failed: its error is raised below
-                yield consumers
+        async with AsyncExitStack() as stack:
             for each in consumers:
-                each.stop()
-            await together(*running)
-        finally:
-            await end((waiting, *running))
+                await stack.enter_async_context(each)
+            await together(*(each.wait() for each in started))
+            yield consumers
