@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.configfile import shared_options
 from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import command_names, command_options, contexts, groups_of
-from nsqtools.config.program import FileOptions
+from nsqtools.config.program import ConfigFileOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ def _variables_of(all_of: Iterable[click.Context]) -> set[str]:
         variable
         for ctx in all_of
         if (groups := groups_of(ctx.command))
-        for each in command_options({**groups, "": FileOptions})
+        for each in command_options({**groups, "": ConfigFileOptions})
         for variable in variables(ctx, each.name, shared=each.shared)
     }
 

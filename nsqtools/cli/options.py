@@ -25,7 +25,7 @@ from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options, words
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.option import Options, flag_name
-from nsqtools.config.program import FileOptions, LogOptions
+from nsqtools.config.program import ConfigFileOptions, LogOptions
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _version: Decorator = click.version_option(__version__, message="nsqtools %(vers
 
 _LOG = "log"
 
-_SHARED = (ConsumerConfig, ProducerConfig, ClientConfig, LogOptions, FileOptions)
+_SHARED = (ConsumerConfig, ProducerConfig, ClientConfig, LogOptions, ConfigFileOptions)
 _OTHERS = "Other options"
 _LAST = [*(cls.title for cls in _SHARED), _OTHERS]
 """The headings after those of a command's own options."""
@@ -282,7 +282,7 @@ class SharedFlags(Command):
 @cache
 def shared_flags() -> SharedFlags:
     """The only instance of SharedFlags."""
-    names = " ".join([*LogOptions.declared(), *FileOptions.declared()])
+    names = " ".join([*LogOptions.declared(), *ConfigFileOptions.declared()])
     made: SharedFlags = click.command(cls=SharedFlags, essential=names)(options()(lambda: None))
     return made
 
@@ -335,15 +335,15 @@ def options(
     ``keyword=Class`` gives the class of a parameter without such an annotation. A command with a
     default of its own needs an option class of its own. Two classes declaring an option of the same
     name share its flag. A contradiction between options is a usage error. Every command also gets
-    the flags of LogOptions and FileOptions, handled here; a command with FileOptions among its
+    the flags of LogOptions and ConfigFileOptions, handled here; a command with ConfigFileOptions among its
     classes handles the file itself.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         bound = _bound(function, groups)
-        reads_file = FileOptions not in bound.values()
+        reads_file = ConfigFileOptions not in bound.values()
         flags: dict[str, CommandOption] = {}
-        for each in command_options({**bound, "": FileOptions}):
+        for each in command_options({**bound, "": ConfigFileOptions}):
             if each.declared.flag:
                 flags.setdefault(each.name, each)
 

@@ -21,7 +21,7 @@ from nsqtools.cli.tree import command_names, contexts, file_options, groups_of, 
 from nsqtools.config.connection import ClientConfig
 from nsqtools.config.option import contradiction, flag_name
 from nsqtools.config.pairs import PAIRS, ignored_pairs, pairs_key, parse_pairs
-from nsqtools.config.program import FileOptions
+from nsqtools.config.program import ConfigFileOptions
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SelectedFile(NamedTuple):
     @classmethod
     def of(cls, ctx: click.Context) -> SelectedFile:
         """Read the file. Raises ConfigFileError for a bad or missing file, or a missing profile."""
-        asked = Resolver(ctx, {"": FileOptions}).values("")
+        asked = Resolver(ctx, {"": ConfigFileOptions}).values("")
         file = load(asked["config"].value or None, asked["config"].origin)
         profile = asked["profile"].value or None
         if file:

@@ -11,7 +11,7 @@ from nsqtools.cli.configfile import Source, load
 from nsqtools.cli.resolver import ResolvedValue, Resolver, SelectedFile, set_variable
 from nsqtools.cli.tree import groups_of
 from nsqtools.config.admin import LookupOptions
-from nsqtools.config.program import FileOptions
+from nsqtools.config.program import ConfigFileOptions
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address, is_valid_name
 from nsqtools.net.http.suggestions import SuggestionQuery, ask
 
@@ -52,7 +52,7 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
 
 def _profiles(ctx: click.Context) -> list[str]:
     """All profiles of the file, even if the line selects a profile."""
-    file = load(Resolver(ctx, {"": FileOptions}).values("")["config"].value or None)
+    file = load(Resolver(ctx, {"": ConfigFileOptions}).values("")["config"].value or None)
     return file.profiles if file else []
 
 

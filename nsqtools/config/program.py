@@ -21,7 +21,7 @@ class LogOptions(Options):
     log_format: str = choice("Format of log lines on standard error.", "text", "json")
 
 
-class FileOptions(Options):
+class ConfigFileOptions(Options):
     """The configuration file and the profile in it."""
 
     title = "Configuration"

@@ -16,7 +16,7 @@ from nsqtools.cli.resolver import Resolver, SelectedFile, allowed
 from nsqtools.cli.tree import command_names, contexts, groups_of, words
 from nsqtools.config import option_classes
 from nsqtools.config.option import Option, flag_name
-from nsqtools.config.program import FileOptions, ShowOptions
+from nsqtools.config.program import ConfigFileOptions, ShowOptions
 from nsqtools.config.units import nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
@@ -70,7 +70,7 @@ class OptionRow(NamedTuple):
 @options()
 @click.pass_context
 def show(
-    ctx: click.Context, *, form: ShowOptions, file: FileOptions, command_line: tuple[str, ...]
+    ctx: click.Context, *, form: ShowOptions, file: ConfigFileOptions, command_line: tuple[str, ...]
 ) -> None:
     """Print the value of every option and where it comes from.
 
@@ -95,7 +95,7 @@ def show(
         warnings |= dict.fromkeys(selected.warnings)
         rows += _rows(parsed, selected, changed=changed)
     if changed and not command_line:  # the same file and profile for all
-        rows = [row for row in rows if row.option not in FileOptions.declared()]
+        rows = [row for row in rows if row.option not in ConfigFileOptions.declared()]
     for warning in warnings:
         logging.getLogger(__name__).warning(warning)
     if form.json:
@@ -105,7 +105,7 @@ def show(
     print_rows(header, [[_text(getattr(row, name)) for name in header] for row in rows])
 
 
-def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
+def _flags(ctx: click.Context, file: ConfigFileOptions) -> list[str]:
     """The --config and --profile of ``show``, as flags for the shown command."""
     return [
         word
@@ -149,7 +149,7 @@ def _rows(ctx: click.Context, selected: SelectedFile, *, changed: bool) -> Itera
         for name, resolved in resolver.values(keyword).items():
             found.setdefault(name, (cls.declared()[name], resolved))
     for name, resolved in selected.values.items():
-        found.setdefault(name, (FileOptions.declared()[name], resolved))
+        found.setdefault(name, (ConfigFileOptions.declared()[name], resolved))
     for name, (declared, (value, source, origin)) in found.items():
         if source is Source.DEFAULT and (changed or not declared.is_listed):
             continue
@@ -192,7 +192,7 @@ def _text(value: Any) -> str:
 )
 @options()
 @click.pass_context
-def check(ctx: click.Context, *, file: str | None, selection: FileOptions) -> None:
+def check(ctx: click.Context, *, file: str | None, selection: ConfigFileOptions) -> None:
     """Check every table and profile of a configuration file.
 
     Each problem is a line on standard error; the exit status is then 2.
