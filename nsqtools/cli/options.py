@@ -335,8 +335,8 @@ def options(
     ``keyword=Class`` gives the class of a parameter without such an annotation. A command with a
     default of its own needs an option class of its own. Two classes declaring an option of the same
     name share its flag. A contradiction between options is a usage error. Every command also gets
-    the flags of LogOptions and ConfigFileOptions, handled here; a command with ConfigFileOptions among its
-    classes handles the file itself.
+    the flags of LogOptions and ConfigFileOptions, handled here; a command with ConfigFileOptions
+    among its classes handles the file itself.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
