@@ -214,12 +214,12 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
 
     @property
     def range(self) -> str:
-        """The range in words: ``low to high``, ``at least low``, ``at most high``, or empty."""
+        """The range in words: ``low to high``, ``at least low``, or empty."""
         bounds = self.minimum, self.maximum
         low, high = ("" if bound is None else self.show(bound) for bound in bounds)
         if low and high:
             return f"{low} to {high}"
-        return f"at least {low}" if low else high and f"at most {high}"
+        return f"at least {low}" if low else ""
 
 
 NO_LIMIT = "no limit"

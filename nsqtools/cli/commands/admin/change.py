@@ -158,9 +158,8 @@ def _find_node(found: Survey, topic: str, text: str) -> Registration:
     Raises NSQError if nsqlookupd does not list it with the topic, UnreachableError if no nsqlookupd
     answers.
     """
-
     listed = producers(found.registries)
-    if not listed and all(each.error for each in found.registries):
+    if all(each.error for each in found.registries):
         raise UnreachableError(f"no nsqlookupd answers: {found.registries[0].error}")
     producer = find_producer(text, found)
     if producer is None:
