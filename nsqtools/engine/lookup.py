@@ -43,7 +43,7 @@ STATS_LIMITS: Mapping[str, Any] = dict(
 )
 """NsqdHTTP's keyword arguments for repeated requests of /stats."""
 MAX_NSQDS = 2000
-"""Maximum nsqds per topic in one nsqlookupd's list; a longer list is refused."""
+"""Maximum nsqds of a topic to use from one nsqlookupd's list."""
 # Seconds by which the look for an existing topic may delay the start.
 _LOOK_TIMEOUT = 1.0
 
