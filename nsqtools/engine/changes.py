@@ -1,8 +1,8 @@
 """Plans the requests to create, empty, pause or delete a topic or channel on all servers.
 
 This module sends nothing: a survey goes in, and a list of requests comes out. As in nsqadmin
-(``internal/clusterinfo``), nsqlookupds change before nsqds, so no consumer is sent to an nsqd
-about to delete the topic.
+(``internal/clusterinfo``), requests to nsqlookupds come before requests to nsqds, so no consumer is
+sent to an nsqd about to delete the topic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REGISTERED: tuple[Verb, ...] = ("create", "delete")
 """The changes to make on nsqlookupds too, before the nsqds."""
 
 Discard = Literal["messages", "channels"]
-"""The discarded messages: of the target alone, or of a topic and its channels."""
+"""The messages to discard: the target's alone, or those of a topic and its channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss by emptying or deleting, over all reachable nsqds."""
+    """The contents that emptying or deleting would discard, over all reachable nsqds."""
 
     depth: int = 0
     in_flight: int = 0
@@ -219,7 +219,7 @@ def plan_tombstone(
 
 
 def loss(discard: Discard, target: Target, holdings: Iterable[Holding]) -> Loss:
-    """Return the loss by a change on these nsqds."""
+    """Count the contents that a change would discard on these nsqds."""
     depth = in_flight = deferred = clients = nsqds = 0
     names = set()
     for each in holdings:
@@ -271,7 +271,7 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
 
 
 def find_producer(text: str, survey: Survey) -> Registration | None:
-    """Find an nsqd by its HTTP or TCP address, or by a host name no other nsqd has."""
+    """Find an nsqd by its HTTP or TCP address, or by a unique host name; None if not found."""
     listed_producers = producers(survey.registries)
     for producer in listed_producers:
         if text in (str(producer.http), str(producer.tcp)):

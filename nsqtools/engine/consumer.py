@@ -203,7 +203,7 @@ class Consumer:
         self._given_up: deque[tuple[Address, bytes]] = deque(maxlen=max(1000, config.max_in_flight))
         """The nsqds and ids of the messages given up last; no limit has counted them."""
         self._oversize: set[Address] = set()
-        """The senders of a message over max_msg_size."""
+        """The nsqds that have sent a message over max_msg_size."""
         self._has_run = self._closes_handler = self._is_closed = self._stopping = False
         self._all_delivered = self._given_up_waiting = False
         self._bug: BaseException | None = None
@@ -364,7 +364,7 @@ class Consumer:
         self._plan()
 
     def _break(self, error: BaseException) -> None:
-        """Drain, and let ``run`` raise ``error``, a bug."""
+        """Drain, and let ``run`` raise the error of a bug."""
         self._bug = self._bug or error
         self.stop()
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Settler(Protocol):
-    """Sends FIN, REQ and TOUCH for a batch; called at most once per message for FIN or REQ."""
+    """Sends FIN, REQ and TOUCH for a batch, with at most one FIN or REQ per message."""
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
@@ -42,12 +42,12 @@ class Settler(Protocol):
 class Batch(Sequence[Message]):
     """Messages received together on one connection, in order of arrival.
 
-    ``starved`` is true if nsqd is about to stop sending until messages are settled: a collecting
-    sink should settle its messages now (building_client_libraries, Message Flow Starvation).
+    ``starved`` is true if nsqd is about to stop sending until messages are settled: a sink that
+    collects messages should settle them now (building_client_libraries, Message Flow Starvation).
     ``msg_timeout`` is nsqd's timeout for an unsettled message, in seconds. ``is_lost()`` is true
     once nsqd is certain to redeliver the messages: the connection has ended, or max_msg_timeout has
-    passed. Call ``forget`` then. Before, unsettled messages are touched, however long they wait,
-    are handled, or are held. Settling a message twice has no effect.
+    passed. Call ``forget`` then. Until that time unsettled messages are touched, however long they
+    wait, are handled, or are held. Settling a message twice has no effect.
 
     Finish some messages and requeue the others for half a minute::
 
@@ -103,7 +103,7 @@ class Batch(Sequence[Message]):
         self.expires = math.inf
         """Event loop time at which nsqd times out messages, unless they are touched before."""
         self.deadline = math.inf
-        """Event loop time at which max_msg_timeout has passed; TOUCH no longer helps from then."""
+        """Event loop time at which max_msg_timeout ends; TOUCH no longer helps afterwards."""
         self.touched = False
         self.keeper: Callable[[Batch], object] | None = None
         """Called with the batch once all its messages are settled."""
@@ -132,8 +132,8 @@ class Batch(Sequence[Message]):
     ) -> None:
         """Requeue these messages, or all unsettled ones, after ``delay`` seconds.
 
-        None means the configured delay, growing with the attempts. With ``backoff`` the messages
-        count as failures and slow the consumer down.
+        None means the configured delay, which grows with the attempts. With ``backoff`` the
+        messages count as failures and slow the consumer down.
         """
         if delay is not None:
             check_seconds("delay", delay)
@@ -148,7 +148,7 @@ class Batch(Sequence[Message]):
             self._tell(0, of=len(chosen))
 
     def leave_out_settled(self) -> None:
-        """Reduce the batch to its unsettled messages, before a handler has seen it."""
+        """Remove settled messages from the batch; call this before a handler has seen the batch."""
         if self._unsettled is not None:
             self._messages, self._unsettled, self._size = list(self._unsettled), None, None
 
@@ -314,7 +314,7 @@ class Handler(ABC):
         log.error("%s", loss_of(batch))
 
     def flush(self) -> None:
-        """Settle soon all messages held only in order to be written with later ones."""
+        """Settle soon any messages held only to be written together with later messages."""
 
     async def drain(self, topic: str) -> None:
         """Settle all held messages of a topic, and release the topic.

@@ -40,13 +40,13 @@ class OutageLog:
             self.lookupd_failed(error)
 
     def lookupd_failed(self, error: UnreachableError) -> None:
-        """Warn of a silent nsqlookupd."""
+        """Warn of a silent nsqlookupd, once until it answers."""
         is_repeated = error.address in self._failed_lookupds
         log.log(logging.DEBUG if is_repeated else logging.WARNING, "nsqlookupd %s", error)
         self._failed_lookupds.add(error.address)
 
     def all_lookupds_failed(self, error: UnreachableError) -> None:
-        """Warn of the silence of all nsqlookupds."""
+        """Warn that no nsqlookupd answers, once until one does."""
         is_repeated = self._all_lookupds_failed
         log.log(logging.DEBUG if is_repeated else logging.WARNING, "%s", error)
         self._all_lookupds_failed = True

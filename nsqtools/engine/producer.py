@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Codes for an invalid name, client or DPUB delay; every other nsqd would refuse it, too.
+# Codes for an invalid name, client or DPUB delay; every other nsqd would refuse these, too.
 _PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED", "E_INVALID"}
 
 _RETRY_DELAY = 0.1

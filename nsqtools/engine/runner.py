@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The result of ``Runner.run``: the reason for its end, and what it consumed and left.
+    """The result of ``Runner.run``: why the run ended, and which messages it consumed and left.
 
     Fail if a message was lost or a topic was never reached::
 
@@ -60,7 +60,7 @@ class RunOutcome:
     """
 
     reason: StopReason
-    """The fulfilled stop condition, or "stopped"."""
+    """The stop condition that was met, or "stopped"."""
     totals: ConsumerStats
     by_topic: Mapping[str, ConsumerStats]
     """The totals by topic, dropped topics included."""
@@ -408,7 +408,7 @@ class Runner:
         self._on_ready()
 
     def _not_drained(self, name: str, error: Exception) -> None:
-        """Note a topic left with unsettled messages by the handler; nsqd redelivers them."""
+        """Note that the handler left messages of a topic unsettled; nsqd redelivers them."""
         if self._ending.is_set() or not isinstance(error, NSQError):
             self._fail(error)
         else:

@@ -1,4 +1,4 @@
-"""The stop conditions of a run on time and on the messages left in nsqds."""
+"""The stop conditions that depend on time and on the messages left in nsqds."""
 
 from __future__ import annotations
 

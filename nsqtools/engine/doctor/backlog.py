@@ -48,7 +48,7 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
 
 
 def _about_waiting(facts: Facts, waiting: int) -> Finding:
-    """Return the finding on messages without a channel, and on a missing named channel."""
+    """Return the finding on messages without a channel; it covers a missing named channel, too."""
     topic, name, channels = facts.topic, facts.channel, _channels(facts)
     verb = "waits" if waiting == 1 else "wait"
     text = f"{_messages(waiting)} {verb} in topic {topic} on nsqds where it has no channel"

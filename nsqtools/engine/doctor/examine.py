@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOMENT = 1.0
-"""Seconds between two looks at consumers seemingly stuck."""
+"""Seconds between two looks at consumers that seem stuck."""
 
 # After these reasons it is useless to ask for the protocol of the port.
 _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
@@ -74,8 +74,7 @@ class _Greeting(NamedTuple):
 
 
 async def examine(question: Question, config: ConsumerConfig) -> Facts:
-    """Ask all servers. Raises ConfigError for malformed addresses; the facts have servers' errors.
-    """
+    """Ask all servers. Raises ConfigError for malformed addresses; servers' errors are facts."""
     examination = _Examination(question, config)
     try:
         return await examination.run()
@@ -122,7 +121,7 @@ class _Examination:
         return replace(facts, nsqds=tuple(await self._reexamine(nsqds)))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
-        """Ask an nsqd over HTTP, and over TCP if the user gave it or the topic concerns it."""
+        """Ask an nsqd over HTTP, and over TCP too if the nsqd was given or concerns the topic."""
         tcp = nsqd.tcp
         try:
             self._deadline.check(tcp or nsqd.http)
@@ -214,7 +213,7 @@ class _Examination:
         return found
 
     async def _info(self, url: str) -> NsqdInfo | None:
-        """Return /info, of an nsqlookupd with only a version; None on an error."""
+        """Return /info, or None on an error. An nsqlookupd's /info has only its version."""
         try:
             async with NsqdHTTP(url, **self._limits) as client:
                 return await client.info()
@@ -224,7 +223,7 @@ class _Examination:
             return None
 
     async def _ask_http(self, nsqd: NsqdFacts) -> NsqdFacts:
-        """Ask for the topic's stats or, if the nsqd lacks the topic, for the names of all topics."""
+        """Ask for the topic's stats; if the nsqd lacks the topic, for the names of all topics."""
         topic = self._question.topic
         if error := self._deaf.get(nsqd.url):
             return replace(nsqd, http_error=error)
@@ -259,7 +258,7 @@ class _Examination:
         return _Greeting(connection.features, needs_tls)
 
     async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
-        """Find out about a port that does not answer like nsqd's TCP port."""
+        """Identify the server at ``tcp`` after connecting as a consumer has failed."""
         speaks = await self._what_speaks(tcp, error)
         info = await self._info(str(tcp)) if speaks == "http" else None
         found = replace(nsqd, tcp_error=error, tcp_speaks=speaks)
@@ -291,7 +290,7 @@ class _Examination:
         return await what_speaks(address, limit=limit)
 
     async def _reexamine(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
-        """Ask again, a moment later, for channels with consumers seemingly stuck."""
+        """Ask again, a moment later, for channels with consumers that seem stuck."""
         seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
         if not seem_stuck:
             return list(nsqds)
@@ -341,7 +340,7 @@ async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
 def _wants_tls(error: PeerError) -> bool:
     """Whether nsqd refused a command for lack of TLS.
 
-    Only the error's text says so: its code is the common E_INVALID (nsqd/protocol_v2.go, Exec).
+    Only the text shows this: the code is E_INVALID, as for many errors (nsqd/protocol_v2.go, Exec).
     """
     return "TLS required" in error.text
 
@@ -349,8 +348,8 @@ def _wants_tls(error: PeerError) -> bool:
 def _skew(client: HTTPClient) -> float:
     """Return the least possible lead of the server's clock over this host's, in seconds.
 
-    The lead is negative if the server's clock is behind. It is a bound because the Date header, of
-    the last response, has whole seconds.
+    The lead is negative if the server's clock is behind. The exact lead is unknown because the Date
+    header of the last response has whole seconds.
     """
     try:
         theirs = parsedate_to_datetime(client.date).timestamp()

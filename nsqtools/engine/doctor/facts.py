@@ -62,7 +62,7 @@ class NsqdFacts:
     be unknown, None. ``features`` is None unless IDENTIFY succeeded. ``is_lookupd`` is true if
     ``tcp`` is the HTTP port of an nsqlookupd; ``tcp_port`` is nsqd's TCP port if ``tcp`` is its
     HTTP port. ``topics`` has the names of all topics of an nsqd without the topic in question.
-    ``later`` is ``topic`` at a second look a moment later, if there was one.
+    ``later`` is ``topic`` at the second look, if there was one.
     """
 
     tcp: Address | None
@@ -101,7 +101,7 @@ class NsqdFacts:
 
     @property
     def is_there(self) -> bool:
-        """Whether any server answers there, even a server other than nsqd or with a refusal."""
+        """Whether a server answers there, even if it refuses the client or is not nsqd."""
         refused = isinstance(self.tcp_error, AuthError | RefusedError)
         answered = self.http_error is not None and self.http_error.status > 0
         return self.answers or refused or answered or bool(self.tcp_speaks or self.http_speaks)
