@@ -46,7 +46,7 @@ class Servers:
 
 
 async def survey(servers: Servers, topic: str) -> Survey:
-    """Ask all servers whether they have the topic; raises UnreachableError if none answers."""
+    """Ask all servers whether they have the topic; raises UnreachableError if no server answers."""
     lookupds = tuple(dict.fromkeys(servers.lookupds))
     limits, timeout = servers.half(), servers.timeout / 2
     async with Cluster(

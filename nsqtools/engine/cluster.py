@@ -137,7 +137,7 @@ class Cluster:
     async def poll(
         self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
     ) -> Snapshot:
-        """Like ``look``, but raises UnreachableError if there are servers and none answers."""
+        """Like ``look``, but raises UnreachableError if there are servers but no answers."""
         snapshot, answers = await self._look(topic, channel, include_clients)
         if snapshot.failures and not snapshot.stats:
             raise no_answer("nsqd", list(snapshot.failures.values()))
@@ -278,7 +278,7 @@ class Cluster:
 
 
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
-    """Return the error if nsqlookupds were asked and none answered."""
+    """Return the error if nsqlookupds were asked but no nsqlookupd answered."""
     errors = [error for _, error in answers.failures]
     return no_answer("nsqlookupd", errors) if errors and not answers.answers else None
 

@@ -53,7 +53,7 @@ async def ask_lookupds(
 ) -> Answers[T]:
     """Ask all nsqlookupds at once; ``limits`` are Lookupd's keyword arguments.
 
-    Raises ConfigError for a malformed address, UnreachableError if none answered.
+    Raises ConfigError for a malformed address, UnreachableError if no nsqlookupd answered.
     """
     clients = [Lookupd(url, **limits) for url in urls]
     try:

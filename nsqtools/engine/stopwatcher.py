@@ -143,7 +143,7 @@ class StopWatcher:
         return sum(found, Left(unknown=self._finder.unknown if self._finder else ()))
 
     async def left_at_end(self) -> Left | None:
-        """Return the messages left after draining all topics; None if unknowable."""
+        """Return the messages left after draining all topics; None if they cannot be known."""
         if any(is_ephemeral(each.channel) for each in self._topics.active):
             return None  # nsqd has deleted the channel with our connection
         left = await self.left()
@@ -184,7 +184,7 @@ class StopWatcher:
         self._unknown = unknown
 
     def _log_status(self, left: Left) -> None:
-        """Log the awaited messages if none has come since the previous check."""
+        """Log the awaited messages, unless a message has come since the previous check."""
         last, now = self._topics.stats().last_message, asyncio.get_running_loop().time()
         if (
             last == self._last_message

@@ -99,7 +99,7 @@ class Dial(Protocol):
         subscription: tuple[str, str] | None,
         auth_secret: str,
     ) -> Connection:
-        """Open a connection; arguments and errors are those of ``Connection.open``."""
+        """Open a connection, with the arguments and errors of ``Connection.open``."""
 
 
 @dataclass(slots=True)

@@ -38,13 +38,13 @@ class Notifier:
         return min(_STATUS_INTERVAL, self._watchdog or _STATUS_INTERVAL)
 
     def ready(self) -> None:
-        """Report the service as ready; further calls do nothing."""
+        """Report that the service is up; further calls do nothing."""
         if not self._ready:
             self._ready = True
             self._send("READY=1")
 
     def beat(self, status: str) -> None:
-        """Report a living event loop, and a status line.
+        """Report that the event loop is alive, with a status line.
 
         Before ``ready`` a beat also extends the start timeout, because recovery may take long.
         """
@@ -56,7 +56,7 @@ class Notifier:
         self._send("\n".join(lines))
 
     def stopping(self) -> None:
-        """Report the service as stopping."""
+        """Report that the service is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, text: str) -> None:

@@ -50,8 +50,8 @@ def peer_address(writer: asyncio.StreamWriter | asyncio.BaseTransport) -> Addres
 async def close(server: asyncio.Server | None) -> None:
     """Stop listening, once the tasks of just accepted connections have begun.
 
-    asyncio never closes a connection still being made when its server closes, and a task cancelled
-    before its beginning cannot close its connection.
+    asyncio never closes a connection still being made when its server closes, and a task that is
+    cancelled before it has begun cannot close its connection.
     """
     if server:
         for each in server.sockets:

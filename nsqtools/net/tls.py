@@ -59,7 +59,7 @@ def uses_tls(config: ClientConfig) -> bool:
 
 
 def _names_tls(config: ClientConfig) -> list[str]:
-    """Return the names of the set options on how to use TLS."""
+    """Return the names of the TLS options in use, apart from tls_v1."""
     names = ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify")
     return [name for name in names if getattr(config, name)]
 
@@ -126,9 +126,7 @@ def _context(
 
 
 def _version(path: str) -> object:
-    """Return a value for the file's present version; it changes when the file is replaced or
-    written to. None if unreadable.
-    """
+    """Return a value that changes when the file is replaced or written to; None if unreadable."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -163,7 +161,7 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         text = getattr(error, "reason", None) or str(error)
         key = text.upper().replace(" ", "_")
-        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):  # depending on Python
+        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):  # varies with Python
             key = "UNEXPECTED_EOF"
         for reason, explanation in _REASONS.items():
             if reason in key:

@@ -108,7 +108,7 @@ class Connections:
 def _race_delay(host: str) -> float | None:
     """Seconds before dialling a name's next address as well; None, no race, for an IP address.
 
-    No race without need: asyncio loses the socket of a race cancelled at the moment of its success.
+    Only names need the race: asyncio loses the socket of a race cancelled at the moment of success.
     """
     with suppress(ValueError):
         ip_address(host)
