@@ -1,4 +1,4 @@
-"""Finds the servers that have a topic, and changes it on all of them."""
+"""Finds a topic's servers, and changes the topic on all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.cluster import Node, Snapshot
     from nsqtools.names import Address
 
-# Error codes of a server that does not have the topic or channel to delete.
+# Error codes of a server without the topic or channel to delete.
 _GONE = frozenset({"TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"})
 
 _API: dict[str, type[HTTPClient]] = {"nsqlookupd": Lookupd, "nsqd": NsqdHTTP}
@@ -31,9 +31,8 @@ _API: dict[str, type[HTTPClient]] = {"nsqlookupd": Lookupd, "nsqd": NsqdHTTP}
 class Servers:
     """URLs of the servers to ask, and ``limits`` for HTTPClient.
 
-    ``limits`` has connect_timeout, request_timeout and tls. ``timeout`` is for a survey and a
-    change together, in seconds: each may use half of it. A malformed address raises ConfigError
-    when it is used.
+    ``limits`` has connect_timeout, request_timeout and tls. A survey and a change share
+    ``timeout`` seconds: each may use half. A malformed address raises ConfigError at its first use.
     """
 
     lookupds: tuple[str, ...]
@@ -42,12 +41,12 @@ class Servers:
     timeout: float = math.inf
 
     def half(self) -> dict[str, Any]:
-        """Return the limits with a deadline in half of ``timeout`` from now."""
+        """Return the limits with a deadline half of ``timeout`` from now."""
         return {"deadline": Deadline(self.timeout / 2), **self.limits}
 
 
 async def survey(servers: Servers, topic: str) -> Survey:
-    """Ask all servers whether they have the topic; raises UnreachableError if none answers."""
+    """Ask all servers whether they have the topic; raises UnreachableError if no server answers."""
     lookupds = tuple(dict.fromkeys(servers.lookupds))
     limits, timeout = servers.half(), servers.timeout / 2
     async with Cluster(
@@ -66,7 +65,7 @@ async def survey(servers: Servers, topic: str) -> Survey:
 
 
 async def all_topics(servers: Servers, found: Survey) -> set[str]:
-    """Return the names of all topics, from the servers that answer."""
+    """Return the names of all topics on the reachable servers."""
 
     limits = servers.half()
 
@@ -82,9 +81,9 @@ async def all_topics(servers: Servers, found: Survey) -> set[str]:
 
 
 async def evict(servers: Servers, nsqd: Address) -> list[Step]:
-    """Tombstone all topics of an nsqd, its broadcast address, on each nsqlookupd that lists it.
+    """Tombstone all topics of an nsqd on each nsqlookupd listing it.
 
-    Returns a step for each topic, and one for each nsqlookupd that does not answer.
+    ``nsqd`` is its broadcast address. Returns a step for each topic and each silent nsqlookupd.
     """
     limits = servers.half()
 
@@ -107,7 +106,7 @@ async def evict(servers: Servers, nsqd: Address) -> list[Step]:
 
 
 async def carry_out(servers: Servers, stages: Stages) -> list[Step]:
-    """Take all steps, even if some fail; returns them with their results, in order."""
+    """Take all steps, even if some fail; return them with their results, in order."""
     limits = servers.half()
     taken: list[Step] = []
     for steps in stages:
@@ -126,7 +125,7 @@ async def _ask_lookupd(limits: Mapping[str, Any], url: str, topic: str) -> Regis
 
 
 def _registry(registry: Registry, snapshot: Snapshot) -> Registry:
-    """Return the registry with the nsqds that it lists, as the cluster found them."""
+    """Return the registry with its listed nsqds, as the cluster found them."""
     if error := registry.error or snapshot.lookupds.get(registry.name):
         return Registry(registry.name, registry.url, error=error)
     return replace(registry, producers=tuple(snapshot.listed.get(registry.name, ())))

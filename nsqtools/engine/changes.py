@@ -1,8 +1,8 @@
-"""Plans the requests that create, empty, pause or delete a topic or channel on all servers.
+"""Plans the requests to create, empty, pause or delete a topic or channel on all servers.
 
-It sends nothing: a survey goes in, and a list of requests comes out. Like nsqadmin
-(``internal/clusterinfo``) it asks nsqlookupds before nsqds, so that no consumer is sent to an nsqd
-whose topic is about to be deleted.
+This module sends nothing: a survey goes in, and a list of requests comes out. As in nsqadmin
+(``internal/clusterinfo``), requests to nsqlookupds come before requests to nsqds, so no consumer is
+sent to an nsqd about to delete the topic.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 Verb = Literal["create", "delete", "empty", "pause", "unpause"]
-"""A change of a topic or channel; also the name of nsqd's endpoint."""
+"""A change of a topic or channel, named like nsqd's endpoint."""
 
 REGISTERED: tuple[Verb, ...] = ("create", "delete")
-"""The changes that nsqlookupds must make as well, before the nsqds."""
+"""The changes to make on nsqlookupds too, before the nsqds."""
 
 Discard = Literal["messages", "channels"]
-"""What a change discards: the messages of its target, or also those of a topic's channels."""
+"""The messages to discard: the target's alone, or those of a topic and its channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A topic, or a channel of it."""
+    """A topic, or one of its channels."""
 
     topic: str
     channel: str = ""
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The topic name, and the channel name if this is a channel."""
+        """The topic name, followed by the channel name if the target is a channel."""
         return (self.topic, self.channel) if self.channel else (self.topic,)
 
     def __str__(self) -> str:
@@ -56,9 +56,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The topics, channels and nsqds of one nsqlookupd, or the ``error`` if it does not answer.
+    """The topics, channels and nsqds listed by one nsqlookupd, or its ``error``.
 
-    ``name`` is its ``host:port``.
+    ``name`` is the nsqlookupd's ``host:port``.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Registry:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The topic on one nsqd, if it has the topic; ``error`` if it does not answer.
+    """One nsqd and its ``topic``, None if absent; ``error`` if the nsqd does not answer.
 
     ``given`` is true if the user named the nsqd, false if only nsqlookupd listed it.
     """
@@ -86,7 +86,7 @@ class Holding:
     error: HTTPError | None = None
 
     def channel(self, name: str) -> ChannelStats | None:
-        """Return a channel of the topic, None if the nsqd does not have it."""
+        """Return a channel of the topic; None if the nsqd lacks it."""
         channels = self.topic.channels if self.topic else ()
         return next((each for each in channels if each.name == name), None)
 
@@ -95,7 +95,7 @@ class Holding:
         return bool(self.channel(target.channel) if target.channel else self.topic)
 
     def may_have(self, target: Target) -> bool:
-        """Whether this nsqd does not answer and may have the topic."""
+        """Whether this nsqd is silent and may have the topic."""
         return self.error is not None and (self.given or target.topic in self.node.topics)
 
     def is_paused(self, target: Target) -> bool:
@@ -106,7 +106,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The servers that have a topic, and its channels."""
+    """The servers asked about a topic, with their answers."""
 
     registries: tuple[Registry, ...]
     holdings: tuple[Holding, ...]
@@ -124,7 +124,7 @@ class Survey:
 
     @property
     def mute(self) -> list[HTTPError]:
-        """The errors of nsqlookupds that do not answer; each may list nsqds that others do not."""
+        """The errors of silent nsqlookupds; each may list nsqds missing from the others."""
         return [each.error for each in self.registries if each.error]
 
     @property
@@ -141,7 +141,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What emptying or deleting would discard, over all nsqds that answer."""
+    """The contents that emptying or deleting would discard, over all reachable nsqds."""
 
     depth: int = 0
     in_flight: int = 0
@@ -160,8 +160,8 @@ class Loss:
 class Step:
     """A request to a server; ``server`` is ``nsqlookupd`` or ``nsqd``.
 
-    ``name`` is the server's ``host:port``. ``note`` says why the request changes nothing, ``error``
-    why it failed or is not sent.
+    ``name`` is the server's ``host:port``. ``note`` says why the request changes nothing; ``error``
+    says why it failed or is not sent.
     """
 
     server: str
@@ -190,11 +190,11 @@ class Step:
 
 
 Stages = list[list[Step]]
-"""Steps of one stage are taken at once; a stage begins when the stage before it has ended."""
+"""The steps of a stage run at once; each stage begins after the previous one has ended."""
 
 
 def plan(verb: Verb, target: Target, survey: Survey) -> Stages:
-    """Return the requests that make a change; none if no server has to change."""
+    """Return the requests for a change; empty if no server has to change."""
     path = f"{target.kind}/{verb}"
     lookupds = [_lookupd_step(path, target, each) for each in survey.registries]
     nsqds = [
@@ -206,7 +206,7 @@ def plan(verb: Verb, target: Target, survey: Survey) -> Stages:
 def plan_tombstone(
     topic: str, producer: Registration, survey: Survey, *, delete: bool = False
 ) -> Stages:
-    """Return the requests that tombstone an nsqd's topic and, with ``delete``, then delete it."""
+    """Return the requests to tombstone an nsqd's topic and, with ``delete``, then delete it."""
     hide = [
         _lookupd_step("topic/tombstone", Target(topic), each, node=producer.node)
         for each in survey.registries
@@ -219,7 +219,7 @@ def plan_tombstone(
 
 
 def loss(discard: Discard, target: Target, holdings: Iterable[Holding]) -> Loss:
-    """Return what a change would discard on these nsqds."""
+    """Count the contents that a change would discard on these nsqds."""
     depth = in_flight = deferred = clients = nsqds = 0
     names = set()
     for each in holdings:
@@ -253,7 +253,7 @@ def _lookupd_step(
 
 
 def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
-    """Return the request to an nsqd, None if it has nothing to change."""
+    """Return the request to an nsqd; None if there is nothing to change on it."""
     note = ""
     if verb == "create":
         has_work = holding.given if not target.channel else holding.topic is not None
@@ -271,7 +271,7 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
 
 
 def find_producer(text: str, survey: Survey) -> Registration | None:
-    """Find an nsqd by its HTTP or TCP address, or by a host name that only one nsqd has."""
+    """Find an nsqd by its HTTP or TCP address, or by a unique host name; None if not found."""
     listed_producers = producers(survey.registries)
     for producer in listed_producers:
         if text in (str(producer.http), str(producer.tcp)):
@@ -281,6 +281,6 @@ def find_producer(text: str, survey: Survey) -> Registration | None:
 
 
 def producers(registries: Iterable[Registry]) -> list[Registration]:
-    """Return all nsqds that nsqlookupds list, sorted by HTTP address."""
+    """Return all nsqds listed by nsqlookupds, sorted by HTTP address."""
     united = union_producers(each.producers for each in registries)
     return sorted(united.values(), key=lambda producer: producer.http)

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FORGET = 300.0
-"""How long an nsqd is still asked after no nsqlookupd lists it any more, in seconds; nsqlookupd
-forgets a silent nsqd after the same time (-inactive-producer-timeout). After that it is not asked
-even if it answers: it may be listed at a new address, and would count twice."""
+"""Seconds to keep asking an nsqd after the last nsqlookupd has dropped it; nsqlookupd forgets a
+silent nsqd after the same time (-inactive-producer-timeout). Later the nsqd is left out even if it
+would answer: it may be listed at a new address, and would count twice."""
 
-_PART = 0.4  # the part of the timeout that nsqlookupds may use: nsqds then have time to answer
-_MAX_LOGGED = 20  # nsqds with a log line each, of those that do not answer
+_PART = 0.4  # nsqlookupds' part of the timeout; the rest leaves nsqds time to answer
+_MAX_LOGGED = 20  # silent nsqds logged with a line each
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """An nsqd; ``name`` is the ``host:port`` and ``http`` the URL of its HTTP API.
 
-    ``tcp`` is its broadcast address, None for a given nsqd that has not answered yet. ``topics``
-    are the topics that nsqlookupd lists, each with whether it is tombstoned; empty without
-    nsqlookupd. ``api`` is its HTTP API as nsqlookupd lists it, None for a given nsqd.
+    ``tcp`` is its broadcast address, None until a given nsqd has answered. ``topics`` maps the
+    topics listed by nsqlookupd to their tombstones, true or false; empty without nsqlookupd.
+    ``api`` is its HTTP API as nsqlookupd lists it, None for a given nsqd.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Node:
 class Snapshot:
     """The answers of one poll at about ``at``, a monotonic time in seconds.
 
-    ``nodes`` are all nsqds that were asked, in order. ``stats`` and ``failures`` are by node name;
-    ``times`` has the time of each answer, and ``at`` is their mean. ``lookupds`` has the
-    nsqlookupds by ``host:port``, each with its error, or None if it answered; ``listed`` has what
-    each nsqlookupd that answered lists.
+    ``nodes`` are all asked nsqds, in order. ``stats`` and ``failures`` are by node name; ``times``
+    has the time of each answer, and ``at`` is their mean. ``lookupds`` maps each nsqlookupd's
+    ``host:port`` to its error, or to None if it answered; ``listed`` has the nsqds listed by each
+    answering nsqlookupd.
     """
 
     at: float
@@ -73,28 +73,28 @@ class Snapshot:
     listed: Mapping[str, Sequence[Registration]] = field(default_factory=dict)
 
     def time(self, name: str) -> float:
-        """When this nsqd answered, in monotonic seconds."""
+        """The time of this nsqd's answer, in monotonic seconds."""
         return self.times.get(name, self.at)
 
     def samples(self) -> dict[str, CounterSample | None]:
-        """Return the input of Rates by node name; None for a node that did not answer."""
+        """Return the input of Rates by node name; None for a silent node."""
         return {
             name: _sample(self.time(name), self.stats[name]) if name in self.stats else None
             for name in self.nodes
         }
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
-        """Return the topics that nsqlookupd lists, by node name, as input of Rates."""
+        """Return the topics listed by nsqlookupd, by node name, as input of Rates."""
         return {name: node.topics for name, node in self.nodes.items()}
 
 
 class Cluster:
-    """The given nsqds and those that nsqlookupds list; an async context manager.
+    """The given nsqds and the nsqds listed by nsqlookupds; an async context manager.
 
-    A given nsqd is asked at the given address, and counts once if it is listed, too. ``limits`` are
-    HTTPClient's connect_timeout, request_timeout and tls. ``timeout`` is for a whole poll, in
-    seconds. A server that stops answering is logged once, unless ``quiet``. Raises ConfigError for
-    a malformed address.
+    A given nsqd is asked at the given address, and counts once even if it is also listed.
+    ``limits`` are HTTPClient's connect_timeout, request_timeout and tls. ``timeout`` is for a whole
+    poll, in seconds. Each silent server is logged once, unless ``quiet``. Raises ConfigError for a
+    malformed address.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Cluster:
             self._clients.setdefault(name, client)
             self._given.setdefault(name, url)
         self._infos: dict[str, NsqdInfo] = {}
-        self._found: dict[str, tuple[Node, float]] = {}  # with the time when it was last listed
+        self._found: dict[str, tuple[Node, float]] = {}  # with the time of the last listing
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,14 +130,14 @@ class Cluster:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections that are kept alive between polls."""
+        """Close the connections kept alive between polls."""
         for client in (*self._lookupds, *self._clients.values()):
             await client.close()
 
     async def poll(
         self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
     ) -> Snapshot:
-        """Like ``look``, but raises UnreachableError if there are servers and none answers."""
+        """Like ``look``, but raises UnreachableError if there are servers but no answers."""
         snapshot, answers = await self._look(topic, channel, include_clients)
         if snapshot.failures and not snapshot.stats:
             raise no_answer("nsqd", list(snapshot.failures.values()))
@@ -154,11 +154,10 @@ class Cluster:
         include_clients: bool = False,
         everywhere: bool = False,
     ) -> Snapshot:
-        """Find the nsqds and ask those that have the topic, all at once.
+        """Find the nsqds with the topic, and ask them all at once.
 
-        Servers that do not answer are in ``failures``, even if that is all of them. ``everywhere``
-        also asks nsqds that nsqlookupd does not list with the topic: the topic may have been
-        deleted from nsqlookupd alone.
+        Silent servers are in ``failures``, even if no server answers. ``everywhere`` also asks
+        nsqds listed without the topic: it may have been deleted from nsqlookupd alone.
         """
         snapshot, answers = await self._look(topic, channel, include_clients, everywhere=everywhere)
         self._tell(snapshot, answers)
@@ -196,7 +195,7 @@ class Cluster:
             else:
                 stats[name] = answer
                 if name in self._infos and self._infos[name].start_time != answer.start_time:
-                    del self._infos[name]  # it was restarted, perhaps with other options
+                    del self._infos[name]  # nsqd was restarted, perhaps with other options
         times = {name: self._clients[name].at for name in stats}
         listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
@@ -205,7 +204,7 @@ class Cluster:
         return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
 
     async def _discover(self) -> tuple[Answers[list[Registration]], dict[str, HTTPError]]:
-        """Ask nsqlookupds for nsqds, and given nsqds that have not answered yet for their /info.
+        """Ask nsqlookupds for nsqds, and given nsqds without a known /info for it.
 
         Returns the answers of nsqlookupds, and the errors of given nsqds by name.
         """
@@ -245,13 +244,13 @@ class Cluster:
         self._silent = set(snapshot.failures)
 
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
-        """Return given and listed nsqds, each once, and for a while those no longer listed."""
+        """Return given and listed nsqds, each once; nsqds no longer listed stay for a while."""
         listed = union_producers(answers.values)
         nodes = {}
         infos: set[object] = set()
         for name, url in self._given.items():
             info = self._infos.get(name)
-            if info not in infos:  # otherwise it was given twice, with two spellings
+            if info not in infos:  # otherwise the nsqd was given twice, with two spellings
                 nodes[name] = _given_node(name, url, info, listed)
             if info:
                 infos.add(info)
@@ -274,12 +273,12 @@ class Cluster:
         return self._clients[node.name]
 
     def _has(self, node: Node, topic: str | None) -> bool:
-        """Whether the nsqd may have the topic; a given one always may."""
+        """Whether the nsqd may have the topic; always true for a given nsqd."""
         return topic is None or node.name in self._given or topic in node.topics
 
 
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
-    """Return the error if nsqlookupds were asked and none answered."""
+    """Return the error if nsqlookupds were asked but no nsqlookupd answered."""
     errors = [error for _, error in answers.failures]
     return no_answer("nsqlookupd", errors) if errors and not answers.answers else None
 

@@ -1,4 +1,4 @@
-"""Keeps a consumer connected to its nsqds: fixed ones, or those that nsqlookupds list."""
+"""Keeps a consumer connected to its nsqds, fixed or listed by nsqlookupds."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 32
-"""Maximum requests to one server at a time, so that many topics need few descriptors for them."""
+"""Maximum requests to one server at a time, to save descriptors in a run of many topics."""
 _LOOKUPD = ServerOptions.declared()["lookupd_http_address"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A topic and channel, and its servers: fixed nsqds, or nsqlookupds, not both.
+    """A topic and channel, and the servers: either fixed nsqds or nsqlookupds.
 
     ``lookupds`` are URLs or host:port texts. Raises ConfigError::
 
@@ -64,7 +64,7 @@ class Subscription:
 
 
 def check_lookupds(urls: Sequence[str]) -> None:
-    """Raise ConfigError unless this is a list of HTTP addresses."""
+    """Raise ConfigError unless ``urls`` is a list of HTTP addresses."""
     check_list("lookupds", urls, str)
     for url in urls:
         _LOOKUPD.check(url)
@@ -78,14 +78,15 @@ class NsqdFinder:
 
     def __init__(self, config: ConsumerConfig) -> None:
         self.outages = OutageLog()
-        """Logs the servers that fail."""
+        """Logs failing servers."""
         self._config = config
         self._slots = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, MAX_REQUESTS))
 
     async def find(self, lookupd: str, topic: str) -> Iterable[Address]:
-        """Return the nsqds of a topic that the nsqlookupd at this URL lists.
+        """Return the nsqds listed for a topic by the nsqlookupd at this URL.
 
-        Raises UnreachableError if it does not answer, and ConfigError for too many nsqds.
+        Raises UnreachableError if the nsqlookupd does not answer, and ConfigError for too many
+        nsqds.
         """
         from nsqtools.engine.lookup import producers_at  # loads net.http
 
@@ -94,10 +95,10 @@ class NsqdFinder:
 
 
 class Connector:
-    """Keeps a consumer connected. Each server has a task of its own, and waits for no other.
+    """Keeps a consumer connected. Each server has its own task, so none waits for another.
 
     ``connect`` opens a connection. Closing ``tasks`` ends the connecting. With ``patient``,
-    ``start`` waits for servers that cannot be reached.
+    ``start`` waits for unreachable servers.
     """
 
     def __init__(
@@ -122,23 +123,23 @@ class Connector:
         self._nsqds = tuple(dict.fromkeys(subscription.nsqds))
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._listed: set[Address] = set()
-        """The nsqds that nsqlookupds list and that have a task: dialled, or connected."""
+        """The nsqds found through nsqlookupds that have a task, dialling or connected."""
         self._lookups = {url: asyncio.Event() for url in dict.fromkeys(subscription.lookupds)}
-        """The nsqlookupds, each with the event that makes it be asked again soon."""
+        """The nsqlookupds, each with an event; set it to ask the nsqlookupd again soon."""
         self._restarting: set[str] = set()
-        """The nsqlookupds to ask soon because a connection that worked was lost."""
+        """The nsqlookupds to ask soon because a working connection was lost."""
         self._silent: dict[str, UnreachableError] = {}
-        """The nsqlookupds that did not answer when they were last asked."""
+        """The nsqlookupds without an answer in their last round, with the error."""
         self._awaited: set[Address | str] = {*self._nsqds, *self._lookups}
-        """Servers that have neither been reached nor failed since the start."""
+        """Servers neither reached nor failed since the start."""
         self._failures: dict[Address | str, NSQError] = {}
-        """Servers that failed before any was reached."""
+        """The servers' errors before the first server was reached."""
 
     async def start(self) -> None:
         """Begin to connect; return once an nsqd is connected, or an nsqlookupd lists no nsqd.
 
-        Raises the first error if no server is reached. With ``patient`` it returns if a server may
-        be reached later, and raises only permanent errors, such as a refused secret.
+        Raises the first error if no server is reached. With ``patient``, ``start`` returns if a
+        server may be reached later, and raises only permanent errors, such as a refused secret.
         """
         self._loop = asyncio.get_running_loop()
         self._contact: asyncio.Future[None] = self._loop.create_future()
@@ -161,7 +162,7 @@ class Connector:
             await asyncio.sleep(due - now)
 
     async def _join(self, address: Address) -> None:
-        """Connect to a listed nsqd; once that has ended, only a later round brings it back."""
+        """Connect to a listed nsqd; after the connection's end, only a later round reconnects."""
         try:
             was_connected = await self._stay(address)
         finally:
@@ -171,7 +172,7 @@ class Connector:
                 ask_soon.set()
 
     async def _stay(self, address: Address) -> bool:
-        """Connect, and return once the connection is lost; returns false if it was never made."""
+        """Connect, and return true once the connection is lost; false if connecting failed."""
         try:
             connection = await self._connect(address)
         except NSQError as error:
@@ -186,7 +187,7 @@ class Connector:
         return True
 
     async def _poll(self, url: str) -> None:
-        """Ask an nsqlookupd in rounds. A lost connection is reopened only if a round lists it."""
+        """Ask an nsqlookupd in rounds. A lost nsqd is reconnected only if a round lists it."""
         config, ask_soon = self._config, self._lookups[url]
         schedule = LookupSchedule(config.lookupd_poll_interval, config.lookupd_poll_jitter)
         while True:
@@ -206,7 +207,7 @@ class Connector:
                     is_due = True
 
     async def _ask(self, url: str) -> None:
-        """Ask an nsqlookupd, and begin to connect to the nsqds that it lists."""
+        """Ask an nsqlookupd, and begin to connect to its listed nsqds."""
         try:
             found = dict.fromkeys(await self._finder.find(url, self._topic))
         except UnreachableError as error:
@@ -218,7 +219,7 @@ class Connector:
             return
         self._silent.pop(url, None)
         missing = [address for address in found if address not in self._listed]
-        if not self._contact.done():  # it may have failed before
+        if not self._contact.done():  # this nsqlookupd may have failed before
             self._failures.pop(url, None)
             self._awaited.update(found)
             self._awaited.discard(url)
@@ -229,14 +230,14 @@ class Connector:
             self._tasks.begin(self._join(address))
 
     def _reached(self) -> None:
-        """Note that a server was reached; log those that failed before."""
+        """Note a reached server; after the first, log the earlier failures."""
         if not self._contact.done():
             self._contact.set_result(None)
             for server, error in self._failures.items():
                 self._log(server, error)
 
     def _missed(self, server: Address | str, error: NSQError) -> None:
-        """Note that a server failed. If it was the last hope at the start, decide what to do."""
+        """Note a failed server. After the last failure at the start, end the start or wait."""
         if self._contact.done():
             self._log(server, error)
             return
@@ -251,7 +252,7 @@ class Connector:
             self._contact.set_exception(self._first_failure())
 
     def _first_failure(self) -> NSQError:
-        """The error of the first nsqd, or of nsqlookupds if none named an nsqd."""
+        """The error of the first nsqd; without any nsqd, the error of the nsqlookupds."""
         failures = self._failures
         of_nsqds = [failures[each] for each in self._nsqds] or [
             error for server, error in failures.items() if isinstance(server, Address)
@@ -276,7 +277,7 @@ class Connector:
 
 
 def _may_pass(error: NSQError) -> bool:
-    """Whether the server may be reached later: it is not there yet, or not ready."""
+    """Whether the server may be reached later: it is not started yet, or not ready."""
     if isinstance(error, HTTPError):
         return not 300 <= error.status < 500
     return isinstance(error, UnreachableError) and not isinstance(error, RefusedError | AuthError)

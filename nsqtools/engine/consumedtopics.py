@@ -1,4 +1,4 @@
-"""The topics of a run, and the state of each."""
+"""The topics of a run, each with its state."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class ConsumedTopic:
-    """A consumed topic, or a topic whose start is retried."""
+    """A topic of the run: consumed, or waiting for its next start."""
 
     subscription: Subscription
     consumer: Consumer | None = None
     """None before the start, between retries, and after the end."""
     error: NSQError | None = None
-    """Why the last start failed."""
+    """The error of the last start, if it failed."""
     warning: str = ""
-    """What to warn of once a consumer has started."""
+    """A warning to log once a consumer has started."""
     is_dropped: bool = False
-    """Whether nsqlookupd no longer lists the topic; then it is drained."""
+    """Whether nsqlookupd no longer lists the topic; a dropped topic is drained."""
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     has_started: bool = False
     """Whether a consumer of the topic has started."""
@@ -49,17 +49,17 @@ class ConsumedTopics:
     def __init__(self) -> None:
         self.current: dict[str, ConsumedTopic] = {}
         self.undrained: set[str] = set()
-        """Topics that were dropped before the handler could settle all their messages."""
+        """Topics dropped before the handler could settle all their messages."""
         self._past: dict[str, ConsumerStats] = {}
 
     def add(self, subscription: Subscription) -> ConsumedTopic:
-        """Add a new topic, or a topic that was dropped before."""
+        """Add a topic, new or previously dropped."""
         topic = self.current[subscription.topic] = ConsumedTopic(subscription)
         self._past.setdefault(topic.name, ConsumerStats())
         return topic
 
     def ended(self, topic: ConsumedTopic) -> ConsumerStats:
-        """Note that the topic's consumer has ended; returns the totals of all its consumers."""
+        """Note the end of the topic's consumer; return the totals of all the topic's consumers."""
         assert topic.consumer
         ended, topic.consumer = topic.consumer.stats(), None
         ended.connections = ended.in_flight = ended.backoff_level = 0
@@ -83,16 +83,16 @@ class ConsumedTopics:
 
     @property
     def in_flight(self) -> int:
-        """The number of messages that were received and not settled."""
+        """The number of received, unsettled messages."""
         consumers = [topic.consumer for topic in self.current.values()]
         return sum(consumer.in_flight for consumer in consumers if consumer)
 
     @property
     def active(self) -> list[Subscription]:
-        """The subscriptions of the current topics, without those whose start failed."""
+        """The subscriptions of the current topics, except topics with a failed start."""
         return [topic.subscription for topic in self.current.values() if not topic.error]
 
     @property
     def unreached(self) -> list[str]:
-        """The names of topics that could never be consumed."""
+        """The names of topics not consumed because their start failed."""
         return [name for name, topic in self.current.items() if topic.error]

@@ -1,11 +1,11 @@
-"""The consumer of one topic: it connects, hands batches to the handler, and drains.
+"""The consumer of one topic: it connects, passes batches to the handler, and drains.
 
 A Connector connects to the nsqds, and an RdyController sends RDY. The consumer owns the waiting,
 handled and held batches, and touches their messages. One worker passes batches to the handler, one
 at a time, so reading, heartbeats and RDY never wait for the handler.
 """
 
-# size: all that happens to a batch, from its arrival until its last message is settled
+# size: the whole way of a batch, from its arrival until its last message is settled
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long a handler may take to react to cancellation, or to close, after drain_timeout.
+# Seconds for a handler to react to cancellation, or to close, after drain_timeout.
 _CANCEL_TIMEOUT = 1.0
 _USUAL_MSG_TIMEOUT = 60.0
-# Parts of msg_timeout: the interval of checks that touch messages in time, and the age at which the
-# batch that is handled shows that the handler is slow.
+# Parts of msg_timeout: the interval of checks, short enough to touch messages in time, and the age
+# of the handled batch above which the handler counts as slow.
 _CHECK_INTERVAL, _SLOW = 0.1, 0.25
-# nsqd 1.3.0 may send a message after CLOSE_WAIT (seen in one of 40 stops): time to requeue it.
+# Seconds to requeue a late message: nsqd 1.3.0 may send one after CLOSE_WAIT (seen in one of 40
+# stops).
 _LINGER = 0.02
 
 
@@ -60,13 +61,13 @@ class ConsumerLink(RdyLink):
     def __init__(self, consumer: Consumer) -> None:
         super().__init__()
         self.last_finish = 0.0
-        """Event loop time of the last FIN; 0 for none."""
+        """Event loop time of the last FIN; 0 before the first."""
         self._consumer = consumer
 
     # Called by the connection, as its Listener.
 
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
-        """Queue the messages of one read, and plan RDY if that may have to change."""
+        """Queue the messages of one read, and plan RDY if it may have to change."""
         was_fresh, self.is_fresh = self.is_fresh, False
         try:
             self.last_message, is_limit_new = self._consumer._received(self, messages)
@@ -81,12 +82,12 @@ class ConsumerLink(RdyLink):
             self._consumer._break(error)
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """Count it, without backoff: the handler has not failed (go-nsq#116)."""
+        """Count the refusal, without backoff: the handler has not failed (go-nsq#116)."""
         log.debug("%s", error)
         self._consumer._refused(connection.address, error)
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """Share the connection's RDY among the others."""
+        """Share the connection's RDY among the other connections."""
         self._consumer._disconnected(self, error)
 
     # Called by batches, as their Settler.
@@ -126,7 +127,7 @@ class ConsumerLink(RdyLink):
             self._plan_if_paused()
 
     def _plan_if_paused(self) -> None:
-        """A connection at RDY 0 may get RDY again once few messages are in flight."""
+        """Plan RDY for a connection at 0: with few messages in flight it may get RDY again."""
         if not self.connection.ready:
             self._consumer._plan()
 
@@ -150,12 +151,12 @@ class Consumer:
         async with Consumer(subscription, handler) as consumer:
             await serve_requests()
 
-    It opens the handler, joins the topic, and calls ``handle`` and ``gave_up``, then ``drain`` and,
-    however the run ends, ``close``. It runs once. With ``patient`` the consumer waits for servers
-    that cannot be reached at the start. ``on_started`` is called once: when the first nsqd is
-    connected, or when the consumer waits for an nsqd. Consumers that share a ``finder`` limit their
-    requests to each nsqlookupd together; consumers that share a ``limit`` finish that many messages
-    together.
+    A consumer opens the handler, joins the topic, and calls ``handle`` and ``gave_up``, then
+    ``drain`` and, however the run ends, ``close``. It runs once. With ``patient`` it waits for
+    servers unreachable at the start. ``on_started`` is called once: when the first nsqd is
+    connected, or when the consumer begins to wait for an nsqd. Consumers sharing a ``finder``
+    together limit their requests to each nsqlookupd. Consumers sharing a ``limit`` together finish
+    its number of messages.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Consumer:
         check_handler(handler)
         rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
         self.undrained: Exception | None = None
-        """Why the handler could not settle all messages at the end; nsqd redelivers them."""
+        """The handler's error if it left messages unsettled at the end; nsqd redelivers them."""
         self._subscription = subscription
         self._handler = handler
         self._config = config
@@ -200,7 +201,7 @@ class Consumer:
         self._unsettled = UnsettledBatches()
         self._failures = FailureLog(subscription.topic)
         self._given_up: deque[tuple[Address, bytes]] = deque(maxlen=max(1000, config.max_in_flight))
-        """The nsqds and ids of messages that were given up last; no limit has counted them."""
+        """The nsqds and ids of the messages given up last; no limit has counted them."""
         self._oversize: set[Address] = set()
         """The nsqds that have sent a message over max_msg_size."""
         self._has_run = self._closes_handler = self._is_closed = self._stopping = False
@@ -214,9 +215,9 @@ class Consumer:
         """Open the handler, consume until ``stop``, drain, and return the totals.
 
         Raises the handler's errors, and UnreachableError if no nsqd can be reached at the start,
-        unless ``patient``, or if all refuse the client; later on it reconnects. Cancelling it drops
-        the connections at once. A handler that ignores the cancellation for a second is left
-        running. Raises RuntimeError the second time.
+        unless ``patient``, or if all refuse the client; later the consumer reconnects. Cancelling
+        ``run`` drops the connections at once. A handler ignoring the cancellation for a second is
+        left running. A second call raises RuntimeError.
         """
         if self._has_run:
             raise RuntimeError("a Consumer runs once: make another one")
@@ -239,19 +240,20 @@ class Consumer:
         return self.stats()
 
     async def __aenter__(self) -> Self:
-        """Begin to ``run``. If that fails, the block is cancelled, and the error raised."""
+        """Begin to ``run``. If the run fails, the block is cancelled, and the error raised."""
         self._block = beside(self.run(), self.stop)
         await self._block.__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> bool | None:
-        """Stop, and wait for the end of the run; a block that is cancelled cancels it."""
+        """Stop, and wait for the end of the run; a cancelled block cancels the run."""
         return await self._block.__aexit__(*error)
 
     async def consume(self) -> None:
-        """Consume until ``stop`` with a handler that is open, and stays so: part of a run.
+        """Consume until ``stop`` with an open handler, and leave it open.
 
-        Raises the errors of ``join``, and what ``run`` raises if the start fails.
+        For a Runner, whose consumers share a handler. Raises the errors of ``join``, and the errors
+        of ``run`` if the start fails.
         """
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
@@ -287,13 +289,13 @@ class Consumer:
             raise self._bug
 
     def stop(self) -> None:
-        """Drain and let ``run`` return; a second call changes nothing."""
+        """Drain and let ``run`` return; a second call has no effect."""
         self._stop.set()
 
     def set_max_in_flight(self, n: int) -> None:
         """Change ``max_in_flight`` now; 0 pauses. The new RDY is sent before any later FIN.
 
-        Raises ConfigError for anything but a whole number that is at least 0.
+        Raises ConfigError unless ``n`` is a whole number of at least 0.
         """
         try:
             self._config.declared()["max_in_flight"].check(n)
@@ -302,12 +304,12 @@ class Consumer:
         self.share_out(n)
 
     def share_out(self, n: int) -> None:
-        """Like ``set_max_in_flight``, for a number that is known to be valid."""
+        """Like ``set_max_in_flight``, without checking ``n``."""
         self._rdy.budget.set_max_in_flight(n)
         self._plan()
 
     def is_starved(self) -> bool:
-        """Whether an nsqd is about to send nothing more until messages are settled."""
+        """Whether an nsqd is about to stop sending until messages are settled."""
         return any(_is_starved(link.connection) for link in self._links.values())
 
     @property
@@ -345,7 +347,7 @@ class Consumer:
         return connection
 
     def _disconnected(self, link: ConsumerLink, error: PeerError | None) -> None:
-        """Share the RDY of a lost connection; there is no error if we closed it."""
+        """Share the RDY of a lost connection; ``error`` is None if we closed it."""
         address = link.connection.address
         if self._links.get(address) is not link:
             return
@@ -367,13 +369,13 @@ class Consumer:
         self.stop()
 
     def _plan(self) -> None:
-        if self._links:  # otherwise it may not run yet
+        if self._links:  # otherwise the event loop may not run yet
             self._rdy.plan(self._links, self._loop.time())
 
     async def _control(self) -> None:
         """Touch messages, see whether the handler is slow, end backoff waits, and plan RDY.
 
-        This is repeated: at intervals, when a wait ends, and soon after ``_check_soon`` was set.
+        Repeated at intervals, when a wait ends, and soon after ``_check_soon`` was set.
         """
         while True:
             now = self._loop.time()
@@ -395,7 +397,7 @@ class Consumer:
     # Batches.
 
     def _received(self, link: ConsumerLink, messages: list[Message]) -> tuple[float, bool]:
-        """Queue the messages of one read: a batch, and a batch of messages over ``max_attempts``.
+        """Queue the messages of one read, those over ``max_attempts`` in a second batch.
 
         Returns the time, and whether the limit of messages in flight has changed.
         """
@@ -448,7 +450,7 @@ class Consumer:
             await self._wake.wait()
 
     async def _handle(self, batch: Batch) -> None:
-        """Pass on a batch, without the messages that nsqd delivers again in any case."""
+        """Pass on a batch, without the messages certain to be redelivered."""
         unsettled = self._unsettled
         unsettled.handled = batch
         if unsettled.untouchable:
@@ -474,7 +476,7 @@ class Consumer:
                 await self._handler.handle(batch)
             elif limit.take(batch):
                 await self._handler.handle(batch)
-                if limit.is_exhausted:  # messages that are held may block the rest
+                if limit.is_exhausted:  # held messages may block the rest
                     self._handler.flush()
         except (Exception, asyncio.CancelledError) as error:
             if is_cancelled():
@@ -487,7 +489,7 @@ class Consumer:
                 batch.finish()
 
     def _settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
-        """Count results before FIN and REQ are sent, so that a change of RDY goes out first."""
+        """Count results before sending FIN and REQ, so a change of RDY goes out first."""
         self._stats.finished += finished
         self._stats.requeued += failed + requeued
         if failed or not self._rdy.is_running:
@@ -497,7 +499,7 @@ class Consumer:
                 self._check_soon.set()
 
     def _requeue_delay(self, attempts: int) -> float:
-        """The configured delay of a REQ in seconds; 0 if the next delivery only gives up."""
+        """The configured delay of a REQ in seconds; 0 if the next delivery gives the message up."""
         config = self._config
         if attempts == config.max_attempts:
             return 0.0
@@ -505,7 +507,7 @@ class Consumer:
         return requeue_delay(attempts, default_delay=default, max_delay=longest)
 
     def _refused(self, address: Address, error: ServerError) -> None:
-        """Note that a FIN, REQ or TOUCH came too late."""
+        """Note the refusal of a late FIN, REQ or TOUCH."""
         # nsqd names the message (protocol_v2.go, FIN and TOUCH).
         late = [(address, word.encode()) for word in error.text.split()[2:3]]
         if error.code == "E_TOUCH_FAILED":
@@ -524,9 +526,9 @@ class Consumer:
     async def _drain(self, worker: asyncio.Task[None]) -> None:
         """Send CLS, handle the delivered messages, requeue the rest and close the connections.
 
-        The messages have ``drain_timeout``. A handler that hangs has a second more for each of its
-        steps: to end the batch that it has, to drain, to close. An nsqd that does not answer CLS
-        delays the others only for a moment, and is not waited for again at the end.
+        The messages have ``drain_timeout``. A hanging handler has one more second for each of its
+        steps: to end its batch, to drain, to close. An nsqd without an answer to CLS delays the
+        others only for a moment, and its connection is closed at the end without waiting.
         """
         self._stopping = True
         self._rdy.stop()
@@ -561,7 +563,7 @@ class Consumer:
             worker.result()
 
     async def _end_handler(self, name: str, step: Awaitable[None], deadline: float) -> None:
-        """Let the handler drain or close; its error is noted, and raised at the end."""
+        """Let the handler drain or close; note its error, for ``run`` to raise at the end."""
         limit = max(_CANCEL_TIMEOUT, deadline - self._loop.time())
         try:
             async with asyncio.timeout(limit) as timeout:

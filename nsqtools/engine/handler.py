@@ -1,4 +1,4 @@
-"""Handlers, and the batches of messages that they receive."""
+"""Handlers, and their batches of messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Settler(Protocol):
-    """Where a batch sends FIN, REQ and TOUCH; it sends FIN or REQ at most once per message."""
+    """Sends FIN, REQ and TOUCH for a batch, with at most one FIN or REQ per message."""
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
@@ -40,15 +40,14 @@ class Settler(Protocol):
 
 
 class Batch(Sequence[Message]):
-    """Messages that arrived together on one connection, in order of arrival.
+    """Messages received together on one connection, in order of arrival.
 
-    ``starved`` is true if nsqd is about to send nothing more until messages are settled: a sink
-    that collects messages should settle them now (building_client_libraries, Message Flow
-    Starvation). ``msg_timeout`` is nsqd's timeout for an unsettled message, in seconds.
-    ``is_lost()`` is true once nsqd is certain to deliver the messages again: the connection has
-    ended, or max_msg_timeout has passed. Call ``forget`` then. Until that time unsettled messages
-    are touched, however long they wait, are handled, or are held. Settling a message twice has no
-    effect.
+    ``starved`` is true if nsqd is about to stop sending until messages are settled: a sink that
+    collects messages should settle them now (building_client_libraries, Message Flow Starvation).
+    ``msg_timeout`` is nsqd's timeout for an unsettled message, in seconds. ``is_lost()`` is true
+    once nsqd is certain to redeliver the messages: the connection has ended, or max_msg_timeout has
+    passed. Call ``forget`` then. Until that time unsettled messages are touched, however long they
+    wait, are handled, or are held. Settling a message twice has no effect.
 
     Finish some messages and requeue the others for half a minute::
 
@@ -102,9 +101,9 @@ class Batch(Sequence[Message]):
         self.arrived = 0.0
         """Event loop time of the arrival."""
         self.expires = math.inf
-        """Event loop time at which nsqd times out messages that are not touched before."""
+        """Event loop time at which nsqd times out messages, unless they are touched before."""
         self.deadline = math.inf
-        """Event loop time from which TOUCH no longer helps, as max_msg_timeout has passed."""
+        """Event loop time at which max_msg_timeout ends; TOUCH no longer helps afterwards."""
         self.touched = False
         self.keeper: Callable[[Batch], object] | None = None
         """Called with the batch once all its messages are settled."""
@@ -117,7 +116,7 @@ class Batch(Sequence[Message]):
         self._unsettled: dict[Message, None] | None = None
 
     def finish(self, messages: Iterable[Message] | None = None) -> None:
-        """Finish these messages, or all unsettled ones; those that nsqd redelivers are dropped."""
+        """Finish these messages, or all unsettled ones; forget them if the batch is lost."""
         if self.is_lost():
             self.forget(messages)
         elif chosen := self._take(messages):
@@ -133,8 +132,8 @@ class Batch(Sequence[Message]):
     ) -> None:
         """Requeue these messages, or all unsettled ones, after ``delay`` seconds.
 
-        None is the configured delay, which grows with the attempts. With ``backoff`` they count as
-        failures and slow the consumer down.
+        None means the configured delay, which grows with the attempts. With ``backoff`` the
+        messages count as failures and slow the consumer down.
         """
         if delay is not None:
             check_seconds("delay", delay)
@@ -149,12 +148,12 @@ class Batch(Sequence[Message]):
             self._tell(0, of=len(chosen))
 
     def leave_out_settled(self) -> None:
-        """Consist of the unsettled messages only; no handler has seen the others."""
+        """Remove settled messages from the batch; call this before a handler has seen the batch."""
         if self._unsettled is not None:
             self._messages, self._unsettled, self._size = list(self._unsettled), None, None
 
     def touch(self, messages: Iterable[Message] | None = None) -> None:
-        """Touch these messages, or all unsettled ones: their timeout starts anew."""
+        """Touch these messages, or all unsettled ones: their timeout restarts."""
         if messages is None:
             chosen = self.unsettled()
         else:
@@ -164,7 +163,7 @@ class Batch(Sequence[Message]):
             self._settler.touch(chosen)
 
     def hold(self) -> None:
-        """Keep messages unsettled when ``handle`` returns: the sink settles them later."""
+        """Keep messages unsettled when ``handle`` returns; the handler settles them later."""
         self.held = True
 
     def watch(self, watcher: Callable[[int, int], object]) -> None:
@@ -178,7 +177,7 @@ class Batch(Sequence[Message]):
         self._size = None
 
     def part(self, messages: Iterable[Message]) -> Batch:
-        """Return a batch of these messages that is settled by itself; they leave this one.
+        """Move these messages to a new batch, settled independently, and return it.
 
         Call this before ``handle`` returns.
         """
@@ -205,13 +204,13 @@ class Batch(Sequence[Message]):
 
     @property
     def parts(self) -> Iterator[Batch]:
-        """This batch, and those that ``part`` has returned."""
+        """This batch and all its parts, parts of parts included."""
         yield self
         for part in self._parts:
             yield from part.parts
 
     def unsettled(self) -> Sequence[Message]:
-        """The messages that are neither finished nor requeued."""
+        """The messages neither finished nor requeued."""
         return self._messages if self._unsettled is None else list(self._unsettled)
 
     @property
@@ -223,7 +222,7 @@ class Batch(Sequence[Message]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every message is finished or requeued, apart from those of ``part``."""
+        """Whether every message is finished or requeued, except messages moved to a part."""
         return self._unsettled is not None and not self._unsettled
 
     def _take(self, messages: Iterable[Message] | None) -> Sequence[Message]:
@@ -266,7 +265,7 @@ class Handler(ABC):
     """The destination of messages. Subclasses must implement ``handle``; the rest is optional.
 
     A Consumer calls ``open`` and ``join``, then ``handle`` and ``gave_up``, one batch at a time,
-    then ``drain`` and ``close``. A Runner calls ``handle`` of several topics at the same time.
+    then ``drain`` and ``close``. A Runner calls ``handle`` for several topics at the same time.
 
     Count messages::
 
@@ -278,14 +277,14 @@ class Handler(ABC):
     """
 
     failed: asyncio.Future[None] | None = None
-    """If set by ``open``: once it ends, no message is handled any more, and the run ends too.
+    """A future that ``open`` may set; once the future is done, handling stops and the run ends.
 
-    It fails with the error that is the reason; it has a result if the handler needs no more.
+    Its exception is the cause; it has a result if the handler needs no more messages.
     """
     lost = 0
-    """How many messages were given up without being stored anywhere."""
+    """The number of messages given up without being stored anywhere."""
     left_behind = 0
-    """How many messages stay in nsqd because no endpoint or consumer can take them."""
+    """The number of messages staying in nsqd because no endpoint or consumer can take them."""
 
     async def open(self) -> None:
         """Prepare; called once, in the event loop. If cancelled, it may finish its clean-up."""
@@ -294,7 +293,8 @@ class Handler(ABC):
         """Prepare for messages of a topic.
 
         Raises LockedError if another process holds a lock of the topic, and OutputError or
-        ConfigError if its output cannot be written. ``join`` is called again later then.
+        ConfigError if its output cannot be written. After such an error ``join`` is called again
+        later.
         """
 
     @abstractmethod
@@ -306,20 +306,20 @@ class Handler(ABC):
         """
 
     async def gave_up(self, batch: Batch) -> None:
-        """Handle messages that were delivered ``max_attempts`` times before.
+        """Handle messages delivered ``max_attempts`` times before.
 
-        Unsettled messages are finished on return, unless held. By default it logs the loss.
+        Unsettled messages are finished on return, unless held. The default logs the loss.
         """
         self.lost += len(batch)
         log.error("%s", loss_of(batch))
 
     def flush(self) -> None:
-        """Settle soon the messages that are held only to be written together with later ones."""
+        """Settle soon any messages held only to be written together with later messages."""
 
     async def drain(self, topic: str) -> None:
         """Settle all held messages of a topic, and release the topic.
 
-        The topic's connections are still open. Its messages may come again after another ``join``.
+        The topic's connections are still open. After another ``join`` its messages may come again.
         Raises OutputError if messages could not be settled.
         """
 
@@ -331,7 +331,7 @@ class Handler(ABC):
 
 
 def check_handler(handler: object) -> None:
-    """Raise ConfigError unless this is a Handler whose ``handle`` is a coroutine function."""
+    """Raise ConfigError unless this is a Handler with a coroutine function ``handle``."""
     check_type("handler", handler, Handler)
     assert isinstance(handler, Handler)
     if not inspect.iscoroutinefunction(inspect.unwrap(handler.handle)):
@@ -348,7 +348,7 @@ TOO_MANY = "too many attempts"
 
 
 def loss_of(messages: Sequence[Message], reason: str = TOO_MANY) -> str:
-    """Return the log line for messages that were given up without a dead letter."""
+    """Return the log line for messages given up without a dead letter."""
     if reason == TOO_MANY:
         reason = counted(max(message.attempts for message in messages) - 1, "attempt")
     ids = " ".join(message.id.decode("ascii", "backslashreplace") for message in messages)

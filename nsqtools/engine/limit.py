@@ -1,4 +1,4 @@
-"""The number of messages that a run may finish."""
+"""The maximum number of messages for a run to finish."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class MessageLimit:
-    """Lets consumers together finish ``count`` messages, and requeues those beyond it at once.
+    """Lets consumers together finish ``count`` messages; further messages are requeued at once.
 
-    Only finished messages count, however late they are finished. Messages that are requeued, or
-    whose connection is lost, make room for others. ``done`` is set once all are finished.
+    Only finished messages count, however late they are finished. A message makes room for another
+    if it is requeued or its connection is lost. ``done`` is set once ``count`` are finished.
 
-    Each consumer has at most ``remaining`` messages in flight, and ``max_in_flight``. As RDY is
-    sent before FIN, a single nsqd sends no message too many.
+    Each consumer has at most ``remaining`` messages in flight, and at most ``max_in_flight``. RDY
+    is sent before FIN, so a single nsqd never sends too many messages.
     """
 
     def __init__(self, count: int, max_in_flight: int) -> None:
         self.remaining = count
-        """How many messages may still be given to handlers."""
+        """The number of messages still to be given to handlers."""
         self.unfinished = count
         self.done = asyncio.Event()
         self._max_in_flight = max_in_flight
@@ -38,7 +38,7 @@ class MessageLimit:
         self._consumers.discard(consumer)
 
     def take(self, batch: Batch) -> bool:
-        """Cut the batch down to the remaining count; returns whether any message is left in it."""
+        """Cut the batch down to the remaining count; return whether any message is left in it."""
         if len(batch) > self.remaining:
             batch.keep(self.remaining)
         if taken := len(batch):
@@ -48,11 +48,11 @@ class MessageLimit:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing more comes until messages that handlers hold are settled."""
+        """Whether no further message comes until handlers settle held messages."""
         return sum(consumer.in_flight for consumer in self._consumers) >= self._allowed
 
     def refused(self, count: int) -> None:
-        """Note that messages counted as finished are not: nsqd refused their FIN."""
+        """Take back ``count`` finished messages: nsqd refused their FIN."""
         self.unfinished += count
         self._change(count)
 

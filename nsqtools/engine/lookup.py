@@ -41,10 +41,10 @@ _STATS_TIMEOUTS = _CONNECT_TIMEOUT, 5.0
 STATS_LIMITS: Mapping[str, Any] = dict(
     zip(("connect_timeout", "request_timeout"), _STATS_TIMEOUTS, strict=True)
 )
-"""NsqdHTTP's keyword arguments where /stats are asked again and again."""
+"""NsqdHTTP's keyword arguments for repeated requests of /stats."""
 MAX_NSQDS = 2000
-"""Maximum nsqds of a topic that are used of one nsqlookupd's list."""
-# How long looking whether a topic exists may delay the start.
+"""Maximum nsqds of a topic to use from one nsqlookupd's list."""
+# Seconds by which the look for an existing topic may delay the start.
 _LOOK_TIMEOUT = 1.0
 
 
@@ -53,7 +53,7 @@ async def ask_lookupds(
 ) -> Answers[T]:
     """Ask all nsqlookupds at once; ``limits`` are Lookupd's keyword arguments.
 
-    Raises ConfigError for a malformed address, UnreachableError if none answered.
+    Raises ConfigError for a malformed address, UnreachableError if no nsqlookupd answered.
     """
     clients = [Lookupd(url, **limits) for url in urls]
     try:
@@ -69,7 +69,7 @@ async def ask_lookupds(
 async def _lookup(client: Lookupd, topic: str) -> Lookup:
     """Return the topic's nsqds.
 
-    Raises HTTPError, also for too many: the answer of this nsqlookupd is not used.
+    Raises HTTPError, even for too many nsqds: this nsqlookupd's answer is then not used.
     """
     found = await client.lookup(topic)
     try:
@@ -82,8 +82,8 @@ async def _lookup(client: Lookupd, topic: str) -> Lookup:
 def _check_number(lookupd: Address | None, topic: str, nsqds: int) -> None:
     """Raise ConfigError for too many nsqds.
 
-    Each costs a connection, and to take a part of the list would leave the messages of the others
-    without a consumer.
+    Each nsqd costs a connection. With only a part of the list, messages on the other nsqds would
+    have no consumer.
     """
     if nsqds > MAX_NSQDS:
         raise ConfigError(
@@ -95,7 +95,7 @@ def _check_number(lookupd: Address | None, topic: str, nsqds: int) -> None:
 async def nodes(
     lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
 ) -> list[Registration]:
-    """Return all nsqds that nsqlookupds list, with any topics; raises like ``ask_lookupds``."""
+    """Return all nsqds listed by nsqlookupds, of any topic; raises like ``ask_lookupds``."""
     answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
     return list(union_producers(answers.values).values())
 
@@ -103,10 +103,10 @@ async def nodes(
 async def find_targets(
     topic: str, lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
 ) -> list[Address]:
-    """Return the nsqds to publish to: those with the topic, or all nsqds if no nsqd has it.
+    """Return the nsqds to publish to: the nsqds with the topic, or all nsqds if it is new.
 
-    An nsqd whose topic is tombstoned is left out. Warns of silent
-    nsqlookupds. Raises like ``ask_lookupds``, and UnreachableError if no nsqd is left.
+    Leaves out nsqds where the topic is tombstoned. Warns of silent nsqlookupds. Raises like
+    ``ask_lookupds``, UnreachableError if no nsqd is left, and ConfigError for too many nsqds.
     """
     answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
     OutageLog().lookupds_answered(answers)
@@ -124,7 +124,7 @@ async def find_targets(
 
 
 def no_answer(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError:
-    """Return the error for the case that all servers of a kind, such as nsqd, failed."""
+    """Return the error for the failure of all servers of a kind, such as nsqd."""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
 
@@ -132,9 +132,9 @@ def no_answer(kind: str, errors: Sequence[UnreachableError]) -> UnreachableError
 async def producers_at(
     lookupd: str, topic: str, config: ConsumerConfig, outages: OutageLog
 ) -> list[Address]:
-    """Return the nsqds that one nsqlookupd lists for a topic; ``outages`` notes the answer.
+    """Return the nsqds listed by one nsqlookupd for a topic; ``outages`` notes the answer.
 
-    Raises HTTPError if it did not, and ConfigError for too many.
+    Raises HTTPError if nsqlookupd does not answer, and ConfigError for too many nsqds.
     """
     async with Lookupd(lookupd, **_poll_limits(config)) as client:
         found = await client.lookup(topic)
@@ -162,9 +162,9 @@ async def find_producers(
 
 
 class TopicFinder:
-    """Asks all nsqlookupds for the topics that match a pattern, in each ``look``.
+    """Asks all nsqlookupds for the topics matching a pattern, in each ``look``.
 
-    ``refresh`` is the interval between looks, ``timeouts`` are for the connection and for the whole
+    ``refresh`` is the interval between looks; ``timeouts`` are for the connection and for the whole
     request; all in seconds.
     """
 
@@ -185,13 +185,13 @@ class TopicFinder:
         self.answered = False
         """Whether a round has succeeded."""
         self.unknown: tuple[str, ...] = tuple(f"nsqlookupd {each}: not asked" for each in lookupds)
-        """The nsqlookupds that did not answer in the last round, each with the reason."""
+        """The nsqlookupds without an answer in the last round, each with the reason."""
 
     async def look(self, follow: Callable[[Change], object], *, patient: bool = False) -> None:
         """Run a round, and call ``follow`` with the changes of each answer as it comes.
 
-        The first raises UnreachableError if no nsqlookupd answers, but not if ``patient``; others
-        warn.
+        If no nsqlookupd answers, raises UnreachableError before the first successful round, unless
+        ``patient``; otherwise warns.
         """
         loop = asyncio.get_running_loop()
 
@@ -207,7 +207,7 @@ class TopicFinder:
                 raise
             self._outages.all_lookupds_failed(error)
             self.unknown = (str(error),)
-            # An nsqlookupd that was restarted may not know the topics yet.
+            # A restarted nsqlookupd may not know the topics yet.
             follow(self._topics.looked((), complete=False, now=loop.time()))
             return
         self.answered = True
@@ -236,11 +236,11 @@ def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, An
 
 
 class Backlog:
-    """Counts the messages that nsqds hold for a channel, by /stats.
+    """Counts the messages of a channel on all nsqds, by /stats.
 
-    ``urls`` are the nsqds' HTTP APIs. By default nsqlookupd tells them; the HTTP port of a fixed
-    nsqd is taken to be its TCP port + 1. An nsqd that nsqlookupd has listed once is asked to the
-    end: if it is not listed any more, it may still hold messages.
+    ``urls`` are the nsqds' HTTP APIs. By default they come from nsqlookupd; a fixed nsqd's HTTP
+    port is taken to be its TCP port + 1. An nsqd once listed is asked until the end, even if
+    nsqlookupd drops it: it may still hold messages.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class Backlog:
         }
 
     async def left(self) -> Left:
-        """Return what all nsqds hold for the channel, and who does not say it."""
+        """Return the channel's messages on all nsqds, and the servers without a usable answer."""
         found, unknown = await self._stats()
         parts = [self._left(url, topics) for url, topics in found.items()]
         return sum(parts, Left(unknown=unknown))
@@ -270,8 +270,8 @@ class Backlog:
     async def exists(self) -> bool:
         """Look, before SUB creates the topic, whether an nsqd has it; true if unknown.
 
-        Sets ``warning`` if an ephemeral channel is going to take the messages of a topic without a
-        channel.
+        Sets ``warning`` if an ephemeral channel would take the waiting messages of a topic without
+        a channel.
         """
         name, channel = self._subscription.topic, self._subscription.channel
         found, is_complete = await self._known()
@@ -291,7 +291,7 @@ class Backlog:
         return self._subscription.channel in names or not is_complete
 
     async def _known(self) -> tuple[list[TopicStats], bool]:
-        """Return the topic on each nsqd that has it, and whether all nsqds answered soon."""
+        """Return the topic's stats on each nsqd with it, and whether all servers answered soon."""
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
                 found, unknown = await self._stats()
@@ -300,9 +300,9 @@ class Backlog:
         return [topic for topics in found.values() for topic in topics], not unknown
 
     async def _stats(self) -> tuple[dict[str, list[TopicStats]], tuple[str, ...]]:
-        """Return the topic's stats by the URL of each nsqd that answers, and the other answers.
+        """Return the topic's stats by the URL of each answering nsqd, and a line per failure.
 
-        The stats are empty if the nsqd has no such topic.
+        The stats are empty if the nsqd lacks the topic.
         """
         unknown: list[str] = []
         if lookupds := self._subscription.lookupds:
@@ -330,11 +330,11 @@ class Backlog:
             return await attempt(nsqd.stats(self._subscription.topic))
 
     def _left(self, url: str, topics: Iterable[TopicStats]) -> Left:
-        """Return what one nsqd holds."""
+        """Return the channel's messages on one nsqd."""
         for topic in topics:
             for channel in topic.channels:
                 if channel.name == self._subscription.channel:
                     waiting = topic.depth + channel.depth
                     return Left(waiting, channel.in_flight, channel.deferred)
-        # We are not subscribed there yet, or it is the address of another nsqd.
+        # We are not subscribed there yet, or the address is another nsqd's.
         return Left(unknown=(f"nsqd {url} has no channel {self._subscription.channel}",))

@@ -1,7 +1,6 @@
-"""Detects relays that would send messages back to the nsqd that they come from.
+"""Detects relays that would send messages back to their source nsqd.
 
-An nsqd is identified by its /info, whatever address is used for it, and without /info by its
-address.
+An nsqd is identified by its /info, whatever its address; without /info, by its address.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _REQUEST_TIMEOUT = 3.0
 
 
 class _Self(NamedTuple):
-    """How an nsqd describes itself in /info, or in nsqlookupd."""
+    """An nsqd's description of itself, from /info or nsqlookupd."""
 
     hostname: str
     broadcast_address: str
@@ -40,9 +39,10 @@ class _Self(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _NsqdIdentity:
-    """An nsqd: its TCP address, if known, or its HTTP address, and its description of itself.
+    """An nsqd. ``name`` is its TCP address or, if unknown, its HTTP address.
 
-    ``started`` is the start time from /info; 0 if unknown.
+    ``reported`` is its description of itself; ``started`` is the start time from /info, 0 if
+    unknown.
     """
 
     name: str
@@ -62,7 +62,7 @@ class _NsqdIdentity:
 class RelayEnd:
     """The source or destination of a relay.
 
-    ``http`` are the HTTP addresses of nsqds whose HTTP port is not their TCP port + 1.
+    ``http`` are the HTTP addresses of nsqds with another HTTP port than their TCP port + 1.
     """
 
     config: ClientConfig
@@ -72,9 +72,9 @@ class RelayEnd:
 
 
 class LoopGuard:
-    """Refuses topics that would return to their source, if an nsqd is source and destination.
+    """Refuses to relay messages in a loop, if an nsqd is both source and destination.
 
-    ``loops`` has these topics, each with its destination topic.
+    ``loops`` maps each topic at risk to its destination topic.
     """
 
     def __init__(self, loops: Mapping[str, str], source: RelayEnd, destination: RelayEnd) -> None:
@@ -84,7 +84,10 @@ class LoopGuard:
         self._own = set(destination.nsqds)
 
     async def check(self) -> None:
-        """Raise ConfigError if an nsqd is both; UnreachableError if no nsqlookupd answers."""
+        """Raise ConfigError if an nsqd is source and destination.
+
+        Raises UnreachableError if no nsqlookupd answers.
+        """
         sources = await _identities(self._source)
         for goal in await _identities(self._destination):
             if goal.reported:
@@ -94,9 +97,9 @@ class LoopGuard:
                     raise self._error(next(iter(self._loops)), source.name, goal.name)
 
     def error_for(self, topic: str, source: Address) -> ConfigError | None:
-        """Return the error for a topic whose source nsqd is also a destination.
+        """Return the error for a topic at risk if its source nsqd is also a destination.
 
-        This finds nsqds that join the cluster later. It is called for each batch and must be fast.
+        Covers nsqds joining the cluster later. Called for each batch, so it must be fast.
         """
         if topic in self._loops and source in self._own:
             return self._error(topic, str(source), "a destination")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often a repeated failure of a handler is logged, in seconds.
+# Seconds between two log lines on the same failure of a handler.
 _INTERVAL = 60.0
-# How many failures of different texts are logged in one interval.
+# Maximum failures with different texts logged in one interval.
 _MAX_FAILURES = 10
 
 
@@ -40,30 +40,30 @@ class OutageLog:
             self.lookupd_failed(error)
 
     def lookupd_failed(self, error: UnreachableError) -> None:
-        """Warn that an nsqlookupd did not answer."""
+        """Warn of a silent nsqlookupd, once until it answers."""
         is_repeated = error.address in self._failed_lookupds
         log.log(logging.DEBUG if is_repeated else logging.WARNING, "nsqlookupd %s", error)
         self._failed_lookupds.add(error.address)
 
     def all_lookupds_failed(self, error: UnreachableError) -> None:
-        """Warn that no nsqlookupd answered."""
+        """Warn that no nsqlookupd answers, once until one does."""
         is_repeated = self._all_lookupds_failed
         log.log(logging.DEBUG if is_repeated else logging.WARNING, "%s", error)
         self._all_lookupds_failed = True
 
     def nsqd_failed(self, address: Address, error: NSQError) -> None:
-        """Warn that an nsqd cannot be connected to."""
+        """Warn of a failed connection to an nsqd."""
         errors = self._nsqd_errors.setdefault(address, set())
         is_repeated = str(error) in errors
         log.log(logging.INFO if is_repeated else logging.WARNING, "cannot connect: %s", error)
         errors.add(str(error))
 
     def nsqd_connected(self, address: Address) -> None:
-        """Note that an nsqd was connected to."""
+        """Note a new connection to an nsqd, so the next failure is a warning again."""
         self._nsqd_errors.pop(address, None)
 
     def waiting(self) -> None:
-        """Warn that the consumers wait because no server can be reached."""
+        """Warn once: the consumers wait because no server can be reached."""
         if not self._waiting:
             log.warning("waiting until a server can be reached")
         self._waiting = True
@@ -75,11 +75,11 @@ class FailureLog:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._unlogged: dict[str, int] = {}
-        """Messages that were requeued since a failure was logged, by its text."""
+        """The number of messages requeued since a failure was logged, by the failure's text."""
         self._next_log = 0.0
 
     def failed(self, error: BaseException, count: int, now: float) -> None:
-        """Log that ``count`` messages were requeued; with a traceback unless it is an NSQError."""
+        """Log ``count`` requeued messages, with a traceback unless ``error`` is an NSQError."""
         if now >= self._next_log:
             self.close()
             self._next_log = now + _INTERVAL
@@ -101,7 +101,7 @@ class FailureLog:
         )
 
     def close(self) -> None:
-        """Log the messages that no line has counted yet, by failure."""
+        """Log the messages not yet counted by a log line, by failure."""
         for text, count in self._unlogged.items():
             if count:
                 requeued = counted(count, "more message")

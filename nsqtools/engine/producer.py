@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Codes for an invalid name, client or DPUB delay, which every other nsqd would refuse, too.
+# Codes for an invalid name, client or DPUB delay; every other nsqd would refuse these, too.
 _PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED", "E_INVALID"}
 
 _RETRY_DELAY = 0.1
@@ -49,7 +49,7 @@ _RETRY_DELAY = 0.1
 _CLOSE_TIMEOUT = 0.5
 
 _Refusal: TypeAlias = tuple[Sequence[int], NSQError]
-"""Positions of bodies that were not accepted, and the error."""
+"""Positions of bodies not accepted, and the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class _Bodies:
 
 
 class Producer(Listener):
-    """Publishes to one nsqd that the mode chooses, with failover, or in mode ``all`` to every nsqd.
+    """Publishes to one nsqd, chosen by the mode, with failover; in mode ``all`` to every nsqd.
 
     Use it as an async context manager, or call ``connect`` and ``close``::
 
@@ -114,8 +114,8 @@ class Producer(Listener):
         self._endpoints: Endpoints | None = None
         if config.mode in ("hostpool", "epsilon-greedy"):
             self._endpoints = make_endpoints(config.mode, list(map(str, self._nsqds)))
-        self._blameless: WeakSet[Connection] = WeakSet()  # nsqd closed these for an invalid body
-        self._failing: set[Address] = set()  # for these a new connection does not count as success
+        self._blameless: WeakSet[Connection] = WeakSet()  # closed by nsqd for an invalid body
+        self._failing: set[Address] = set()  # a new connection does not count as success here
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._connections: dict[Address, Connection] = {}
         self._dials: list[asyncio.Task[NSQError | None]] = []
@@ -134,11 +134,11 @@ class Producer(Listener):
         await self.close()
 
     async def connect(self) -> None:
-        """Connect to every nsqd, and keep retrying those that fail.
+        """Connect to every nsqd, and keep retrying after failures.
 
-        Once one nsqd is connected, the others have twice ``dial_timeout`` to follow; those that
-        need longer join later. Raises UnreachableError if no nsqd can be reached, or in mode
-        ``all`` if one cannot in that time; no connection stays open then. A second call has no
+        After the first connection, the other nsqds have twice ``dial_timeout`` to follow; slower
+        nsqds join later. Raises UnreachableError if no nsqd can be reached or, in mode ``all``, if
+        an nsqd cannot be reached in time; all connections are then closed. A second call has no
         effect.
         """
         if not self._closed:
@@ -168,7 +168,7 @@ class Producer(Listener):
     async def _first_errors(
         self, dials: Mapping[Address, asyncio.Task[NSQError | None]]
     ) -> list[NSQError]:
-        """Wait for the first connection, then briefly for the others; returns errors in order."""
+        """Wait for the first connection, then briefly for the others; return errors in order."""
         left: set[asyncio.Task[NSQError | None]] = set(dials.values())
         connected = False
         while left and not connected:
@@ -195,7 +195,7 @@ class Producer(Listener):
         try:
             await self._keepers.close()
             await end(self._dials)
-            # nsqd has read all that it confirmed, and nothing else is worth a wait.
+            # nsqd has read all confirmed messages, and nothing else is worth a wait.
             await call_each(connections, lambda each: each.close(drain=_CLOSE_TIMEOUT))
         finally:
             for connection in connections:
@@ -210,14 +210,14 @@ class Producer(Listener):
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
     ) -> None:
-        """Publish all bodies; returns when nsqd has answered OK for each.
+        """Publish all bodies; return when nsqd has answered OK for each.
 
-        ``defer`` is in seconds. A batch whose connection breaks before its OK is sent to the next
-        nsqd, and may arrive twice.
+        ``defer`` is in seconds. If the connection breaks before the OK for a batch, the batch is
+        sent to the next nsqd, and may arrive twice.
 
-        Raises PublishError with the positions of the bodies that were not accepted; its cause is
-        nsqd's error, if there is one. Before ``connect`` it is raised at once. Raises ConfigError
-        for an invalid topic, or bodies that are not bytes.
+        Raises PublishError with the positions of the bodies not accepted; its cause is nsqd's
+        error, if any. Before ``connect`` it is raised at once. Raises ConfigError for an invalid
+        topic, or for bodies of another type than bytes.
         """
         check_name("topic", topic)
         check_list("bodies", bodies, bytes)
@@ -272,7 +272,7 @@ class Producer(Listener):
             yield positions, [bodies[p] for p in positions]
 
     async def _publish(self, batch: _Bodies, deadline: float) -> list[_Refusal]:
-        """Publish a batch; returns the bodies that were not accepted."""
+        """Publish a batch; return the bodies not accepted."""
         refusals: list[_Refusal] = []
         todo = [batch]
         while todo:
@@ -286,14 +286,14 @@ class Producer(Listener):
             elif count == 1 or rest.defer_ms is not None:  # DPUBs are refused one by one
                 refusals.append((rest.positions[:1], error))
                 todo += [rest.part(1)] if count > 1 else []
-            else:  # nsqd takes all of an MPUB or none: halve it until the invalid body is alone
+            else:  # nsqd accepts all of an MPUB or nothing: halve it to find the invalid body
                 todo += [rest.part(count // 2), rest.part(0, count // 2)]
         return refusals
 
     async def _try(self, batch: _Bodies, deadline: float) -> tuple[_Bodies, NSQError] | None:
-        """Send a batch to its target, or to one nsqd after another until one accepts it.
+        """Send a batch to its target, or to one nsqd after another until the batch is accepted.
 
-        Returns None, or the bodies that were not accepted and the error.
+        Returns None, or the bodies not accepted and the error.
         """
         reason = "no nsqd is connected"
         failed: set[Connection] = set()
@@ -318,7 +318,7 @@ class Producer(Listener):
         return batch, NSQError("the producer is not connected: call connect first")
 
     async def _send(self, connection: Connection, batch: _Bodies) -> None:
-        """Send one request and report the result to the mode; raises PeerError."""
+        """Send one request, and report the result to the mode; raises PeerError."""
         loop = asyncio.get_running_loop()
         began, well = loop.time(), False
         try:
@@ -336,9 +336,9 @@ class Producer(Listener):
             self._endpoints.report(str(address), ok=ok, took=took, now=now)
 
     async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection | None:
-        """Wait for a connection that has not failed for this batch, and return the one to use.
+        """Wait for a connection without a failure of this batch; return the connection to use.
 
-        Returns None once the producer is closed. Raises the error of a bug that ended reconnecting.
+        Returns None once the producer is closed. If a bug has ended reconnecting, raises its error.
         """
         while not self._closed:
             if self._bug:
@@ -359,10 +359,10 @@ class Producer(Listener):
         return None
 
     def _preferred(self, fresh: Sequence[Connection]) -> Connection | None:
-        """Return the connection that the mode chooses; None if all endpoints are paused.
+        """Return the connection chosen by the mode; None if all endpoints are paused.
 
-        Connections with the fewest unanswered requests come first, so that one nsqd that hangs
-        does not collect all batches.
+        Connections with the fewest unanswered requests come first; otherwise a hanging nsqd would
+        collect all batches.
         """
         least = min(each.unanswered for each in fresh)
         idle = [each for each in fresh if each.unanswered == least]
@@ -439,7 +439,7 @@ class Producer(Listener):
         self._pulse()
 
     def _pulse(self) -> None:
-        """Wake all tasks that wait for a connection to open or close."""
+        """Wake all tasks waiting for a connection to open or close."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Controls the RDY of a consumer's connections, with backoff and for a handler that is slow."""
+"""Controls the RDY of a consumer's connections, with backoff and for slow handlers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# nsqd answers CLS at once, or not at all: after the first answer the others have less time.
+# nsqd answers CLS at once or not at all: after the first answer the other nsqds have less time.
 _CLS_TIMEOUT, _CLS_GRACE = 2.0, 0.5
 
 
 class RdyLink(Listener):
-    """A connection with controlled RDY, and the facts that the planner needs."""
+    """A connection with controlled RDY, and the facts for the planner."""
 
     __slots__ = ("_rdy_since", "_served", "connection", "counts_down", "is_fresh", "last_message")
 
@@ -34,11 +34,11 @@ class RdyLink(Listener):
 
     def __init__(self) -> None:
         self.is_fresh = True
-        """Whether no message has come yet."""
+        """Whether the first message is still to come."""
         self._served = float("-inf")
 
     def begin(self, connection: Connection, now: float) -> None:
-        """Set the connection; it was made at ``now``."""
+        """Set the connection, made at ``now``."""
         self.connection = connection
         self.counts_down = connection.features.counts_rdy_down
         self.last_message = self._rdy_since = now
@@ -61,7 +61,7 @@ class RdyLink(Listener):
         )
 
     def set_ready(self, count: int, now: float) -> None:
-        """Send RDY and note the time if it changes."""
+        """Send RDY, and note the time if RDY changes."""
         connection = self.connection
         if count or connection.ready:
             self._served = now
@@ -73,16 +73,16 @@ class RdyLink(Listener):
 class RdyController:
     """Sends RDY by the policies of backoff and distribution. Times are the event loop's.
 
-    It has no timer: call ``plan`` after each change, and ``check`` from time to time. After
-    ``stop`` it sends nothing, because nsqd ignores RDY after CLS.
+    The controller has no timer: call ``plan`` after each change, and ``check`` from time to time.
+    After ``stop`` it sends nothing, because nsqd ignores RDY after CLS.
     """
 
     def __init__(self, config: ConsumerConfig, rng: Random) -> None:
         self.budget = ByteBudget(config.max_in_flight_bytes, config.max_in_flight)
         self.is_running = True
-        """Whether there is no backoff; then only failures can change RDY."""
+        """True without backoff; results then change RDY only if messages failed."""
         self.is_behind = False
-        """Whether the handler is slow; then RDY is 0."""
+        """Whether the handler is slow; RDY is then 0."""
         self._rng = rng
         self._planner = RdyPlanner(config.low_rdy_idle_timeout, config.low_rdy_timeout)
         self._backoff = Backoff(
@@ -105,7 +105,7 @@ class RdyController:
         self._stopped = True
 
     def plan(self, links: Mapping[Address, RdyLink], now: float) -> None:
-        """Send the RDY values that the current facts require."""
+        """Send the RDY values required by the current facts."""
         if self._stopped:
             return
         plan = self._planner.plan(
@@ -119,7 +119,7 @@ class RdyController:
             links[address].set_ready(count, now)
 
     def record(self, *, finished: int, failed: int, requeued: int, now: float) -> bool:
-        """Count results for backoff; returns whether to plan RDY again."""
+        """Count results for backoff; return whether to plan RDY again."""
         change = self._backoff.record(
             succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
         )
@@ -129,7 +129,7 @@ class RdyController:
         return bool(change)
 
     def check(self, now: float) -> None:
-        """End a backoff wait that is over."""
+        """End the backoff wait if its time is over."""
         if change := self._backoff.end_wait(now):
             log.info("backoff: %s", change)
 
@@ -141,7 +141,7 @@ class RdyController:
 
 
 async def stop_messages(connections: Sequence[Connection], *, within: float) -> None:
-    """Send CLS, and wait for the answers for a moment."""
+    """Send CLS, and wait a moment for the answers, at most ``within`` seconds for each step."""
     for connection in connections:
         connection.stop_messages()
     waiting = [asyncio.ensure_future(each.wait_closing()) for each in connections]

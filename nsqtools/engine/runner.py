@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What ``Runner.run`` returns: why the run ended, what was consumed, and what was not.
+    """The result of ``Runner.run``: why the run ended, and which messages it consumed and left.
 
     Fail if a message was lost or a topic was never reached::
 
@@ -63,35 +63,34 @@ class RunOutcome:
     """The stop condition that was met, or "stopped"."""
     totals: ConsumerStats
     by_topic: Mapping[str, ConsumerStats]
-    """By topic, dropped topics included."""
+    """The totals by topic, dropped topics included."""
     lost: int
-    """Messages that the handler gave up without storing them anywhere."""
+    """Messages given up by the handler without being stored anywhere."""
     left_behind: int
-    """Messages that stay in nsqd because no endpoint or consumer can take them."""
+    """Messages staying in nsqd because no endpoint or consumer can take them."""
     left: int | None
     """Messages left if the channels were not empty in time, None if unknown."""
     unfinished: int
-    """With a count, messages that nsqd delivers again because their FIN came too late."""
+    """With a count, messages to be redelivered by nsqd because their FIN came too late."""
     unknown: Sequence[str]
-    """Servers that do not say how many messages are left, each with the reason."""
+    """Servers with an unknown number of messages left, each with the reason."""
     unreached: Sequence[str]
-    """Topics that could never be consumed."""
+    """Topics not consumed because their start failed."""
     undrained: Sequence[str]
-    """Topics that disappeared before the handler could settle all their messages."""
+    """Topics dropped before the handler could settle all their messages."""
 
 
 class Runner:
     """Consumes topics with one handler until a stop condition is met, or until ``stop``.
 
-    ``topics`` are names, or a pattern: then all topics of ``lookupds`` that match it are consumed,
+    ``topics`` are names, or a pattern: the run then consumes all matching topics of ``lookupds``,
     as they come and go. Give either ``nsqds`` or ``lookupds``, not both. Every ``refresh`` seconds
-    topics whose start failed are retried and a pattern is matched again; ``timeouts`` are for the
-    connection and for the whole request of that lookup, in seconds. With ``patient``, as the
-    commands have it if no condition stops them, the run waits for servers that cannot be reached at
-    the start.
+    the run retries topics after a failed start, and matches a pattern again; ``timeouts`` are for
+    the connection and for the whole request of that lookup, in seconds. With ``patient`` the run
+    waits for servers unreachable at the start; commands are patient unless a condition stops them.
 
-    ``on_ready`` is called when a topic's consumer has started, and when no topic exists yet; so it
-    may be called several times. ``on_stopping`` is called once, when the run begins to stop.
+    ``on_ready`` is called when a topic's consumer has started, and when no topic exists yet, so
+    possibly several times. ``on_stopping`` is called once, when the run begins to stop.
 
     Raises ConfigError for invalid names, addresses and values.
 
@@ -122,7 +121,7 @@ class Runner:
         on_stopping: Callable[[], object] = lambda: None,
         dial: Dial = Connection.open,
     ) -> None:
-        # size: a run has many arguments, and all are checked before anything begins
+        # size: checks a run's many arguments before anything begins
         config = ConsumerConfig() if config is None else config
         stop = StopOptions() if stop is None else stop
         check_handler(handler)
@@ -169,11 +168,11 @@ class Runner:
         self._left: Left | None = Left()
 
     async def run(self) -> RunOutcome:
-        """Open the handler, consume until the end, close the handler.
+        """Open the handler, consume until the end, and close the handler.
 
-        Raises UnreachableError if no topic can be reached at the start, unless ``patient``, and
-        the handler's errors: those of ``open``, ``failed`` and ``close``, of ``join`` if no topic
-        could be joined, and of the final ``drain``. Cancelling drops the connections and all
+        Raises UnreachableError if no topic can be reached at the start, unless ``patient``. Raises
+        the handler's errors from ``open``, ``failed`` and ``close``, from the final ``drain``, and
+        from ``join`` if no topic could be joined. Cancelling drops the connections and all
         unsettled messages.
         """
         try:
@@ -220,7 +219,7 @@ class Runner:
 
     @property
     def is_open(self) -> bool:
-        """Whether the handler is open, so that messages may arrive."""
+        """Whether the handler is open; messages may then arrive."""
         return self._is_open
 
     @property
@@ -237,9 +236,9 @@ class Runner:
         return self._topics.by_topic()
 
     async def backlog(self) -> int:
-        """Return the depth + in flight + deferred of the channel over all nsqds.
+        """Return the channel's depth + in flight + deferred over all topics and nsqds.
 
-        Raises UnreachableError if an nsqd does not answer over HTTP, or does not have the channel.
+        Raises UnreachableError if an nsqd does not answer over HTTP, or lacks the channel.
         """
         left = await self._watcher.left()
         if left.unknown:
@@ -332,7 +331,7 @@ class Runner:
     # Topics: each starts, fails and ends independently.
 
     def _add(self, subscription: Subscription) -> None:
-        """Consume another topic; if it is being dropped, it starts again afterwards."""
+        """Consume another topic; if the topic is being dropped, it starts again afterwards."""
         if self._ending.is_set():
             return
         if topic := self._topics.current.get(subscription.topic):
@@ -359,7 +358,7 @@ class Runner:
             del self._topics.current[topic.name]
 
     async def _consume_topic(self, topic: ConsumedTopic) -> NSQError | None:
-        """Consume until the end; returns the error if the start fails, and raises other errors."""
+        """Consume until the end; return the error of a failed start, and raise other errors."""
         name = topic.name
         if not await self._exists(topic):
             return _unknown(name)
@@ -386,7 +385,10 @@ class Runner:
         return None
 
     def _failed(self, topic: ConsumedTopic, error: NSQError) -> None:
-        """Log why a topic cannot be consumed; raises the first error if that must end the run."""
+        """Log why a topic cannot be consumed, or raise the first error to end the run.
+
+        The run ends if all named topics fail, or if all topics are locked at the start.
+        """
         is_repeated, topic.error = str(topic.error) == str(error), error
         topics = self._topics.current.values()
         errors = [each.error for each in topics if each.error]
@@ -398,7 +400,7 @@ class Runner:
         log.info("topic %s: next retry in %s", topic.name, format_duration(self._refresh))
 
     def _started(self, topic: ConsumedTopic) -> None:
-        """Note that a topic's consumer has started."""
+        """Note the start of a topic's consumer."""
         if topic.warning:
             log.warning("%s", topic.warning)
         if topic.error:
@@ -408,7 +410,7 @@ class Runner:
         self._on_ready()
 
     def _not_drained(self, name: str, error: Exception) -> None:
-        """Note that the handler could not settle messages of a topic; nsqd redelivers them."""
+        """Note that the handler left messages of a topic unsettled; nsqd redelivers them."""
         if self._ending.is_set() or not isinstance(error, NSQError):
             self._fail(error)
         else:
@@ -417,11 +419,11 @@ class Runner:
 
     @property
     def _is_out_of_time(self) -> bool:
-        """Whether the run is over, so that a topic never reached has failed."""
+        """Whether time has ended the run; a topic never reached has then failed."""
         return self._ending.is_set() and self._reason in OUT_OF_TIME
 
     async def _exists(self, topic: ConsumedTopic) -> bool:
-        """Whether an nsqd has the topic; only looked up where it matters, otherwise true."""
+        """Whether an nsqd has the topic; true without a look-up where the answer is irrelevant."""
         until_empty = self._stop_options.until_empty
         if self._finder or not (until_empty or is_ephemeral(self._channel)):
             return True
@@ -429,7 +431,7 @@ class Runner:
         return exists or not until_empty
 
     def _end(self, reason: StopReason) -> None:
-        """Begin to stop; the first reason is reported."""
+        """Begin to stop; only the first reason is reported."""
         if not self._ending.is_set():
             if reason != "stopped":
                 log.info("stopping: %s", reason)
@@ -450,7 +452,7 @@ def _check_http(stop: StopOptions, nsqds: Sequence[Address]) -> None:
 
 
 def _within(stop: StopOptions, config: ConsumerConfig) -> ConsumerConfig:
-    """The configuration with no more messages in flight than are to be consumed."""
+    """The configuration with at most ``stop.count`` messages in flight."""
     if not config.max_in_flight:
         raise ConfigError(
             f"{config.spelled('max_in_flight')}: 0 receives no messages: give 1 or more"

@@ -1,4 +1,4 @@
-"""The stop conditions of a run that depend on time and on what nsqds hold."""
+"""The stop conditions that depend on time and on the messages left in nsqds."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.waiting")
-"""What --until-empty waits for."""
+"""Logs the messages awaited by --until-empty."""
 
-# How often nsqds are asked for the depth, and the handler to flush, in seconds.
+# Seconds between two requests for the depth of nsqds, and between two flushes of the handler.
 _INTERVAL = 0.5
-# Minimum interval between two checks of the stop conditions.
+# Minimum interval between two checks of the stop conditions, in seconds.
 _MIN_WATCH = 0.05
-# Minimum interval between two lines about what is waited for.
+# Minimum interval between two status lines of --until-empty, in seconds.
 _STATUS_INTERVAL = 30.0
-# How often a channel is looked at until nsqd has processed the last FINs.
+# Maximum looks at the channels at the end, until nsqd has processed the last FINs.
 _LEFT_LOOKS = 3
 
 
 class Backlogs:
-    """Asks nsqds what they hold for the topics of a run, a few at a time."""
+    """Asks nsqds for the messages left in a run's topics, a few topics at a time."""
 
     def __init__(self, config: ConsumerConfig, urls: Sequence[str], outages: OutageLog) -> None:
         self._config, self._urls, self._outages = config, urls, outages
@@ -46,12 +46,12 @@ class Backlogs:
         self._backlogs: dict[str, Backlog] = {}
 
     async def left(self, subscription: Subscription) -> Left:
-        """Return what nsqds hold for a subscription."""
+        """Return the subscription's messages on all nsqds."""
         async with self._at_once:
             return await self._of(subscription).left()
 
     async def find(self, subscription: Subscription) -> tuple[bool, str]:
-        """Return whether an nsqd has the topic, and a warning of what a consumer would do to it."""
+        """Return whether an nsqd has the topic, and a warning if consuming would lose messages."""
         backlog = self._of(subscription)
         async with self._at_once:
             return await backlog.exists(), backlog.warning
@@ -72,7 +72,7 @@ class Backlogs:
 class StopWatcher:
     """Decides when duration, idle time or empty channels end a run, and counts remaining messages.
 
-    A ``finder``, if topics match a pattern, names the servers whose topics are not known.
+    With a topic pattern, ``finder`` names the servers with unknown topics.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StopWatcher:
         self._next_status = 0.0
 
     async def met(self) -> StopReason | None:
-        """Wait for the first condition that is met; returns None at once if there is none."""
+        """Wait until a condition is met, and return it; return None at once without conditions."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         while True:
@@ -121,7 +121,7 @@ class StopWatcher:
             quiet = rule.idle_timeout is not None and now >= last + rule.idle_timeout
             due = rule.next_check(started=started, last_message=alive if quiet else last)
             if busy and (quiet or rule.until_empty):
-                # Messages that the handler only collects keep the channel from being empty.
+                # Messages still collected by the handler keep the channel from being empty.
                 self._handler.flush()
             if rule.until_empty or (busy and quiet):
                 due = min(now + _INTERVAL, due or float("inf"))
@@ -130,7 +130,7 @@ class StopWatcher:
             await asyncio.sleep(max(due - now, _MIN_WATCH))
             if rule.until_empty:
                 limit = rule.next_check(started=started, last_message=alive)
-                try:  # a server that hangs does not make the run longer
+                try:  # a hanging server must not make the run longer
                     async with asyncio.timeout_at(limit) as timeout:
                         await self._look()
                 except TimeoutError:
@@ -138,12 +138,12 @@ class StopWatcher:
                         raise
 
     async def left(self) -> Left:
-        """Return what the nsqds hold for all topics now."""
+        """Return the messages of all topics now on the nsqds."""
         found = await call_each(self._topics.active, self._backlogs.left)
         return sum(found, Left(unknown=self._finder.unknown if self._finder else ()))
 
     async def left_at_end(self) -> Left | None:
-        """Return what is left after all topics were drained; None if it cannot be known."""
+        """Return the messages left after draining all topics; None if they cannot be known."""
         if any(is_ephemeral(each.channel) for each in self._topics.active):
             return None  # nsqd has deleted the channel with our connection
         left = await self.left()
@@ -155,7 +155,7 @@ class StopWatcher:
         return left
 
     async def _look(self) -> None:
-        """Note how many consecutive checks find every channel empty, or servers silent."""
+        """Count consecutive checks with every channel empty; note since when servers are silent."""
         # While messages are in flight here, there is no need to ask.
         left = None
         if not self._topics.in_flight:
@@ -175,7 +175,7 @@ class StopWatcher:
             self._empties, self._silent_since = self._empties + 1, None
 
     def _warn(self, unknown: tuple[str, ...]) -> None:
-        """Warn once of each server that two checks in a row got no answer from."""
+        """Warn once of each server unknown in two consecutive checks."""
         self._warned.intersection_update(unknown)
         for server in unknown:
             if server in self._unknown and server not in self._warned:
@@ -184,7 +184,7 @@ class StopWatcher:
         self._unknown = unknown
 
     def _log_status(self, left: Left) -> None:
-        """Say what is waited for, if no message came since the check before."""
+        """Log the awaited messages, unless a message has come since the previous check."""
         last, now = self._topics.stats().last_message, asyncio.get_running_loop().time()
         if (
             last == self._last_message

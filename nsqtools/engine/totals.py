@@ -1,4 +1,4 @@
-"""What a consumer counts."""
+"""The counters of a consumer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class ConsumerStats:
-    """Totals of messages since the start, and the present state of the connections.
+    """Totals since the start, and the present state of the connections.
 
     For example::
 
@@ -23,11 +23,11 @@ class ConsumerStats:
     touched: int = 0
     given_up: int = 0
     too_late: int = 0
-    """Messages that timed out: nsqd refused their FIN or REQ, or they were dropped before that."""
+    """Timed-out messages: nsqd refused their FIN or REQ, or the consumer forgot them before."""
     abandoned: int = 0
-    """Consumers whose handler had not drained or closed within drain_timeout."""
+    """Consumers with a handler that did not drain or close within drain_timeout."""
     unconfirmed: int = 0
-    """Connections that ended without a sign that nsqd has read the last FINs: it may redeliver."""
+    """Connections ended with unconfirmed last FINs: nsqd may redeliver their messages."""
     connections: int = 0
     connected: int = 0
     """Connections made since the start."""
@@ -42,7 +42,7 @@ class ConsumerStats:
         for name in _COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.backoff_level = max(self.backoff_level, other.backoff_level)
-        if other.received:  # otherwise its last_message is its start
+        if other.received:  # otherwise other.last_message is the time of its start
             self.last_message = max(self.last_message, other.last_message)
 
 

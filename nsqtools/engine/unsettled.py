@@ -11,41 +11,41 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
     from nsqtools.names import Address
 
-# Part of msg_timeout that is left when messages are touched.
+# Remaining part of msg_timeout at which messages are touched.
 _TOUCH_BEFORE = 0.5
 
 
 class UnsettledBatches:
-    """Holds every unsettled message of a consumer, and touches it.
+    """Holds and touches all unsettled messages of a consumer.
 
-    Messages are forgotten once nsqd has timed them out: untouched in time, or at max_msg_timeout.
-    Times are the event loop's.
+    Messages are forgotten once nsqd has timed them out: not touched in time, or past
+    max_msg_timeout. Times are the event loop's.
     """
 
     def __init__(self) -> None:
         self.waiting: deque[Batch] = deque()
         self.handled: Batch | None = None
-        """The batch that the handler has."""
+        """The batch passed to the handler, until the handler returns."""
         self.untouchable: set[tuple[Address, bytes]] = set()
-        """The nsqds and ids of messages whose TOUCH was refused."""
+        """The nsqds and ids of messages with a refused TOUCH."""
         self._held: dict[Batch, None] = {}
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches; some may be settled by now."""
+        """Yield the batches, possibly with batches settled in the meantime."""
         yield from self.waiting
         if self.handled:
             yield from self.handled.parts
         yield from list(self._held)
 
     def hold(self, batch: Batch) -> None:
-        """Keep what is left of a batch, and of its parts, until the last message is settled."""
+        """Keep a batch and its parts, each until its last message is settled."""
         for part in batch.parts:
             if not part.is_settled:
                 self._held[part] = None
                 part.keeper = self._held.pop
 
     def touch(self, now: float) -> None:
-        """Touch messages before they time out; call it several times in the shortest timeout."""
+        """Touch messages before they time out; call this several times per shortest timeout."""
         self.forget_untouchable()
         for batch in self:
             forget_expired(batch, now)
@@ -54,7 +54,7 @@ class UnsettledBatches:
                 batch.touch()
 
     def forget_untouchable(self) -> None:
-        """Forget messages whose TOUCH was refused, except later deliveries of them."""
+        """Forget messages with a refused TOUCH, but not their later deliveries."""
         if refused := self.untouchable:
             for batch in self:
                 if batch.touched:
@@ -70,7 +70,7 @@ class UnsettledBatches:
 
 
 def forget_expired(batch: Batch, now: float) -> None:
-    """Forget messages that have timed out for good.
+    """Forget messages whose timeout is final.
 
     Until max_msg_timeout, messages of a lost connection are handled all the same: nsqd may have
     crashed, and this may be the only copy.

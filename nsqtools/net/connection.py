@@ -1,6 +1,6 @@
 """A TCP connection to nsqd. It moves bytes between a transport and a Session."""
 
-# size: each error of the handshake says what to do about it
+# size: each error of the handshake has its own advice
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ log = logging.getLogger(__name__)
 # nsqd queries nsqlookupd and an AUTH server before it responds, and allows 5 s for TLS alone.
 _HANDSHAKE_TIMEOUT = 20.0
 
-# For an nsqd whose heartbeat interval, 30 s by default, is not known.
+# For an nsqd with an unknown heartbeat interval, 30 s by default.
 _UNKNOWN_HEARTBEAT_TIMEOUT = 120.0
 
-# Size of the read buffer: at first, and at most, after reads that filled it.
+# Size of the read buffer: at first, and at most; it grows after each read that fills it.
 _FIRST_READ = 16 << 10
 _LARGEST_READ = 1 << 20
 
-# Seconds that a clean close waits for nsqd to read the last commands and close its side.
+# Seconds for nsqd to read the last commands and close its side of a clean close.
 _CLOSE_TIMEOUT = 2.0
 
 
@@ -78,10 +78,13 @@ class Listener:
         """Handle the messages of one read."""
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """Handle the refusal of a FIN, REQ or TOUCH that came too late."""
+        """Handle the refusal of a late FIN, REQ or TOUCH."""
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """Handle the end; ``error`` is None if we closed it. Called once, after ``open``."""
+        """Handle the end of the connection, reported once and only after ``open`` has returned.
+
+        ``error`` is None if we closed the connection.
+        """
 
 
 class Dial(Protocol):
@@ -96,12 +99,12 @@ class Dial(Protocol):
         subscription: tuple[str, str] | None,
         auth_secret: str,
     ) -> Connection:
-        """Open a connection; arguments and errors are those of ``Connection.open``."""
+        """Open a connection, with the arguments and errors of ``Connection.open``."""
 
 
 @dataclass(slots=True)
 class _PendingCommand:
-    """A command that waits for responses."""
+    """A command waiting for responses."""
 
     future: asyncio.Future[bytes]
     replies: int
@@ -111,9 +114,9 @@ class _PendingCommand:
 class Connection(asyncio.BufferedProtocol):
     """One connection, made by ``open``.
 
-    ``ready`` is the RDY last sent, ``in_flight`` the messages delivered and not settled,
-    ``received`` those since that RDY. Commands wait in an outbox that is written once per turn of
-    the event loop.
+    ``ready`` is the RDY last sent; ``in_flight`` counts unsettled messages, and ``received``
+    messages since the last RDY. Commands wait in an outbox, written once per turn of the event
+    loop.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self._aborted = False
         self._written = 0
         self.last_read = self._loop.time()
-        """Event loop time at which something was read."""
+        """Event loop time of the last read."""
         self._watchdog: asyncio.TimerHandle | None = None
         self._write_watchdog: asyncio.TimerHandle | None = None
 
@@ -158,9 +161,10 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
-        Without a ``listener`` messages are dropped, and the loss is not reported. If nsqd refuses a
-        default value of IDENTIFY, another connection leaves it to nsqd. Raises UnreachableError
-        (timed out, TLS, AUTH, refused, no nsqd), or ConfigError if a TLS file cannot be used.
+        Without a ``listener`` messages are dropped, and the loss is not reported. If nsqd refuses
+        one of our defaults in IDENTIFY, a new connection omits the field, so nsqd's default counts.
+        Raises UnreachableError (timed out, TLS, AUTH, refused, no nsqd), or ConfigError if a TLS
+        file cannot be used.
         """
         http_context(config)  # an unusable file is an error even if nsqd does not offer TLS
         warn_of_no_tls(config)
@@ -198,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
                     warn_of_secret_in_clear(address)
 
     async def _open(self, session: Session) -> None:
-        """Complete the handshake. On an error the connection is ended; errors as in ``open``."""
+        """Complete the handshake; drop the connection on an error. Raises ``open``'s errors."""
         try:
             await self._dial()
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
@@ -235,15 +239,16 @@ class Connection(asyncio.BufferedProtocol):
         self._send(commands.finish(finish) + commands.requeue(requeue) + commands.touch(touch))
 
     def forget(self, count: int) -> None:
-        """Stop counting messages that nsqd has requeued itself as in flight."""
+        """Count ``count`` fewer messages in flight: nsqd has requeued them itself."""
         self.in_flight -= count
 
     def request(self, command: bytes, *, replies: int = 1) -> asyncio.Future[bytes]:
-        """Send a command that nsqd answers, or several joined; the future is the last answer.
+        """Send one command with an answer, or several joined; return a future of the last answer.
 
-        Requests may overlap; answers come in order. Raises ServerError if this one was refused
-        and ConnectionLostError if the connection ended before its answer, so that nobody knows;
-        either says how many were ``answered``.
+        Requests may overlap; answers come in order. The future raises ServerError if nsqd refused
+        the request. It raises ConnectionLostError if the connection ended before the answer: the
+        outcome is then unknown. ``answered`` of either error counts the commands answered before.
+        Without an open connection ``request`` itself raises ConnectionLostError.
         """
         if self._transport is None or self.closing:
             raise ConnectionLostError("connection is closed", self.address)
@@ -274,11 +279,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def unanswered(self) -> int:
-        """The number of requests that nsqd has not answered yet."""
+        """The number of requests not answered yet."""
         return len(self._requests)
 
     async def close(self, *, drain: float = _CLOSE_TIMEOUT) -> None:
-        """Write queued commands and close, waiting up to ``drain`` s for nsqd to read them."""
+        """Write queued commands and close; wait up to ``drain`` seconds for nsqd to read them."""
         self.closing = True
         if self._transport is None:
             return
@@ -293,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(drain):
                     await asyncio.shield(self._lost)
-        finally:  # also when it is cancelled
+        finally:  # even when cancelled
             self.abort()
 
     def abort(self, error: PeerError | None = None) -> None:
@@ -305,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended or is ending, so that commands no longer reach nsqd."""
+        """Whether the connection has ended or is ending; commands then no longer reach nsqd."""
         return self._hung_up or self._aborted or self._lost.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -318,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """asyncio: the buffer to read into; the previous read has been parsed."""
+        """asyncio: the buffer for the next read; the previous read has been parsed."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -359,7 +364,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._handshake.done():
             self._handshake.set_exception(reason)
             self._handshake.exception()  # open() may have given up waiting
-        # An error of nsqd is the response to the oldest command, even if nothing waits for it.
+        # An error of nsqd answers the oldest command, even if nobody awaits its response any more.
         behind = ConnectionLostError(f"connection lost: {reason.text}", self.address)
         if self._requests and isinstance(reason, ConnectionLostError):
             reason.answered = self._requests[0].answered
@@ -371,7 +376,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.connection_lost(self, None if self._hung_up else lost)
 
     def pause_writing(self) -> None:
-        """asyncio: nsqd does not read. Begin to check that bytes are still being written."""
+        """asyncio: nsqd does not read. Begin to check for progress in writing."""
         self._watch_write(self._taken())
 
     def resume_writing(self) -> None:
@@ -423,7 +428,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _start_tls(self) -> None:
         assert self._transport is not None
         # From here on reads come through TLS, possibly before start_tls returns. Writes must wait
-        # until it has returned.
+        # for its return.
         self._session.tls_established()
         self._flushing = True
         transport = await self._loop.start_tls(
@@ -489,7 +494,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(ConnectionLostError(silent, self.address))
 
     def _taken(self) -> int:
-        """The number of bytes that the operating system has accepted so far."""
+        """The number of bytes accepted by the operating system so far."""
         waiting = self._transport.get_write_buffer_size() if self._transport else 0
         return self._written - waiting
 

@@ -1,6 +1,6 @@
 """The body of IDENTIFY."""
 
-# size: one function, which connection.py and its tests use
+# size: one function for connection.py and its tests
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds out which protocol a port speaks, for errors about wrong addresses."""
+"""Finds out the protocol of a port, for errors about wrong addresses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
 
 Speaks = Literal["", "nsqd", "nsqlookupd", "http", "tls"]
-"""The TCP port of nsqd or nsqlookupd, an HTTP server, or a server that requires TLS; empty if
-unknown."""
+"""The kind of port: the TCP port of nsqd or nsqlookupd, an HTTP server, or a server requiring TLS;
+empty if unknown."""
 
 # A PING to nsqlookupd (nsqlookupd/lookup_protocol_v1.go). Other servers do not understand it: nsqd
 # answers with an error frame, an HTTP server with status 400, and a TLS server hangs up.
@@ -25,7 +25,7 @@ _ENOUGH = 64
 
 
 async def what_speaks(address: Address, *, limit: float) -> Speaks:
-    """Ask for up to ``limit`` seconds; returns empty without a known answer."""
+    """Ask for up to ``limit`` seconds; return empty without a known answer."""
     try:
         async with asyncio.timeout(limit):
             answer = await _ask(address)
@@ -44,7 +44,7 @@ async def _ask(address: Address) -> bytes:
             if not data:
                 break
             received += data
-    except ConnectionError:  # the server closed before reading everything
+    except ConnectionError:  # the server closed the connection before reading everything
         pass
     finally:
         writer.transport.abort()

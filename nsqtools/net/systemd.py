@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 _STATUS_INTERVAL = 10.0
 # Beats come at half the watchdog interval, as sd_watchdog_enabled(3) advises.
 _BEAT = 0.5
-# Three times the longest interval: a datagram may be lost, and the event loop be late.
+# Three times the longest interval: a datagram may be lost, and the event loop may be late.
 _EXTENSION = 3 * _STATUS_INTERVAL
 
 
 class Notifier:
-    """Sends datagrams to ``NOTIFY_SOCKET``; if it is not set, every method does nothing.
+    """Sends datagrams to ``NOTIFY_SOCKET``; without this variable, methods do nothing.
 
-    A datagram that cannot be sent is logged at debug level.
+    If a datagram cannot be sent, the error is logged at debug level.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -44,9 +44,9 @@ class Notifier:
             self._send("READY=1")
 
     def beat(self, status: str) -> None:
-        """Report that the event loop is alive, and a status line.
+        """Report that the event loop is alive, with a status line.
 
-        Before ``ready`` it extends the start timeout, because recovery may take long.
+        Before ``ready`` a beat also extends the start timeout, because recovery may take long.
         """
         lines = [f"STATUS={' '.join(status.splitlines())}"]
         if not self._ready:
@@ -74,7 +74,7 @@ class Notifier:
 
 
 def _watchdog(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds between beats, None if systemd does not watch this process."""
+    """Return the seconds between beats; None if systemd does not watch this process."""
     try:
         if int(environ.get("WATCHDOG_PID") or os.getpid()) != os.getpid():
             return None

@@ -1,4 +1,4 @@
-"""A TCP server with a coroutine per connection, which can be stopped at any time."""
+"""A TCP server with a coroutine per connection, stoppable at any time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 MAX_CONNECTIONS = 250
-"""Maximum connections of a server, to save file descriptors. Another one replaces the connection
-that has been idle longest, or is closed if none is idle.
+"""Maximum connections of a server, to save file descriptors. A further connection replaces the
+connection idle longest; if no connection is idle, the new connection is closed.
 """
 
 
@@ -33,7 +33,7 @@ def naming(address: Address) -> Iterator[None]:
 
 
 def bound(server: asyncio.Server) -> Address:
-    """The address that a server listens on."""
+    """The listening address of a server."""
     return Address(*server.sockets[0].getsockname()[:2])
 
 
@@ -48,10 +48,10 @@ def peer_address(writer: asyncio.StreamWriter | asyncio.BaseTransport) -> Addres
 
 
 async def close(server: asyncio.Server | None) -> None:
-    """Stop listening, after the tasks of connections that were accepted just now have begun.
+    """Stop listening, once the tasks of just accepted connections have begun.
 
-    asyncio never closes a connection that is still being made when its server closes, and a task
-    that is cancelled before it has begun cannot close its connection.
+    asyncio never closes a connection still being made when its server closes, and a task that is
+    cancelled before it has begun cannot close its connection.
     """
     if server:
         for each in server.sockets:
@@ -61,7 +61,7 @@ async def close(server: asyncio.Server | None) -> None:
 
 
 class StreamServer:
-    """Runs ``serve`` for each connection; ``address`` is the bound one."""
+    """Runs ``serve`` for each connection; ``address`` is the bound address."""
 
     def __init__(self, serve: Serve) -> None:
         self.address = Address("", 0)
@@ -72,7 +72,7 @@ class StreamServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
+        """Listen; port 0 means any free port. Raises OSError with the address as ``filename``."""
         with naming(Address(host, port)):
             self._server = await asyncio.start_server(self._accept, host, port)
         self.address = bound(self._server)
@@ -88,9 +88,9 @@ class StreamServer:
             await self._server.wait_closed()
 
     def set_idle(self, idle: bool) -> None:
-        """Note whether this task's connection may be closed to make room for a new one.
+        """Note whether the current task's connection may be closed to make room for another.
 
-        Connections are not idle at first.
+        A new connection is not idle.
         """
         task = asyncio.current_task()
         assert task

@@ -23,9 +23,10 @@ _GIVE_CERTIFICATE = "set --tls-cert and --tls-key to one that it accepts"
 
 _MAYBE_CERTIFICATE = "it may require a client certificate (--tls-cert, --tls-key)"
 
-# Reasons of OpenSSL without their prefixes, which differ between its versions. A server that
-# requires a certificate sends the alert CERTIFICATE_REQUIRED in TLS 1.3. In TLS 1.2 Go sends
-# HANDSHAKE_FAILURE, and older releases of Go BAD_CERTIFICATE (crypto/tls, handshake_server.go).
+# Reasons of OpenSSL without their prefixes, because the prefixes differ between its versions. A
+# server requiring a certificate sends the alert CERTIFICATE_REQUIRED in TLS 1.3. In TLS 1.2 Go
+# sends HANDSHAKE_FAILURE, and older releases of Go send BAD_CERTIFICATE (crypto/tls,
+# handshake_server.go).
 _REASONS = {
     "CERTIFICATE_REQUIRED": f"the server requires a client certificate: {_GIVE_CERTIFICATE}",
     "ALERT_BAD_CERTIFICATE": "the server refused the client certificate or found none: "
@@ -46,19 +47,19 @@ _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 _unused: set[str] = set()
-"""TLS options without effect, reported once."""
+"""TLS options without effect, already reported."""
 
 _in_clear: list[Address] = []
-"""The first address to which a secret was sent without TLS."""
+"""The first destination of a secret sent without TLS, already reported."""
 
 
 def uses_tls(config: ClientConfig) -> bool:
-    """Whether nsqd is asked for TLS: only tls_v1 does, as in go-nsq (``conn.go``, identify)."""
+    """Whether to ask nsqd for TLS: only with tls_v1, as in go-nsq (``conn.go``, identify)."""
     return config.tls_v1
 
 
 def _names_tls(config: ClientConfig) -> list[str]:
-    """Return the options that say how to use TLS."""
+    """Return the names of the TLS options in use, apart from tls_v1."""
     names = ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify")
     return [name for name in names if getattr(config, name)]
 
@@ -86,11 +87,11 @@ def http_context(config: ClientConfig) -> ssl.SSLContext | None:
 
 
 def client_context(config: ClientConfig, *, flags: str = "--tls") -> ssl.SSLContext:
-    """Return the cached TLS context for these options; a changed file makes a new one.
+    """Return the TLS context for these options, cached until a file changes.
 
-    TLS 1.2 is the minimum, even if ``tls_min_version`` is lower, as go-nsq allows. As in Go, any
-    certificate in ``tls_root_ca_file`` is trusted: a root, an intermediate or the server's own.
-    Raises ConfigError naming the file and the option, whose flag begins with ``flags``.
+    TLS 1.2 is the minimum. A lower ``tls_min_version``, allowed by go-nsq, has no effect. As in Go,
+    any certificate in ``tls_root_ca_file`` is trusted: a root, an intermediate or the server's own.
+    Raises ConfigError naming the file and the option, with a flag beginning with ``flags``.
     """
     files = (config.tls_root_ca_file, config.tls_cert, config.tls_key)
     verify = not config.tls_insecure_skip_verify
@@ -134,7 +135,7 @@ def _version(path: str) -> object:
 
 
 def warn_of_secret_in_clear(address: Address) -> None:
-    """Warn, once per process, of a secret that is sent unencrypted to another host."""
+    """Warn, once per process, of a secret sent unencrypted to another host."""
     try:
         is_near = ip_address(address.host).is_loopback
     except ValueError:
@@ -148,8 +149,8 @@ def warn_of_secret_in_clear(address: Address) -> None:
 def explain(error: BaseException, *, flags: str = "--tls") -> str:
     """Explain an error of the TLS handshake or the first read in one line, with the fix if known.
 
-    A TLS 1.3 server refuses a client certificate only after the client's part of the handshake, so
-    that the client's first read fails.
+    The first read matters because a TLS 1.3 server refuses a client certificate only after the
+    client's part of the handshake.
     """
     return _explained(error).replace("--tls", flags)
 
@@ -160,9 +161,7 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         text = getattr(error, "reason", None) or str(error)
         key = text.upper().replace(" ", "_")
-        if isinstance(
-            error, ssl.SSLEOFError | ssl.SSLZeroReturnError
-        ):  # which one depends on Python
+        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):  # varies with Python
             key = "UNEXPECTED_EOF"
         for reason, explanation in _REASONS.items():
             if reason in key:
@@ -182,7 +181,7 @@ def plain(error: OSError) -> str:
     """Return the system's text for an OSError of asyncio, such as "connection refused".
 
     For a host with several addresses asyncio joins the texts ``[Errno 111] Connect call failed
-    (...)`` and sets no errno: the first one is used.
+    (...)`` and sets no errno: ``plain`` uses the first.
     """
     found = re.search(r"\[Errno (\d+)\]", str(error))
     number = error.errno or (int(found[1]) if found else 0)
@@ -212,8 +211,8 @@ def load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:
 
 
 def load_identity(context: ssl.SSLContext, flags: str, cert: str, key: str) -> None:
-    """Load certificate and key; raises ConfigError naming the one at fault."""
-    # Load the certificate first: load_cert_chain does not say which of the files is unusable.
+    """Load certificate and key; raises ConfigError naming the file at fault."""
+    # Load the certificate first: load_cert_chain does not name the unusable file.
     load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{flags}-cert", cert)
     _check_readable(f"{flags}-key", key)
     encrypted = False

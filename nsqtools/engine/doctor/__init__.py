@@ -1,6 +1,6 @@
 """Finds out why a consumer receives nothing: it gathers facts, and pure functions judge them."""
 
-# size: the list of judges, which grows with them
+# size: the list of judges
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ _JUDGES = (
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Return all findings, those on servers before those on messages."""
+    """Return all findings: on servers first, then on messages."""
     return [finding for judge in _JUDGES for finding in judge(facts)]

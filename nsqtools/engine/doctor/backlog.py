@@ -1,4 +1,4 @@
-"""Judges where the messages are, what keeps them there and which consumers take them."""
+"""Judges the topic, its channels and consumers: where messages wait, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HELD = ("depth", "in_flight", "deferred")
 _MOST = 5
-"""The maximum number of consumers that a finding names."""
+"""The maximum number of consumers named by a finding."""
 
 
 def judge_topic(facts: Facts) -> Iterator[Finding]:
@@ -48,7 +48,7 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
 
 
 def _about_waiting(facts: Facts, waiting: int) -> Finding:
-    """Return the finding on messages without a channel; it also covers a named, missing channel."""
+    """Return the finding on messages without a channel; it covers a missing named channel, too."""
     topic, name, channels = facts.topic, facts.channel, _channels(facts)
     verb = "waits" if waiting == 1 else "wait"
     text = f"{_messages(waiting)} {verb} in topic {topic} on nsqds where it has no channel"
@@ -115,7 +115,7 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
 
 
 def _is_left(channel: ChannelStats) -> bool:
-    """Whether messages of the channel are on an nsqd where nobody consumes it."""
+    """Whether the channel has messages but no consumer on this nsqd."""
     return not channel.client_count and any(getattr(channel, field) for field in _HELD)
 
 
@@ -170,7 +170,7 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
-    """Whether the consumer is at its RDY, and finished nothing between the two looks."""
+    """Whether the consumer is at its RDY, and settled nothing between the two looks."""
     if client.in_flight < client.ready_count:
         return False
     channel = nsqd.channel(facts.channel, later=True)
@@ -184,11 +184,11 @@ def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
 def _about_stuck(
     facts: Facts, nsqd: NsqdFacts, client: ClientStats, *, all_blocked: bool, alone: bool
 ) -> Finding:
-    """Return the finding on a consumer that takes no messages.
+    """Return the finding on a stuck consumer.
 
-    ``nobody`` is true if messages wait and no consumer takes any, ``alone`` if all consumers are
-    stuck. A consumer at its RDY may only be slow: it is a failure if it is ``alone`` and messages
-    time out.
+    ``all_blocked`` is true if messages wait and every consumer has RDY 0; ``alone`` is true if all
+    consumers are stuck. A consumer at its RDY may only be slow: the finding is a failure only if
+    ``alone`` and messages time out.
     """
     look = facts.watch_consumers()
     if not client.ready_count:
@@ -222,7 +222,7 @@ def _waiting(facts: Facts) -> int:
 
 
 def _channels(facts: Facts) -> dict[str, Found]:
-    """Return the nsqds of each channel, with its stats there."""
+    """Return the nsqds of each channel, each with the channel's stats there."""
     found: dict[str, Found] = {}
     for nsqd, topic in facts.having():
         for channel in topic.channels:

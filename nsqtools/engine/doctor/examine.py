@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOMENT = 1.0
-"""Interval between two looks at consumers that seem stuck, in seconds."""
+"""Seconds between two looks at consumers that seem stuck."""
 
-# After these reasons it is useless to ask which protocol the port speaks.
+# After these reasons it is useless to ask for the protocol of the port.
 _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
 
 
@@ -53,8 +53,8 @@ _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
 class Question:
     """The topic, channel and servers of the consumer in question.
 
-    ``urls`` are HTTP addresses of nsqds: of those in ``nsqds``, and of others to examine.
-    ``timeout`` is for everything, in seconds; nsqlookupds may use half of it.
+    ``urls`` are HTTP addresses of nsqds: those in ``nsqds``, and others to examine. ``timeout`` is
+    for the whole examination, in seconds; nsqlookupds may use half.
     """
 
     topic: str
@@ -74,7 +74,7 @@ class _Greeting(NamedTuple):
 
 
 async def examine(question: Question, config: ConsumerConfig) -> Facts:
-    """Ask all servers. Raises ConfigError for malformed addresses, and no error of a server."""
+    """Ask all servers. Raises ConfigError for malformed addresses; servers' errors are facts."""
     examination = _Examination(question, config)
     try:
         return await examination.run()
@@ -94,11 +94,11 @@ class _Examination:
         }
         self._token = config.auth_secret if config.lookupd_authorization else ""
         self.greetings: dict[Address, asyncio.Future[_Greeting]] = {}
-        """The greetings of fixed nsqds, which are started first; ``examine`` ends them."""
-        self._deaf: dict[str, HTTPError] = {}  # HTTP errors by URL, so that no URL is asked twice
+        """The greetings of fixed nsqds, started first; ``examine`` ends them."""
+        self._deaf: dict[str, HTTPError] = {}  # HTTP errors of URLs not to ask again
 
     async def run(self) -> Facts:
-        """Ask as much as possible at once: a server that hangs uses up a whole time limit."""
+        """Ask as much as possible at once: a hanging server uses up a whole time limit."""
         question, config = self._question, self._config
         for tcp in dict.fromkeys(question.nsqds):
             self.greetings[tcp] = asyncio.ensure_future(self._greet(tcp))
@@ -121,7 +121,7 @@ class _Examination:
         return replace(facts, nsqds=tuple(await self._reexamine(nsqds)))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
-        """Ask an nsqd over HTTP, and over TCP unless it has nothing to do with the topic."""
+        """Ask an nsqd over HTTP, and over TCP too if the nsqd was given or concerns the topic."""
         tcp = nsqd.tcp
         try:
             self._deadline.check(tcp or nsqd.http)
@@ -178,7 +178,7 @@ class _Examination:
         )
 
     def _first(self, lookupd: Address, nsqds: Sequence[Registration]) -> tuple[Registration, ...]:
-        """Return as many nsqds as can be examined; a nsqlookupd may list any number."""
+        """Return the first MAX_NSQDS nsqds; an nsqlookupd may list any number."""
         if len(nsqds) > MAX_NSQDS:
             log.warning(
                 "nsqlookupd %s lists %d nsqds: only the first %d are examined",
@@ -189,7 +189,7 @@ class _Examination:
     def _candidates(
         self, lookupds: Sequence[LookupdFacts], infos: dict[str, NsqdInfo | None]
     ) -> list[NsqdFacts]:
-        """Return all nsqds that may have the topic, each once, with their HTTP addresses."""
+        """Return all nsqds to examine, each once, with its HTTP address."""
         listed = union_producers(
             [*(each.nodes for each in lookupds), *(each.producers for each in lookupds)]
         )
@@ -203,17 +203,17 @@ class _Examination:
             found.append(_given(tcp, url))
         for url, info in infos.items():
             own = None
-            if info and info.tcp_port:  # an nsqlookupd has /info, too, but no TCP port in it
+            if info and info.tcp_port:  # an nsqlookupd has an /info, too, but without TCP port
                 own = Address(info.broadcast_address, info.tcp_port)
             index = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
             if index is None:
                 found.append(_given(own, url))
-            else:  # ask it at the given address, which may be the only one that works
+            else:  # ask the nsqd at the given address: its listed address may not work
                 found[index] = replace(found[index], http=_address(url), url=url)
         return found
 
     async def _info(self, url: str) -> NsqdInfo | None:
-        """Return /info; an nsqlookupd has only its version in it."""
+        """Return /info, or None on an error. An nsqlookupd's /info has only its version."""
         try:
             async with NsqdHTTP(url, **self._limits) as client:
                 return await client.info()
@@ -223,7 +223,7 @@ class _Examination:
             return None
 
     async def _ask_http(self, nsqd: NsqdFacts) -> NsqdFacts:
-        """Ask for the topic's stats; for the names of all topics if it does not have the topic."""
+        """Ask for the topic's stats; if the nsqd lacks the topic, for the names of all topics."""
         topic = self._question.topic
         if error := self._deaf.get(nsqd.url):
             return replace(nsqd, http_error=error)
@@ -258,18 +258,18 @@ class _Examination:
         return _Greeting(connection.features, needs_tls)
 
     async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
-        """Find out what listens at the address if it is no nsqd."""
+        """Identify the server at ``tcp`` after connecting as a consumer has failed."""
         speaks = await self._what_speaks(tcp, error)
         info = await self._info(str(tcp)) if speaks == "http" else None
         found = replace(nsqd, tcp_error=error, tcp_speaks=speaks)
         if not info or not info.tcp_port:
             return replace(found, is_lookupd=info is not None and await self._is_lookupd(tcp))
-        if nsqd.http_error:  # its HTTP port was not where it was looked for
+        if nsqd.http_error:  # nsqd's HTTP port was expected elsewhere
             found = await self._ask_http(replace(found, url=str(tcp), http=tcp, http_error=None))
         return replace(found, tcp_port=info.tcp_port)
 
     async def _is_lookupd(self, address: Address) -> bool:
-        """Whether it answers /topics, an endpoint that nsqd does not have."""
+        """Whether the server answers /topics, an endpoint of nsqlookupd but not of nsqd."""
         async with Lookupd(str(address), token=self._token, **self._limits) as client:
             try:
                 await client.topics()
@@ -278,7 +278,10 @@ class _Examination:
         return True
 
     async def _what_speaks(self, address: Address, error: PeerError) -> Speaks:
-        """Return empty without asking if nothing listens, or the server is known to be nsqd."""
+        """Return the protocol of a port; empty, without asking, if the error explains enough.
+
+        Such an error shows a port without a listener, or an nsqd.
+        """
         if isinstance(error, AuthError | RefusedError) and error.reason != "protocol":
             return ""
         if error.reason in _DEAF:
@@ -287,7 +290,7 @@ class _Examination:
         return await what_speaks(address, limit=limit)
 
     async def _reexamine(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
-        """Ask again, a moment later, for channels whose consumers seem stuck."""
+        """Ask again, a moment later, for channels with consumers that seem stuck."""
         seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
         if not seem_stuck:
             return list(nsqds)
@@ -317,7 +320,7 @@ def _seems_stuck(nsqd: NsqdFacts, name: str) -> bool:
 
 
 async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
-    """Whether nsqd requires TLS: it refuses every command after IDENTIFY, NOP included."""
+    """Whether nsqd requires TLS: without it nsqd refuses all commands after IDENTIFY, even NOP."""
     if uses_tls(config):
         await connection.close(drain=0)
         return False
@@ -335,17 +338,18 @@ async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
 
 
 def _wants_tls(error: PeerError) -> bool:
-    """Whether nsqd refused a command because TLS is missing.
+    """Whether nsqd refused a command for lack of TLS.
 
-    Only the text tells: the code is E_INVALID, as for many errors (nsqd/protocol_v2.go, Exec).
+    Only the text shows this: the code is E_INVALID, as for many errors (nsqd/protocol_v2.go, Exec).
     """
     return "TLS required" in error.text
 
 
 def _skew(client: HTTPClient) -> float:
-    """Return how many seconds the server's clock is at least ahead of this host's.
+    """Return the least possible lead of the server's clock over this host's, in seconds.
 
-    It is negative if the clock is behind. The Date header of the last response has whole seconds.
+    The lead is negative if the server's clock is behind. The exact lead is unknown because the Date
+    header of the last response has whole seconds.
     """
     try:
         theirs = parsedate_to_datetime(client.date).timestamp()
@@ -358,7 +362,7 @@ def _skew(client: HTTPClient) -> float:
 
 
 def _url_of(tcp: Address, infos: dict[str, NsqdInfo | None], *, alone: bool) -> str:
-    """Return the HTTP address of a fixed nsqd: a given one, or its TCP port + 1."""
+    """Return the HTTP address of a fixed nsqd: a given address, or its host and TCP port + 1."""
     for url, info in infos.items():
         hosts = (_address(url).host, info.broadcast_address, info.hostname) if info else ()
         if info and info.tcp_port == tcp.port and tcp.host in hosts:

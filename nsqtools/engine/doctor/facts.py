@@ -35,10 +35,10 @@ class Finding:
 class LookupdFacts:
     """The answers of an nsqlookupd, or its ``error`` and the protocol ``speaks`` of its port.
 
-    ``url`` is as given. ``is_nsqd`` is true for the HTTP port of an nsqd. ``skew`` is how far the
-    nsqlookupd's clock is at least ahead of this host's, in seconds. ``producers`` are from /lookup,
-    ``nodes`` from /nodes. ``left_out`` describes invalid entries, and whether they are from
-    /lookup.
+    ``url`` is as given. ``is_nsqd`` is true for the HTTP port of an nsqd. ``skew`` is the least
+    possible lead of the nsqlookupd's clock over this host's, in seconds. ``producers`` are from
+    /lookup, ``nodes`` from /nodes. ``left_out`` maps descriptions of invalid entries to true if
+    they are from /lookup.
     """
 
     url: str
@@ -58,11 +58,11 @@ class LookupdFacts:
 class NsqdFacts:
     """The answers of an nsqd at ``tcp``, its address for consumers, and at ``http``.
 
-    ``url`` is the URL of ``http``. ``given`` is true if the user gave the address; ``tcp`` is then
-    None if unknown. ``features`` is None unless IDENTIFY succeeded. ``is_lookupd`` is true if
+    ``url`` is the URL of ``http``. ``given`` is true if the user gave the address; ``tcp`` may then
+    be unknown, None. ``features`` is None unless IDENTIFY succeeded. ``is_lookupd`` is true if
     ``tcp`` is the HTTP port of an nsqlookupd; ``tcp_port`` is nsqd's TCP port if ``tcp`` is its
-    HTTP port. ``topics`` has the names of all its topics if it does not have the one in question.
-    ``later`` is ``topic`` a moment later, if it was asked for again.
+    HTTP port. ``topics`` has the names of all topics of an nsqd without the topic in question.
+    ``later`` is ``topic`` at the second look, if there was one.
     """
 
     tcp: Address | None
@@ -86,7 +86,7 @@ class NsqdFacts:
 
     @property
     def name(self) -> str:
-        """The TCP address, or the HTTP address if the former is unknown."""
+        """The TCP address or, if it is unknown, the HTTP address."""
         return str(self.tcp or self.http)
 
     @property
@@ -96,18 +96,18 @@ class NsqdFacts:
 
     @property
     def answers(self) -> bool:
-        """Whether it answers over TCP or HTTP."""
+        """Whether the nsqd answers over TCP or HTTP."""
         return self.features is not None or self.needs_tls or self.http_error is None
 
     @property
     def is_there(self) -> bool:
-        """Whether a server answers there, even if it refuses the client or is no nsqd."""
+        """Whether a server answers there, even if it refuses the client or is not nsqd."""
         refused = isinstance(self.tcp_error, AuthError | RefusedError)
         answered = self.http_error is not None and self.http_error.status > 0
         return self.answers or refused or answered or bool(self.tcp_speaks or self.http_speaks)
 
     def channel(self, name: str, *, later: bool = False) -> ChannelStats | None:
-        """Return a channel of the topic, None if the nsqd does not have it."""
+        """Return a channel of the topic; None if the nsqd lacks it."""
         topic = self.later if later else self.topic
         channels = topic.channels if topic else ()
         return next((each for each in channels if each.name == name), None)
@@ -115,7 +115,7 @@ class NsqdFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All facts of a diagnosis; ``channel`` is empty if no channel was named.
+    """All facts of a diagnosis; ``channel`` is empty unless the user named a channel.
 
     ``has_secret``, ``max_in_flight`` and ``compression`` are settings of the consumer in question;
     ``compression`` is snappy, deflate or empty.
@@ -131,13 +131,13 @@ class Facts:
 
     @property
     def anybody(self) -> bool:
-        """Whether any server answers, even if it is the wrong one."""
+        """Whether any server answers, even at a wrong port."""
         lookupds = [not each.error or each.speaks for each in self.lookupds]
         return any(lookupds) or any(each.is_there for each in self.nsqds)
 
     @cached_property
     def found(self) -> set[Address]:
-        """The nsqd addresses that nsqlookupds return for the topic."""
+        """The nsqd addresses returned by nsqlookupds for the topic."""
         return {producer.tcp for each in self.lookupds for producer in each.producers}
 
     @property
@@ -151,7 +151,7 @@ class Facts:
         return listed or nsqd.topic is not None or nsqd.tcp in self.found
 
     def hidden_by(self, nsqd: NsqdFacts) -> Sequence[LookupdFacts]:
-        """Return the nsqlookupds that have a tombstone for the topic of this nsqd."""
+        """Return the nsqlookupds with a tombstone for the topic on this nsqd."""
         return self._tombstones.get(nsqd.tcp, ())
 
     @cached_property
@@ -165,17 +165,17 @@ class Facts:
         return hidden
 
     def having(self) -> Iterator[tuple[NsqdFacts, TopicStats]]:
-        """Yield the nsqds that have the topic, with its stats."""
+        """Yield the nsqds with the topic, each with the topic's stats."""
         return ((each, each.topic) for each in self.nsqds if each.topic)
 
     @property
     def known_topics(self) -> set[str]:
-        """The names of all topics that any server has."""
+        """The names of all topics on any server."""
         names = [*(each.topics for each in self.lookupds), *(each.topics for each in self.nsqds)]
         return {name for some in names for name in some}
 
     def command(self, *words: str, nsqds: tuple[NsqdFacts, ...] = ()) -> str:
-        """Return a ``nsqtools`` command with HTTP addresses: of some nsqds, or of all servers."""
+        """Return a ``nsqtools`` command with the HTTP addresses of ``nsqds``, or of all servers."""
         nsqds = nsqds or (() if self.lookupds else self.nsqds)
         return _line(
             *words,
@@ -184,20 +184,20 @@ class Facts:
         )
 
     def consume(self, channel: str) -> str:
-        """Return the command that prints messages of a channel, or copies without a channel."""
+        """Return the command to print a channel's messages or, without a channel, copies of all."""
         words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
         addresses = (each.right_tcp for each in self.nsqds if each.given and each.tcp)
         nsqds = () if self.lookupds else _each("--nsqd-tcp-address", addresses)
         return _line(*words, *self._lookupd_options, *nsqds)
 
     def publish(self) -> str:
-        """Return the command that publishes a message to an nsqd that answers."""
+        """Return the command to publish a message to an answering nsqd."""
         answering = [each.right_tcp for each in self.nsqds if each.tcp and each.answers]
         address = str(answering[0]) if answering else f"HOST:{NSQD_TCP_PORT}"
         return _line("pub", "--topic", self.topic, "--nsqd-tcp-address", address, "hello")
 
     def watch_consumers(self) -> str:
-        """Return the command that shows what each consumer of the channel finishes."""
+        """Return the command to show the finished messages of each consumer of the channel."""
         return self.command("stats", "--clients", "--topic", self.topic, "--channel", self.channel)
 
     @property

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 
 _SKEW = 5.0
-"""How far a clock may be off, in seconds; the Date header has whole seconds."""
+"""Seconds by which a clock may be off; the Date header has whole seconds."""
 
 _SECRET = "--auth-secret-file FILE"  # noqa: S105 - the name of an option
 _CA = "unless a CA of this system signed its certificate"
 
 
 def judge_lookupds(facts: Facts) -> Iterator[Finding]:
-    """Judge whether each nsqlookupd answers, and is one."""
+    """Judge whether each nsqlookupd answers, and whether its address is right."""
     alone = all(each.error for each in facts.lookupds)
     for each in facts.lookupds:
         name = f"nsqlookupd {each.address}"
@@ -65,7 +65,7 @@ def judge_clocks(facts: Facts) -> Iterator[Finding]:
 
 
 def judge_listing(facts: Facts) -> Iterator[Finding]:
-    """Judge whether nsqlookupds return all nsqds that have the topic."""
+    """Judge whether nsqlookupds return all nsqds with the topic."""
     answering = [each for each in facts.lookupds if not each.error]
     if not answering:
         return
@@ -210,11 +210,11 @@ def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address) -> tuple[str, str] | None:
 
 
 def _broadcast(nsqd: NsqdFacts) -> str:
-    """Return the options with which to restart a listed nsqd; empty for a given one."""
+    """Return the advice to restart a listed nsqd with options; empty for a given nsqd."""
     if nsqd.given or not nsqd.producer:
         return ""
     options = f"--broadcast-tcp-port={nsqd.tcp_port or 'PORT'}"
-    if nsqd.tcp and nsqd.http == nsqd.tcp:  # its HTTP API is there, not where it is listed
+    if nsqd.tcp and nsqd.http == nsqd.tcp:  # its HTTP API is at its listed TCP address
         options += f" --broadcast-http-port={nsqd.tcp.port}"
     return f"start that nsqd with {options}"
 
@@ -264,7 +264,7 @@ def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
 
 
 def judge_capacity(facts: Facts) -> Iterator[Finding]:
-    """Judge whether --max-in-flight suffices for all nsqds, and no nsqd allows less RDY."""
+    """Judge whether --max-in-flight suffices for all nsqds, and whether each allows its RDY."""
     asked = facts.max_in_flight
     peers = [nsqd for nsqd in facts.concerned if nsqd.features]
     if asked == 0:

@@ -1,7 +1,7 @@
 """The base of the HTTP clients of nsqd and nsqlookupd: sends requests, decodes responses.
 
 It reads version 1 of the API and the envelope of earlier servers, ``{"status_code", "status_txt",
-"data"}``. Every failure is an HTTPError of one line that names the server.
+"data"}``. Every failure is an HTTPError of one line naming the server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _V1 = "nsq; version=1.0"
 # Codes for an unknown topic; nsqlookupd before 0.3 answered 500 INVALID_ARG_TOPIC.
 _UNKNOWN_TOPIC = frozenset({"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"})
 
-# During the TLS handshake, these errors may mean that the server refuses TLS.
+# During the TLS handshake, these errors may come from a server that does not speak TLS.
 _HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
@@ -77,30 +77,30 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
 
 
 class Deadline:
-    """The end of a command's --timeout, shared by the clients of all servers that it asks."""
+    """The end of a command's --timeout, shared by the clients of all asked servers."""
 
     def __init__(self, timeout: float = math.inf) -> None:
         self.begin(timeout)
 
     def begin(self, timeout: float) -> None:
-        """Start again; ``timeout`` is in seconds."""
+        """Restart with a new ``timeout``, in seconds."""
         self._end = monotonic() + timeout
 
     @property
     def left(self) -> float:
-        """The remaining time in seconds; 0 when it has expired."""
+        """The remaining time in seconds; 0 once expired."""
         return max(0.0, self._end - monotonic())
 
     def check(self, address: Address | None) -> None:
-        """Raise HTTPError for the server to ask if no time is left."""
+        """Raise HTTPError if no time is left to ask the server at this address."""
         if not self.left:
             raise HTTPError("not asked: --timeout had expired", address, reason="silence")
 
 
 def limits_within(timeout: float) -> dict[str, float]:
-    """Return HTTPClient's timeouts for a command that may take ``timeout`` seconds in total.
+    """Return HTTPClient's timeouts for a command of at most ``timeout`` seconds in total.
 
-    If a server hangs, time remains to ask the servers that other nsqlookupds list.
+    Even if a server hangs, time remains to ask the servers listed by other nsqlookupds.
     """
     return {"connect_timeout": timeout / 4, "request_timeout": timeout * 5 / 8}
 
@@ -112,10 +112,10 @@ class HTTPClient:
     request, both in seconds; ``deadline`` limits requests as well. ``tls`` is the context for
     https; by default the system's CAs are trusted. ``token`` is sent as a bearer token. ``tell`` is
     called with the endpoint's name and a description of each unusable entry of a response; by
-    default each is logged once. No proxy is used. Raises ConfigError for an invalid ``url``.
+    default each entry is logged once. No proxy is used. Raises ConfigError for an invalid ``url``.
 
-    ``date`` is the Date header of the last response. ``at`` is when the server made it, estimated
-    as midway between request and response, in monotonic seconds.
+    ``date`` is the Date header of the last response. ``at`` is the estimated time of the response's
+    creation, midway between request and response, in monotonic seconds.
     """
 
     kind: ClassVar[str]
@@ -160,11 +160,11 @@ class HTTPClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections that are kept alive."""
+        """Close the connections kept alive."""
         self._connections.close()
 
     def _render_fields(self, token: str) -> bytes:
-        """Return the headers that all requests share."""
+        """Return the headers of all requests."""
         host = ascii_host(self.address.host.partition("%")[0])
         headers = {
             "Host": str(Address(host, self.address.port)),
@@ -193,8 +193,7 @@ class HTTPClient:
     ) -> T:
         """GET an endpoint and decode the response; for an unknown topic return ``unknown``.
 
-        ``decode`` raises ValueError for data of the wrong type, and notes the entries it leaves
-        out.
+        ``decode`` raises ValueError for data of the wrong type, and notes left-out entries.
         """
         reply = await self._exchange("GET", name, params)
         left_out: LeftOut = []
@@ -220,11 +219,11 @@ class HTTPClient:
             self._data_of(name, reply)
 
     def _decode_object(self, value: dict[str, Any]) -> object:
-        """Decode an object while JSON is parsed; by default it stays as it is."""
+        """Decode an object while JSON is parsed; by default the object stays as it is."""
         return value
 
     async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> Reply:
-        """Send one request and return the response, with any status; raises HTTPError."""
+        """Send one request, and return the response, whatever its status; raises HTTPError."""
         scheme, address, _, query = self.url
         self._deadline.check(address)
         asked = urlencode([*(pair for pair in query if pair[0] not in params), *params.items()])
@@ -267,12 +266,12 @@ class HTTPClient:
         raise HTTPError(line, self.address, status=status, code=code)
 
     def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
-        """Return the error for a response that cannot be decoded."""
+        """Return the error for an undecodable response."""
         text = f"/{name}: unexpected response: {error}"
         return HTTPError(text, self.address, status=reply.status)
 
     def _explain(self, error: DialError | ReplyError | TimeoutError) -> tuple[str, Reason]:
-        """Return one line on why there is no response, and the kind of reason."""
+        """Return one line with the reason for a missing response, and the kind of reason."""
         if isinstance(error, TimeoutError):
             if not self._deadline.left:
                 return "no response within --timeout", "silence"
@@ -309,7 +308,8 @@ def _unwrap(
 ) -> tuple[int, str, Any]:
     """Return status, error code and data of a response, with or without an envelope.
 
-    Raises ValueError for a success that is not JSON; the code of another such response is its text.
+    A successful response without JSON raises ValueError; in an error without JSON the text is the
+    code.
     """
     try:
         # A longer integer is out of range, and Python would refuse to parse it.

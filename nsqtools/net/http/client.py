@@ -1,4 +1,4 @@
-"""HTTP connections that are kept alive: sends requests, returns responses."""
+"""HTTP connections kept alive between requests: sends requests, returns responses."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Origin = tuple[str, str, int]
 """Scheme, host and port."""
 
 _MAX_IDLE = 60.0
-"""Seconds after which an idle connection is closed: a firewall may have dropped it."""
+"""Maximum age of an idle connection, in seconds: a firewall may have dropped an older one."""
 _HAPPY_EYEBALLS = 0.25
 _BUFFER_SIZE = 64 << 10
 """Size of the shared read buffer; for a plain Protocol asyncio allocates 256 KiB per read."""
 
 
 class DialError(Exception):
-    """No connection could be made, so that no part of the request was sent.
+    """No connection could be made, so no part of the request was sent.
 
     The cause is an OSError, a TimeoutError after ``connect_timeout``, or a UnicodeError for a host
-    name that is not valid in DNS.
+    name invalid in DNS.
     """
 
 
@@ -52,8 +52,8 @@ class Connections:
         """Send a request, in ``data``, and return the response.
 
         If a kept-alive connection turns out to be closed, before any byte of a response, the
-        request is sent once more on a new one. There is no response timeout: cancelling the call
-        closes its connection. Raises DialError or ReplyError.
+        request is sent once more on a new connection. There is no response timeout: cancel the call
+        to close its connection. Raises DialError or ReplyError.
         """
         link = self._take(origin)
         reply = await link.exchange(method, data) if link else None
@@ -73,7 +73,7 @@ class Connections:
             link.abort()
 
     def _take(self, origin: Origin) -> _ClientProtocol | None:
-        """Return the connection that was used last, if it is still usable."""
+        """Return the last used connection, if it is still usable."""
         idle = self._idle[origin]
         while idle:
             link = idle.pop()
@@ -106,9 +106,9 @@ class Connections:
 
 
 def _race_delay(host: str) -> float | None:
-    """Seconds until the next address of a name is tried, too; None for an address, of one.
+    """Seconds before dialling a name's next address as well; None, no race, for an IP address.
 
-    asyncio loses the socket of a race that is cancelled as it is won.
+    Only names need the race: asyncio loses the socket of a race cancelled at the moment of success.
     """
     with suppress(ValueError):
         ip_address(host)
@@ -117,7 +117,7 @@ def _race_delay(host: str) -> float | None:
 
 
 class _ClientProtocol(asyncio.BufferedProtocol):
-    """One connection. All share one buffer: data is copied from it before the next read."""
+    """One connection. All connections share one buffer; data is copied before the next read."""
 
     def __init__(self, links: set[_ClientProtocol], buffer: memoryview, max_body: int) -> None:
         self._buffer = buffer
@@ -129,10 +129,10 @@ class _ClientProtocol(asyncio.BufferedProtocol):
         self._since = 0.0
         self._lost = False
         self.error: Exception | None = None
-        """Why the connection was lost; None if the server closed it normally."""
+        """The cause of a lost connection; None if the server closed it normally."""
 
     async def exchange(self, method: str, data: bytes) -> Reply | None:
-        """Send a request; returns None if the connection was closed before any response byte."""
+        """Send a request; return None if the connection closed before any byte of a response."""
         if self._lost:
             return None
         self._reader = ReplyReader(method, self._max_body)
@@ -151,7 +151,7 @@ class _ClientProtocol(asyncio.BufferedProtocol):
         return reply
 
     def is_usable(self) -> bool:
-        """Whether the connection is open and has not been idle for too long."""
+        """Whether the connection is open, and not idle for too long."""
         return not self._lost and self._loop.time() - self._since < _MAX_IDLE
 
     def abort(self) -> None:
@@ -165,7 +165,7 @@ class _ClientProtocol(asyncio.BufferedProtocol):
         self._links.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Called by asyncio: return the buffer to read into."""
+        """Called by asyncio: return the buffer for the next read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -1,6 +1,6 @@
 """The HTTP APIs of nsqd and nsqlookupd (``nsqd/http.go``, ``nsqlookupd/http.go``).
 
-A server that does not answer, or refuses, raises HTTPError; its ``code`` is the server's error
+Requests raise HTTPError if the server is silent or refuses; ``code`` is then the server's error
 code, such as TOPIC_NOT_FOUND.
 """
 
@@ -49,7 +49,7 @@ class Lookupd(HTTPClient):
         return await self._read("topics", {}, partial(decode_names, field="topics"))
 
     async def channels(self, topic: str) -> list[str]:
-        """Return a topic's channels; none for an unknown topic."""
+        """Return a topic's channels; an empty list for an unknown topic."""
         decode = partial(decode_names, field="channels")
         return await self._read("channels", {"topic": topic}, decode, unknown=[])
 
@@ -81,7 +81,7 @@ class NsqdHTTP(HTTPClient):
         return await self._read("info", {}, decode_info)
 
     async def stats(self, topic: str) -> list[TopicStats]:
-        """Return the topic with all its channels; an empty list if there is no such topic."""
+        """Return the topic with all its channels; an empty list for an unknown topic."""
         return list((await self.report(topic)).topics)
 
     async def report(
@@ -89,7 +89,7 @@ class NsqdHTTP(HTTPClient):
     ) -> NsqdStats:
         """Return all topics or one, with all channels or one, and the state of nsqd.
 
-        Channels have ``clients`` with ``include_clients``.
+        Channels have ``clients`` only with ``include_clients``.
         """
         params = {
             "format": "json",
@@ -104,8 +104,8 @@ class NsqdHTTP(HTTPClient):
 def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, Registration]:
     """Unite all nsqds by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
 
-    The topics of an nsqd in several answers are united. A topic is tombstoned only if all who list
-    it say so: a consumer that asks them all would still find it.
+    The topics of an nsqd in several answers are united. A topic is tombstoned only if every answer
+    listing the topic says so: otherwise a consumer asking all nsqlookupds still finds it.
     """
     united: dict[Address, Registration] = {}
     for producer in (each for answer in answers for each in answer):
@@ -131,7 +131,7 @@ class Answers(Generic[T]):
 
 
 async def attempt(call: Awaitable[T]) -> T | HTTPError:
-    """Return the answer or the HTTPError, without traceback, because many may be kept."""
+    """Return the answer or the HTTPError; without traceback, as callers may keep many errors."""
     try:
         return await call
     except HTTPError as error:

@@ -1,8 +1,8 @@
 """The responses of the HTTP APIs of nsqd and nsqlookupd as dataclasses, checked by field.
 
 The ``decode_`` functions take JSON data without an envelope. They raise ValueError naming the field
-for data of the wrong type, so that an unknown server never causes a KeyError. An unusable entry of
-a list is left out, and ``LeftOut`` says which and why. Texts contain no control characters, and
+for data of the wrong type, so an unknown server never causes a KeyError. An unusable entry of a
+list is left out, and added to ``LeftOut`` with the reason. Texts contain no control characters, and
 names of topics and channels are valid.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LeftOut = list[str]
-"""The first few entries that were left out of a response: a line each, with the reason."""
+"""The first few entries left out of a response: a line each, with the reason."""
 
 _MAX_LEFT_OUT = 10
 _NUMBERS = range(-1 << 63, 1 << 64)  # int64 and uint64
@@ -38,7 +38,7 @@ _KINDS: dict[type, str] = {
     dict: "an object",
 }
 _SPELLED = {"in_flight": "in_flight_count", "deferred": "deferred_count"}
-"""Fields that nsqd spells differently."""
+"""Fields with a different name in nsqd's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,18 @@ class Registration:
 
     @property
     def http(self) -> Address:
-        """The address of its HTTP API."""
+        """The address of the nsqd's HTTP API."""
         return Address(self.host, self.http_port)
 
     @property
     def node(self) -> Address:
-        """The name that nsqlookupd identifies it by: unchanged broadcast address and HTTP port."""
+        """The nsqd's name for nsqlookupd: unchanged broadcast address and HTTP port."""
         return Address(self.broadcast_address, self.http_port)
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The answer of one nsqlookupd for a topic; ``known`` says whether it knows the topic."""
+    """The answer of one nsqlookupd for a topic; ``known`` is false for an unknown topic."""
 
     channels: tuple[str, ...] = ()
     producers: tuple[Registration, ...] = ()
@@ -152,7 +152,7 @@ class ChannelStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """A topic in /stats; its own depth is the messages not yet copied to a channel."""
+    """A topic in /stats; ``depth`` counts the messages not yet copied to a channel."""
 
     name: str
     depth: int
@@ -187,8 +187,10 @@ def decode_nodes(data: object, left_out: LeftOut) -> list[Registration]:
 
 
 def compact(value: dict[str, Any]) -> Registration | dict[str, Any]:
-    """Decode the entry of an nsqd while JSON is parsed, as a list of objects takes three times as
-    much memory. Anything else, and an entry with faults, is returned unchanged.
+    """Decode the entry of an nsqd while JSON is parsed; anything else is returned unchanged.
+
+    A faulty entry is also returned unchanged. A list of objects would take three times as much
+    memory.
     """
     if "broadcast_address" not in value:
         return value
@@ -215,7 +217,7 @@ def decode_info(data: object, _: LeftOut) -> NsqdInfo:
 
 
 def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
-    """Decode /stats of nsqd, which has null for an empty list; old versions have fewer fields."""
+    """Decode /stats of nsqd; null means an empty list, and old versions have fewer fields."""
     entries = _nullable(data, "topics")
     topics = _usable(entries, "topic", lambda entry: _topic(entry, left_out), left_out)
     return NsqdStats(**_fields(NsqdStats, data), topics=tuple(topics))
@@ -224,7 +226,7 @@ def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
 def _usable(
     entries: list[Any], kind: str, decode: Callable[[Any], T], left_out: LeftOut
 ) -> list[T]:
-    """Return the entries that can be decoded; an invalid entry affects no other."""
+    """Return the decodable entries; an invalid entry affects no other."""
     found = []
     for entry in entries:
         try:
@@ -271,7 +273,7 @@ def _client(entry: object) -> ClientStats:
 
 
 def _latency(entry: object) -> ProcessingLatency | None:
-    """Decode percentiles, None without any; nsqd's are in nanoseconds (``internal/quantile``)."""
+    """Decode percentiles, in nanoseconds (``internal/quantile``); None if there are none."""
     found = _keys(entry).get("e2e_processing_latency")
     if found is None or not _keys(found).get("percentiles"):
         return None
@@ -308,7 +310,7 @@ def _producer(entry: object, left_out: LeftOut) -> Registration:
 
 
 def is_host(text: str) -> bool:
-    """Whether this is an IP address, with or without brackets for IPv6, or may be a host name."""
+    """Whether ``text`` may be a host name, or is an IP address, IPv6 with or without brackets."""
     try:
         if ":" in text:
             return ip_address(re.sub(r"\A\[(.*)\]\Z", r"\1", text)).version == 6
@@ -322,7 +324,7 @@ def ascii_host(host: str) -> str:
     """Encode a host for DNS; raises UnicodeError."""
     if not host.isascii():
         return host.encode("idna").decode()
-    # The checks of the codec, which takes long to import.
+    # The checks of the IDNA codec, repeated here because importing it takes long.
     if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
         raise UnicodeError("a label is empty or too long")
     return host
@@ -342,14 +344,14 @@ def _nullable(entry: object, name: str) -> list[Any]:
 def _fields(kind: type, entry: object) -> dict[str, Any]:
     """Read a dataclass's str, int and bool fields from a JSON object.
 
-    A field without a default must be present. The caller reads ``name``.
+    A field without a default must be present. ``name`` is left to the caller.
     """
     return {name: _field(entry, key, of, default) for name, key, of, default in _plain(kind)}
 
 
 @cache
 def _plain(kind: type) -> list[tuple[str, str, type, Any]]:
-    """Return these fields of a dataclass: name, JSON's name, type, and default or None."""
+    """Return these fields of a dataclass: name, name in JSON, type, and default or None."""
     types = {"str": str, "int": int, "bool": bool}
     return [
         (
@@ -364,14 +366,14 @@ def _plain(kind: type) -> list[tuple[str, str, type, Any]]:
 
 
 def _field(entry: object, name: str, kind: type[T], default: T | None = None) -> T:
-    """Read a field of a JSON object; raises ValueError if it is missing and has no default."""
+    """Read a field of a JSON object; raises ValueError if it is missing without a default."""
     keys = _keys(entry)
     value: Any = keys.get(name, default)
     if value is None and name not in keys:
         raise ValueError(f"{name!r} is missing")
     if type(value) is int and value not in _NUMBERS:
         raise ValueError(f"{name!r} is out of range")
-    if kind is float and type(value) is int:  # JSON may write it without a fraction
+    if kind is float and type(value) is int:  # JSON may write a float without a fraction
         value = float(value)
     if type(value) is not kind:  # a JSON boolean must not pass for an integer
         raise ValueError(f"{name!r} is {_name(value)}, expected {_KINDS[kind]}")

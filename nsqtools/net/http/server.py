@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on h11.
 
-A client that breaks the protocol gets a 4xx response and is disconnected. A slow client occupies a
-coroutine, for ``HEAD_TIMEOUT`` and ``TIMEOUT`` seconds at most.
+A client breaking the protocol gets a 4xx response and is disconnected. A slow client occupies a
+coroutine for at most ``HEAD_TIMEOUT`` and ``TIMEOUT`` seconds.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 HEAD_TIMEOUT = 10.0
 """Maximum time for the head of a request, and for the first byte of a connection, in seconds."""
 TIMEOUT = 120.0
-"""Maximum time for the rest and the response, and before another request, in seconds."""
+"""Maximum time for the rest of a request and its response, and until the next, in seconds."""
 
 TEXT = "text/plain; charset=utf-8"
 
-_LINGER = 0.5  # seconds; as net/http, so that a client reads the response before a reset
-_SLACK = 256 << 10  # bytes of a refused body that are read to keep the connection; as net/http
+_LINGER = 0.5  # seconds for a client to read the response before a reset; as net/http
+_SLACK = 256 << 10  # bytes to read of a refused body, to keep the connection; as net/http
 _READ = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. ``path`` is decoded, ``query`` is not, ``headers`` have lower-case names.
+    """One request. ``path`` is decoded, ``query`` is not; ``headers`` have lower-case names.
 
-    ``length`` is the size of the body in bytes. If it is far over the server's ``max_body``,
+    ``length`` is the size of the body in bytes. If the body is far over the server's ``max_body``,
     ``body`` is empty.
     """
 
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response; with an empty ``content_type`` there is no such header."""
+    """One response; an empty ``content_type`` means no Content-Type header."""
 
     status: int = 200
     body: bytes = b""
@@ -70,7 +70,7 @@ async def serve(
 ) -> StreamServer:
     """Start a server; a request body far over ``max_body`` bytes is not read.
 
-    Port 0 means any free port. Raises OSError whose ``filename`` is the address.
+    Port 0 means any free port. Raises OSError with the address as ``filename``.
     """
     server = StreamServer(lambda *streams: _converse(handler, max_body + _SLACK, server, *streams))
     await server.start(host, port)
@@ -122,11 +122,11 @@ class _Conversation:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
     def allow(self, seconds: float) -> None:
-        """Close the connection after this time."""
+        """Close the connection after ``seconds`` from now."""
         self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
     async def exchange(self) -> bool:
-        """Answer one request; returns whether the connection can be used again."""
+        """Answer one request; return whether the connection can be used again."""
         try:
             request = await self._read()
         except h11.RemoteProtocolError as error:
@@ -151,7 +151,7 @@ class _Conversation:
         return True
 
     async def _read(self) -> Request | None:
-        """Return the next request, None at the end of the connection.
+        """Return the next request; None at the end of the connection.
 
         Raises h11.RemoteProtocolError.
         """

@@ -28,8 +28,8 @@ _MAX_REPLY = 16 << 20
 class SuggestionQuery(NamedTuple):
     """A GET request for all topics, or for the channels of ``topic``.
 
-    ``path`` includes the query. ``cafile`` has the CAs to trust for https, empty for the system's.
-    ``nodes`` asks nsqlookupd for the HTTP addresses of nsqds.
+    ``path`` includes the query. ``cafile`` has the CAs to trust for https; empty means the
+    system's. ``nodes`` asks nsqlookupd for the HTTP addresses of nsqds.
     """
 
     tls: bool
@@ -41,7 +41,7 @@ class SuggestionQuery(NamedTuple):
 
 
 def ask(questions: Iterable[SuggestionQuery]) -> set[str]:
-    """Return the names in all responses that come in time; names are not checked."""
+    """Return the names in all timely responses; names are not checked."""
     from threading import Thread
 
     deadline = time.monotonic() + LIMIT

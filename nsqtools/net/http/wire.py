@@ -1,7 +1,7 @@
 """HTTP/1.1 as bytes, without sockets: renders requests and parses responses.
 
 Most responses are short, of known length, and arrive in one piece: one regular expression parses
-them. h11 parses all others; it takes ten times as long, and is imported only when it is needed.
+them. h11 parses all others; it takes ten times as long, and is imported only when needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEAD = re.compile(
 _FIELDS = re.compile(_FIELD)
 _LENGTH = re.compile(rb"\ncontent-length:([^\r]*+)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[ \t]*([0-9]{1,5})[ \t]*")
-# Headers that change how the body's length is determined, or whether the connection stays open.
+# Headers changing how the body ends, or whether the connection stays open.
 _SPECIAL = re.compile(
     rb"\n(?:transfer-encoding:|connection:(?![ \t]*keep-alive[ \t]*\r))", re.IGNORECASE
 )
@@ -37,7 +37,7 @@ _WITHOUT_BODY = (b"204", b"304")
 class ReplyError(Exception):
     """No complete response came; ``begun`` says whether its head came.
 
-    The cause, if any, is the OSError that ended the connection.
+    The cause, if any, is the OSError at the end of the connection.
     """
 
     def __init__(self, text: str, *, begun: bool = False) -> None:
@@ -52,8 +52,8 @@ class ClosedError(ReplyError):
 class Reply(NamedTuple):
     """A response. ``fields`` has the lines of its headers.
 
-    ``is_cut`` is true if ``body`` is only the beginning, ``reusable`` if the connection can carry
-    another request.
+    ``is_cut`` is true if ``body`` is only the beginning; ``reusable`` is true if the connection can
+    carry another request.
     """
 
     status: int
@@ -114,7 +114,7 @@ class ReplyReader:
         return self._feed(self._h11, data)
 
     def finish(self) -> Reply | None:
-        """Return the response that the end of the connection completes; None if nothing came.
+        """Return the response completed by the end of the connection; None if nothing came.
 
         Raises ReplyError.
         """
@@ -126,7 +126,7 @@ class ReplyReader:
         return reply._replace(reusable=False)
 
     def error(self, text: str) -> ReplyError:
-        """Return the error for a response that cannot be completed."""
+        """Return the error for an incomplete response."""
         return ReplyError(text, begun=self._head is not None)
 
     def _feed(self, connection: h11.Connection, data: bytes) -> Reply | None:
@@ -176,7 +176,7 @@ def _simple(data: bytes) -> Reply | None:
 
 
 def _expecting(method: str) -> h11.Connection:
-    """Return a parser of responses; of the request it has to know only the method."""
+    """Return a parser of the response to a request; the request's method is all it needs."""
     import h11
 
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
