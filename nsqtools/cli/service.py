@@ -355,7 +355,7 @@ def _exit_code(outcome: RunOutcome) -> Exit:
         left = counted(outcome.left, "message") if outcome.left else "an unknown number of messages"
         log.error("--until-empty: the run ended before the channel was empty: %s left", left)
     for trouble, topics in (
-        ("never consumed", outcome.unreached),
+        ("not consumed", outcome.unreached),
         ("not completely written", outcome.undrained),
     ):
         if topics:

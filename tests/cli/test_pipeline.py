@@ -269,15 +269,21 @@ def test_a_terminal_shows_that_spark_is_started_and_that_a_signal_was_heard(
             ["5 messages published", "2 by earlier runs", "1,992 left", "1 empty"],
             "1 message",
         ),
+        (
+            {"published": 2000, "again": 2, "stopped": False},
+            0,
+            ["2,000 messages published\n"],
+            "2 messages",
+        ),
     ],
 )
-def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
+def test_a_replay_says_how_many_it_published_and_how_many_are_left(
     pipeline: Pipeline, done: dict[str, Any], code: int, told: list[str], warned: str
 ) -> None:
     (pipeline.folder / "lake").mkdir()
     pipeline.waits(0)
     pipeline.patch("spark.jobs.replay.plan", lambda _: True)
-    replayed = replay.Replayed(rows=2000, stopped=True, **done)
+    replayed = replay.Replayed(**{"rows": 2000, "stopped": True, **done})
     pipeline.patch("spark.jobs.replay.publish", lambda *_: replayed)
     ended, _, err = pipeline(*REPLAY, "-v")
     assert (ended, [each for each in told if each not in err]) == (code, [])

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
@@ -85,6 +85,7 @@ moments = st.datetimes(
 
 
 @given(moment=moments, form=st.sampled_from(["imf", "rfc850", "asctime"]))
+@example(moment=datetime(2069, 6, 1, tzinfo=UTC), form="rfc850")
 def test_a_date_of_any_of_the_three_forms_is_the_time_until_then(
     moment: datetime, form: str
 ) -> None:

@@ -185,6 +185,10 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
         read(reader)
     with pytest.raises(OSError, match="symbolic links"):
         DiskQueue(str(tmp_path), "t", "c").meta()
+    files.path("meta").unlink()
+    os.mkfifo(files.path("meta"))
+    with pytest.raises(OSError, match="not a regular file"):
+        DiskQueue(str(tmp_path), "t", "c").meta()
 
 
 def test_nsqd_may_go_on_while_its_files_are_read(

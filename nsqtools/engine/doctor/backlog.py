@@ -200,7 +200,7 @@ def _about_stuck(
         return Finding("failure" if all_blocked else "warning", "consumers", text, fix)
     text = (
         f"{_who(client)} has {_messages(client.in_flight)} in flight, with RDY "
-        f"{client.ready_count} on nsqd {nsqd.name}, and finished none in 1 s"
+        f"{client.ready_count} on nsqd {nsqd.name}, and settled no message in 1 s"
     )
     before, later = (nsqd.channel(facts.channel, later=late) for late in (False, True))
     if before and later and (late := later.timeout_count - before.timeout_count) > 0:
