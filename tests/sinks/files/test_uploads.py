@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import BinaryIO
 
 import pytest
@@ -126,6 +127,7 @@ def test_the_end_of_a_run_waits_for_uploads_but_not_for_a_store_that_is_down(
     shop.first = shop.fail
     uploads, done = begin(tmp_path, *names, retries=(0.0, *NEVER))
     eventually(said)
+    eventually(lambda: uploads.rest_until > monotonic() + 60)
     uploads.close()
     assert (done, said()) == ([], ["WARNING"])
 
