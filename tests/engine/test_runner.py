@@ -280,6 +280,7 @@ async def test_a_topic_that_no_nsqd_has_is_not_taken_for_empty(
     assert (outcome.reason, asked) == ("max-duration", [])
 
 
+@virtual
 async def test_a_server_that_did_not_answer_once_is_asked_again_until_empty(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
