@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import click
 import pytest
 
-from nsqtools.cli import cli
+from nsqtools.cli import COMMANDS, cli
 from nsqtools.cli.docs import guide_summaries, guides, sections
 from nsqtools.cli.options import DeclaredFlag
 from nsqtools.cli.resolver import Resolver, variables
@@ -151,6 +151,16 @@ def test_every_command_named_in_prose_exists() -> None:
         assert command in pages
         if isinstance(pages[command], click.Group) and len(words) > 2:
             assert " ".join(words[:3]) in pages
+
+
+def test_every_command_is_in_the_tables_of_commands_and_of_guarantees() -> None:
+    delivery = sections("delivery", "guides")["The guarantee"]
+    for name, command in COMMANDS.items():
+        if command.section != "Set up":
+            assert re.search(rf"(?m)^\| .*`nsqtools {name}`", README), name
+        if command.section == "Consume":
+            assert f"\n| `{name}` |" in README, name
+            assert re.search(rf"(?m)^- {name}[:,]", delivery), name
 
 
 def test_every_option_named_in_prose_exists() -> None:

@@ -66,7 +66,7 @@ def offers(line: str) -> list[str]:
         ("queue ls va", ["<va>"]),
         ("config check ./a", ["<./a>"]),
         ("config show --ch", ["--changed"]),
-        ("config show t", ["tail", "to-file", "to-http", "topic"]),
+        ("config show t", [name for name in COMMANDS if name[0] == "t"]),
         ("config show --profile p tail --max-in-flight-", ["--max-in-flight-bytes"]),
         ("config show lookup ch", ["channels"]),
         ("config show pub --mode r", ["round-robin"]),
