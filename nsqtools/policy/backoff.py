@@ -19,7 +19,7 @@ def exponential(counter: int, multiplier: float, rng: Random) -> float:
 
 
 def full_jitter(counter: int, multiplier: float, rng: Random) -> float:
-    """Return a random part of the exponential duration: consumers must not act in step."""
+    """Return a random part of the exponential duration, to spread the consumers' attempts."""
     return exponential(counter, multiplier, rng) * rng.random()
 
 
@@ -58,9 +58,9 @@ class Backoff:
 
     One result counts per wait: results during the wait are ignored, and the first result after it
     starts the next wait. A failure raises the counter if the strategy's duration for the higher
-    counter is within ``max_duration``; if even ``2 * multiplier`` exceeds ``max_duration``, backoff
-    never starts, as in go-nsq. A ``max_duration`` or ``multiplier`` of 0 disables backoff. The
-    state is independent of connections: losing a connection does not affect it.
+    counter is within ``max_duration``: ``exponential`` backoff never starts if ``2 * multiplier``
+    exceeds ``max_duration``, as in go-nsq. A ``max_duration`` or ``multiplier`` of 0 disables
+    backoff. The state is independent of connections: losing a connection does not affect it.
 
     Raises ConfigError for an unknown strategy.
     """
@@ -98,8 +98,8 @@ class Backoff:
     ) -> BackoffChange | None:
         """Count the results of a batch, failures first; returns None if the state does not change.
 
-        ``neutral`` messages were requeued without backoff: they do not change the counter, but while
-        the counter is above 0 they start another wait, like any result.
+        ``neutral`` messages were requeued without backoff: they do not change the counter, but
+        while it is above 0 they start another wait, like any result.
         """
         if self._until is not None or not self._multiplier:
             return None

@@ -136,7 +136,7 @@ class CheckResult:
 
 
 def unknown(reason: str) -> CheckResult:
-    """Return the result of an impossible check."""
+    """Return the result UNKNOWN, with its reason."""
     return CheckResult(Status.UNKNOWN, reason)
 
 
@@ -156,7 +156,7 @@ def age(row: Row) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A number with an optional Limit of the same ``name``; ``text`` tells of an exceeded limit."""
+    """A number with an optional Limit of the same ``name``; ``text`` reports an exceeded limit."""
 
     name: str
     text: str

@@ -65,7 +65,7 @@ class ReconnectDelays:
 
     ``first`` is the first delay in seconds (building_client_libraries, Reconnection); after a first
     delay of 0 the next delays are 1, 2, 4 ... s. With an ``rng`` each delay is shortened at random
-    by up to half: consumers of a lost nsqd must not reconnect together.
+    by up to half: consumers of a lost nsqd should not reconnect together.
     """
 
     def __init__(self, first: float, maximum: float) -> None:
@@ -85,7 +85,7 @@ class ReconnectDelays:
         self._delays.pop(address, None)
 
     def ended(self, address: Address, lasted: float) -> bool:
-        """Reset the delay after a long connection; an nsqd dropping each connection keeps its delay.
+        """Reset the delay after a long connection; an nsqd dropping each at once keeps its delay.
 
         Returns whether the delay was reset.
         """

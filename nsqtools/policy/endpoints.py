@@ -94,8 +94,8 @@ class Endpoints:
     def report(self, endpoint: str, *, ok: bool, took: float, now: float) -> None:
         """Count a result; ``ok`` is false if the endpoint was at fault.
 
-        ``took`` is the time since the request was sent. A failure is ignored if the request was sent
-        before the breaker last opened or closed. Raises KeyError for an unknown endpoint.
+        ``took`` is the time since the request was sent. A failure is ignored if the request is
+        older than the breaker's last opening or closing. Raises KeyError for an unknown endpoint.
         """
         entry = self._entries[endpoint]
         if not ok:
@@ -104,7 +104,7 @@ class Endpoints:
             self._succeeded(entry, now - took, now)
 
     def due(self, now: float) -> float:
-        """Return the time of the next available endpoint: at least ``now``; inf if all are removed."""
+        """Return when ``choose`` has an endpoint: ``now`` or later; infinity if all are removed."""
         return now if self._used else max(now, self._alarm)
 
     def remove(self, endpoint: str) -> None:
