@@ -39,9 +39,9 @@ class Pace:
 class Replay:
     """Replays messages at the intervals of their timestamps, divided by ``speed`` (over 0).
 
-    The first message is sent at once, the others relative to it. A late message is sent at once, and
-    so is a message with a timestamp before its predecessor's. No message is early, and the minimum
-    pause delays none by more than 10 ms.
+    The first message is sent at once, the others relative to it. A late message is sent at once,
+    and so is a message with a timestamp before its predecessor's. No message is early, and the
+    minimum pause delays none by more than 10 ms.
     """
 
     def __init__(self, speed: float) -> None:
