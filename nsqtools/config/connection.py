@@ -183,7 +183,10 @@ class ClientConfig(Options):
 
 
 class ConsumerConfig(ClientConfig):
-    """Options of a consumer: go-nsq's, with its names, defaults and bounds, and some more.
+    """Options of a consumer: go-nsq's, with its names and bounds, and some more.
+
+    Two defaults differ from go-nsq's: ``max_attempts`` is 0, no limit, instead of 5, and
+    ``output_buffer_size`` is 64 KiB instead of 16.
 
     For example::
 

@@ -122,7 +122,7 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
     unused: bool = False
     """Whether the option is hidden and has no effect; if it is set, -v says so."""
     values: Values = ""
-    """The kind of name, of a server's object or in the configuration file, for completion."""
+    """What the values name on servers or in the configuration file, for shell completion."""
     own: bool = False
     """Whether the option belongs to its command alone, although its class is shared."""
     required: bool = False

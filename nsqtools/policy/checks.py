@@ -87,7 +87,7 @@ class Peers:
 
     @property
     def errors(self) -> list[str]:
-        """The errors of all silent servers."""
+        """The errors of all servers without an answer."""
         programs = (("nsqlookupd", self.lookupds), ("nsqd", self.nsqds))
         return [f"{p} {error}" for p, asked in programs for error in asked.values() if error]
 
@@ -275,7 +275,7 @@ def _summary(rows: Sequence[Row], peers: Peers, channel: str) -> str:
 
 
 def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iterator[Datum]:
-    """Yield all numbers of a named topic; for all topics, sums and the limited maximums.
+    """Yield all numbers of a named topic; without one, sums, and maximums with their limits.
 
     The labels depend only on the options and on the topic's channels.
     """

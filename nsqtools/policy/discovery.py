@@ -21,11 +21,11 @@ class LookupSchedule:
     Configuration).
 
     A lost or missing connection is urgent: it starts a series of rounds 1, 2, 4, 8 ... s apart,
-    with the same jitter, up to ``interval``. So the consumer finds a restarted nsqd or a new topic
-    within seconds. A series always runs to its end, because the nsqd may return after the first
-    round. Urgency during a series, or a connection still missing after it, starts no second series:
-    an nsqd dropping each connection, or never returning, costs few rounds. ``restart`` always
-    begins a series: use it after the loss of a working connection.
+    with the same jitter, while this is less than ``interval``. So the consumer finds a restarted
+    nsqd or a new topic within seconds. A series always runs to its end, because the nsqd may return
+    after the first round. Urgency during a series, or a connection still missing after it, starts
+    no second series: an nsqd dropping each connection, or never returning, costs few rounds.
+    ``restart`` always begins a series: use it after the loss of a working connection.
     """
 
     def __init__(self, interval: float, jitter: float) -> None:
@@ -85,7 +85,7 @@ class ReconnectDelays:
         self._delays.pop(address, None)
 
     def ended(self, address: Address, lasted: float) -> bool:
-        """Reset the delay after a long connection; an nsqd dropping each at once keeps its delay.
+        """Reset the delay, unless the connection was short: an nsqd dropping each is spared.
 
         Returns whether the delay was reset.
         """

@@ -54,7 +54,7 @@ class Replay:
         return max(early, _TICK) if early > 0 else 0.0
 
     def burst(self, timestamps: Sequence[int], start: int, *, now: float) -> int:
-        """Return how many messages to send at once: from ``start``, any due by ``now``."""
+        """Return how many to send at once, from ``start``: the first, and any due by ``now``."""
         for index in range(start + 1, len(timestamps)):
             if self._due(timestamps[index], now) > now:
                 return index - start

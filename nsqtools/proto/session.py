@@ -365,7 +365,7 @@ _ON_RESPONSE: Mapping[State, Callable[[Session, bytes], None]] = {
 
 
 def refused_option(text: str) -> str:
-    """Return the field of IDENTIFY refused by nsqd (``client_v2.go``); empty for other errors."""
+    """Return IDENTIFY's field refused by nsqd (``nsqd/client_v2.go``); empty for other errors."""
     found = re.search(r"E_BAD_BODY IDENTIFY (.+) \(-?\d+\) is invalid", text)
     return found[1].replace(" ", "_") if found else ""
 
