@@ -7,7 +7,7 @@ __date__ = "2026-11-22"  # of its release
 
 if TYPE_CHECKING:
     from nsqtools.public import *  # noqa: F403
-else:  # The library loads asyncio, and the answer to a TAB press must not wait for that.
+else:  # The library loads asyncio, which would delay the answer to a TAB press.
 
     def __getattr__(name):
         if name == "__all__":

@@ -3,13 +3,13 @@
 import signal
 import sys
 
-# Until the program is loaded Ctrl-C just ends it: nobody wants to see a traceback of imports.
+# While the program loads, Ctrl-C ends it without a traceback of imports.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _command(words: list[str]) -> str:
-    """The name of the command, after options that all commands share."""
+    """Return the name of the command, after the options shared by all commands."""
     following = iter(words)
     for word in following:
         if word in ("--config", "--profile", "--log-format"):
@@ -19,7 +19,7 @@ def _command(words: list[str]) -> str:
     return ""
 
 
-# SIGHUP has to-file publish its files: while it has none there is nothing to do.
+# On SIGHUP to-file publishes its files: until it has opened any, it ignores the signal.
 if _command(sys.argv[1:]) == "to-file" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
     signal.signal(signal.SIGHUP, lambda *_: None)
 

@@ -16,8 +16,8 @@
      +-- OutputError          the output could not be written
           +-- OutputClosedError   ... because its reader has gone (exit 141)
 
-The text of an error about a peer begins with the peer's address, so that ``str(error)`` is a
-complete log line.
+The text of an error about a peer begins with the peer's address: ``str(error)`` is a complete log
+line.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
 
 Reason = Literal["", "name", "dial", "silence", "tls", "protocol"]
-"""Why a peer cannot be used: its name does not resolve, the connection fails, there is no response
-in time, TLS fails, it is no nsqd; empty for any other reason."""
+"""Why a peer cannot be used: its name does not resolve, the connection fails, no response comes in
+time, TLS fails, or it is not an nsqd; empty for any other reason."""
 
 
 def show(text: str | bytes) -> str:
-    """Return a server's text as one line of at most 200 characters that is safe on a terminal."""
+    """Return a server's text as one terminal-safe line of at most 200 characters."""
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     line = " ".join(text[:1000].split())
@@ -45,13 +45,13 @@ def show(text: str | bytes) -> str:
 
 
 def with_fix(number: int | None, text: str) -> str:
-    """Return the text of an OSError of this number, with the fix if too many files are open."""
+    """Return the text of an OSError with this errno; adds the fix if too many files are open."""
     is_full = number in (errno.EMFILE, errno.ENFILE)
     return f"{text}: raise the limit with ulimit -n" if is_full else text
 
 
 class NSQError(Exception):
-    """Base class of all errors that nsqtools raises; any other exception is a bug.
+    """Base class of all errors raised by nsqtools; any other exception is a bug.
 
     For example::
 
@@ -62,13 +62,13 @@ class NSQError(Exception):
     """
 
     def bare(self) -> Self:
-        """Drop traceback and cause, to save memory where many errors are kept; returns itself."""
+        """Drop traceback and cause, to save memory where many errors are kept; return the error."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 class ConfigError(NSQError):
-    """An argument or an option has a wrong value; the message names it and says what is expected.
+    """An argument or option has a wrong value; the message names it and the expected values.
 
     For example::
 
@@ -77,7 +77,7 @@ class ConfigError(NSQError):
         except ConfigError as error:
             print(error)
 
-    ``options`` has the names of the options that are at odds, such as ``max_attempts``, if known.
+    ``options`` has the names of the conflicting options, such as ``max_attempts``, if known.
     """
 
     def __init__(self, text: str = "", *, options: Sequence[str] = ()) -> None:
@@ -90,7 +90,7 @@ class ConfigFileError(ConfigError):
 
 
 class PeerError(NSQError):
-    """An error of one server; ``str()`` is ``host:port: text`` if the address is known."""
+    """An error of one server; ``str()`` is ``host:port: text`` if its address is known."""
 
     def __init__(self, text: str, address: Address | None = None, *, reason: Reason = "") -> None:
         super().__init__(text)
@@ -103,7 +103,7 @@ class PeerError(NSQError):
 
 
 class UnreachableError(PeerError):
-    """A server could not be reached, or refused the connection; ``address`` says which.
+    """A server could not be reached, or refused the connection; ``address`` is its address.
 
     For example::
 
@@ -117,8 +117,8 @@ class UnreachableError(PeerError):
 class RefusedError(UnreachableError):
     """The server answers, but one side refused the other; another try would fail the same way.
 
-    Causes are TLS that the server does not offer, certificates, E_* replies before SUB, and a port
-    that is not nsqd's. A refused secret is an AuthError.
+    The cause is TLS missing on the server, a certificate, an E_* reply before SUB, or a port of a
+    program other than nsqd. A refused secret is an AuthError.
     """
 
 
@@ -148,20 +148,20 @@ class HTTPError(UnreachableError):
 
 
 class ConnectionLostError(PeerError):
-    """A connection ended; nsqd redelivers the messages that were in flight on it.
+    """A connection ended; nsqd redelivers its messages in flight.
 
-    ``answered`` is how many commands of a request had got a reply before.
+    ``answered`` is the number of a request's commands already answered.
     """
 
     answered = 0
 
 
 class ProtocolError(ConnectionLostError):
-    """The peer sent bytes that are not the NSQ protocol (tcp_protocol_spec, Data Format)."""
+    """The peer broke the NSQ protocol (tcp_protocol_spec, Data Format)."""
 
 
 class MessageSizeError(ProtocolError):
-    """A message is over ``max_msg_size``; it comes again after each reconnection."""
+    """A message is larger than ``max_msg_size``; nsqd sends it again after each reconnection."""
 
 
 NON_FATAL = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
@@ -169,14 +169,14 @@ NON_FATAL = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 Interlude")."""
 
 AUTH_CODES = frozenset({"E_AUTH_FAILED", "E_AUTH_FIRST", "E_AUTH_ERROR", "E_UNAUTHORIZED"})
-"""Error codes for a missing or refused secret; retrying is useless (``nsqd/protocol_v2.go``)."""
+"""Error codes for a missing or refused secret; retrying cannot help (``nsqd/protocol_v2.go``)."""
 
 REFUSED_BODY = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Error codes for an invalid message: any other nsqd would refuse it, too."""
 
 
 class ServerError(ConnectionLostError):
-    """An error frame. ``code`` is its first word, which is stable across nsqd versions."""
+    """An error frame. ``code`` is its first word, stable across nsqd versions."""
 
     def __init__(self, text: str, address: Address | None = None) -> None:
         super().__init__(text, address)
@@ -192,7 +192,7 @@ class PublishError(NSQError):
     """Some messages of a publish were not accepted; all others were.
 
     ``refused`` has the positions of their bodies in the published sequence. ``permanent`` is true
-    if the messages are invalid, so that publishing them again cannot help::
+    if the messages are invalid: publishing them again cannot help::
 
         async def main() -> None:
             async with Producer([Address("127.0.0.1", 4150)]) as producer:
@@ -211,7 +211,7 @@ class PublishError(NSQError):
 
 
 class RecordError(NSQError):
-    """Input data is malformed; the text says where."""
+    """Input data is malformed; the text gives the place."""
 
 
 class LockedError(NSQError):

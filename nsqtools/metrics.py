@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 MetricType = Literal["counter", "gauge", "summary"]
 """A counter only grows while the process lives, and its name ends in ``_total``.
 
-A summary has quantiles over a recent period; its label ``quantile`` says which.
+A summary has quantiles over a recent period, distinguished by the label ``quantile``.
 """
 
 
@@ -22,9 +22,9 @@ class Sample(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric, with a name that is valid in Prometheus, and its current values.
+    """A metric, with a name valid in Prometheus, and its current values.
 
-    Times are in seconds and sizes in bytes, and the name ends in the unit. ``help`` is a sentence.
+    Times are in seconds, sizes in bytes; the name ends in the unit. ``help`` is a sentence.
     All samples have the same label names, and no two have the same label values.
     """
 
@@ -36,7 +36,7 @@ class Metric(NamedTuple):
 
 @runtime_checkable
 class Measured(Protocol):
-    """An object that has metrics, such as a sink."""
+    """An object with metrics, such as a sink."""
 
     def metrics(self) -> Iterable[Metric]:
         """Return the current values. The event loop calls it, so it must not block."""
@@ -49,8 +49,8 @@ def of_fields(
 ) -> Iterator[Metric]:
     """Yield a metric for each row, with a sample for each of the labelled objects.
 
-    A row has a field of the objects, the name after the prefix, and help. Names that end in
-    ``_total`` are counters.
+    A row is a field of the objects, the metric's name without the prefix, and its help. A name
+    ending in ``_total`` makes a counter, any other a gauge.
     """
     for field, name, text in rows:
         kind: MetricType = "counter" if name.endswith("_total") else "gauge"

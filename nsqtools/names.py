@@ -26,7 +26,7 @@ class _HostPort(NamedTuple):
 class Address(_HostPort):
     """Host and port of a server. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6.
 
-    Raises ConfigError unless ``host`` is a text and ``port`` a whole number of 0 to 65535::
+    Raises ConfigError unless ``host`` is a text and ``port`` a whole number from 0 to 65535::
 
         address = Address("127.0.0.1", 4150)
         assert address == Address.parse("127.0.0.1:4150")
@@ -50,7 +50,7 @@ class Address(_HostPort):
     def parse(cls, text: str, default_port: int | None = None) -> Address:
         """Parse ``host:port``, ``[v6]:port``, or ``host`` if there is a default port.
 
-        With a default port of 0, which is for local addresses, the text may have port 0, too.
+        With a default port of 0, used for local addresses, the text may contain port 0, too.
         Raises ConfigError with the reason.
         """
         text = text.strip()
@@ -107,14 +107,14 @@ def check_type(name: str, value: object, kind: type) -> None:
 
 
 def check_seconds(name: str, *values: object) -> None:
-    """Raise ConfigError, which names the argument, unless each value is a number of at least 0."""
+    """Raise ConfigError, naming the argument, unless each value is a number of at least 0."""
     for value in values:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
             raise ConfigError(f"{name}: expected a number of seconds, found {value!r}")
 
 
 def check_list(name: str, values: object, kind: type) -> None:
-    """Raise ConfigError unless ``values`` is a list or tuple whose items have this type."""
+    """Raise ConfigError unless ``values`` is a list or tuple of items of this type."""
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, kind)):
         raise ConfigError(
             f"{name}: expected a list of {kind.__name__}, found {type(values).__name__}"

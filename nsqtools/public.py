@@ -1,4 +1,4 @@
-"""The public classes: ``nsqtools`` loads this module when the first of them is asked for."""
+"""The public classes: ``nsqtools`` loads this module on the first access to one of them."""
 
 # size: the list of the public classes, loaded on demand
 

@@ -1,4 +1,4 @@
-"""Structured concurrency: when a call returns, the tasks that it started have ended."""
+"""Structured concurrency: when a call returns, all tasks it started have ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_CONCURRENT = 100
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
     """Call ``call`` for all items, a bounded number at a time; returns results in item order.
 
-    If a call raises, no other call starts and the running ones are cancelled.
+    If a call raises, no other call starts and the running calls are cancelled.
     """
     todo = list(items)
     if len(todo) == 1:
@@ -70,7 +70,7 @@ async def end(tasks: Iterable[asyncio.Future[Any]], *, within: float | None = No
 
 
 class Tasks:
-    """The background tasks of one owner; ``on_error`` is called with any exception of theirs."""
+    """The background tasks of one owner; ``on_error`` is called with the exception of a task."""
 
     def __init__(self, on_error: Callable[[BaseException], object]) -> None:
         self._on_error = on_error
@@ -92,7 +92,7 @@ class Tasks:
             task.cancel()
 
     def __len__(self) -> int:
-        """The number of tasks that have not ended."""
+        """Return the number of running tasks."""
         return len(self._tasks)
 
     async def wait(self, *, within: float | None = None) -> None:
@@ -103,7 +103,7 @@ class Tasks:
                     await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """Start no more tasks; cancel the running ones and wait for their end."""
+        """Start no more tasks; cancel the running tasks and wait for their end."""
         self._closed = True
         await end(self._tasks)
 
@@ -136,8 +136,8 @@ async def beside(
 ) -> AsyncIterator[None]:
     """Run ``work`` beside the block, and at its end call ``stop`` and wait for the work.
 
-    If the work fails, the block is cancelled and the error raised; a block that is cancelled
-    cancels the work.
+    If the work fails, the block is cancelled and the error raised; cancelling the block cancels
+    the work.
     """
     owner, is_over, has_failed = asyncio.current_task(), False, False
     assert owner
@@ -163,16 +163,16 @@ async def beside(
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that runs.
+    """Whether somebody has cancelled the current task.
 
-    A CancelledError that is raised without that comes from the work itself: it is a failure.
+    Otherwise a CancelledError comes from the work itself and counts as a failure.
     """
     task = asyncio.current_task()
     return bool(task and task.cancelling())
 
 
 def _failure(task: asyncio.Task[Any]) -> BaseException | None:
-    """The error of a task that has ended; None if it ended well or was cancelled by somebody."""
+    """Return the error of an ended task; None after success or a cancellation from outside."""
     try:
         task.result()
     except asyncio.CancelledError as error:

@@ -1,10 +1,10 @@
 """Every option, declared once.
 
-Each class of ``Options`` covers one concern, and each option is a field of it. The field's name
-gives the flag (``--max-in-flight``), the TOML key, the environment variable and, for classes that
-mirror go-nsq's ``Config`` (``config.go``), the name for ``--consumer-opt`` and ``--producer-opt``.
-Durations are in seconds, sizes in bytes. Import a class from the module of its concern: a command
-loads the options that it has.
+Each class of ``Options`` covers one concern, and each option is a field of its class. The field's
+name gives the flag (``--max-in-flight``), the TOML key and the environment variable. In classes
+mirroring go-nsq's ``Config`` (``config.go``) it is also the name for ``--consumer-opt`` and
+``--producer-opt``. Durations are in seconds, sizes in bytes. Import a class from the module of its
+concern: a command loads only its own options.
 """
 
 # size: one module per concern

@@ -1,4 +1,4 @@
-"""Options for the servers that commands query or change over HTTP."""
+"""Options for servers to query or change over HTTP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ApiOptions(TimeoutOptions):
 
 
 class ClusterOptions(ApiOptions):
-    """The servers that ``stats`` queries repeatedly, with nsq_stat's timeouts."""
+    """The servers queried repeatedly by ``stats``, with nsq_stat's timeouts."""
 
     timeout: float = like(TimeoutOptions.timeout, help="Timeout for each report.")
     http_client_connect_timeout: float = like(CONNECT_TIMEOUT, own=True)
@@ -64,7 +64,7 @@ class ClusterOptions(ApiOptions):
 
 
 class ChangeOptions(ApiOptions):
-    """The servers that ``topic``, ``channel`` and ``node`` change, and the output format."""
+    """The servers to change with ``topic``, ``channel`` and ``node``, and the output format."""
 
     dry_run: bool = flag("Print the plan; change nothing.", own=True)
     json: bool = JSON
@@ -82,7 +82,7 @@ class LossOptions(ChangeOptions):
 
 
 class TombstoneOptions(LossOptions):
-    """Options of ``node tombstone``, which hides an nsqd on the given nsqlookupds."""
+    """Options of ``node tombstone``: it hides an nsqd on the given nsqlookupds."""
 
     lookupd_http_address: tuple[str, ...] = like(ApiOptions.lookupd_http_address, required=True)
     delete: bool = flag(
@@ -91,7 +91,7 @@ class TombstoneOptions(LossOptions):
 
 
 class TrimOptions(LossOptions):
-    """Options of ``channel trim``: what is old, and where it is archived."""
+    """Options of ``channel trim``: the age of old messages, and their archive."""
 
     older_than: float = duration(
         "Finish messages published longer ago than this.",

@@ -12,7 +12,7 @@ _MOST_CONNECTIONS = 100
 
 
 class BenchServerOptions(ServerOptions):
-    """The nsqds that a bench puts a load on."""
+    """The nsqds to put under load."""
 
     title = "Target"
 

@@ -28,7 +28,7 @@ from nsqtools.names import Address
 
 _LONGEST_SECRET = 65536
 _FIFO_WAIT = 10.0
-"""Maximum seconds until a FIFO has its first byte, as of a process substitution."""
+"""Maximum seconds to wait for the first byte of a FIFO, such as a process substitution."""
 
 CHOICE = (
     "How to choose among several destinations: round-robin takes turns, hostpool avoids failing "
@@ -47,7 +47,7 @@ def check_pair(options: Options, one: str, other: str) -> None:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """The ``opener`` of ``open`` that raises OSError for a FIFO that nobody writes to."""
+    """Open a file, as the ``opener`` of ``open``; raises OSError for a FIFO without a writer."""
     import select
 
     fd = os.open(path, flags | os.O_NONBLOCK)
@@ -62,7 +62,7 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 def read_secret(path: str, where: str) -> str:
-    """Return the secret in a file. Raises ConfigError, which begins with ``where``."""
+    """Return the secret in a file. Raises ConfigError beginning with ``where``."""
     try:
         with open(path, encoding="utf-8", opener=without_waiting) as file:
             return checked_secret(file.read(_LONGEST_SECRET + 1), where)
@@ -92,7 +92,7 @@ def _msg_timeout(value: float) -> None:
 
 
 class ClientConfig(Options):
-    """Options of a connection to nsqd, as in go-nsq, except that TLS is at least 1.2."""
+    """Options of a connection to nsqd, as in go-nsq; but TLS is at least 1.2."""
 
     title = "Connection options"
     shared = True
@@ -171,7 +171,7 @@ class ClientConfig(Options):
     topology_zone: str = text("Zone sent to nsqd.", flag=False)
 
     def validate(self) -> None:
-        """Raise ConfigError for settings with which every connection would fail."""
+        """Raise ConfigError for settings that would break every connection."""
         if self.heartbeat_interval > self.read_timeout:
             raise ConfigError(
                 f"heartbeat_interval {format_duration(self.heartbeat_interval)} is longer than "
@@ -183,7 +183,10 @@ class ClientConfig(Options):
 
 
 class ConsumerConfig(ClientConfig):
-    """Options of a consumer: those of go-nsq, with its names, defaults and bounds, and some more.
+    """Options of a consumer: go-nsq's, with its names and bounds, and some more.
+
+    Two defaults differ from go-nsq's: ``max_attempts`` is 0, no limit, instead of 5, and
+    ``output_buffer_size`` is 64 KiB instead of 16.
 
     For example::
 
@@ -277,7 +280,7 @@ class ConsumerConfig(ClientConfig):
 
 
 def _consumer_only() -> dict[str, Option]:
-    """Return the options of a consumer that go-nsq has, by its names."""
+    """Return go-nsq's options of a consumer, by go-nsq's names."""
     own = {"max_in_flight_bytes", "drain_timeout", "reconnect_delay", "max_reconnect_delay"}
     theirs = ConsumerConfig.declared()
     found = {name: theirs[name] for name in theirs.keys() - ClientConfig.declared().keys() - own}
@@ -286,7 +289,7 @@ def _consumer_only() -> dict[str, Option]:
 
 
 class BatchConsumerConfig(ConsumerConfig):
-    """ConsumerConfig with the default of most commands: they take large batches."""
+    """ConsumerConfig with the default of most commands, for large batches."""
 
     max_in_flight: int = like(ConsumerConfig.max_in_flight, default=2500)
 
@@ -310,7 +313,7 @@ class ProducerConfig(ClientConfig):
 
     title = "Producer options"
     opt_flag = "producer-opt"
-    # go-nsq has one Config for both sides, so that its tools take these, too.
+    # go-nsq has one Config for both sides, so its producing tools accept these options, too.
     ignored = _consumer_only()
 
     heartbeat_interval: float = like(ClientConfig.heartbeat_interval, default=10.0)

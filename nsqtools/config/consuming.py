@@ -46,7 +46,7 @@ class ServerOptions(Options):
 
 
 class SourceOptions(ServerOptions):
-    """The topics and the channel that a command consumes."""
+    """The topics and the channel to consume."""
 
     title = "Source"
 
@@ -61,7 +61,7 @@ class SourceOptions(ServerOptions):
 
 
 class TailSourceOptions(SourceOptions):
-    """What ``tail`` consumes, or only looks at."""
+    """The topics and the channel to consume or, with ``--peek``, only to look at."""
 
     peek: bool = flag(
         "Print -n messages of --channel and put them back, which costs each an attempt. Needs one "
@@ -73,7 +73,7 @@ class TailSourceOptions(SourceOptions):
 
 
 class StopOptions(Options):
-    """When a run ends: at the first condition that is met. 0 is no limit.
+    """When a run ends: as soon as one condition is met. 0 is no limit.
 
     For example::
 
@@ -102,13 +102,13 @@ class StopOptions(Options):
 
     @property
     def is_endless(self) -> bool:
-        """Whether nothing but a signal ends the run."""
+        """Whether only a signal ends the run."""
         conditions = StopOptions.declared().keys() - {"nsqd_http_address"}
         return not any(getattr(self, name) for name in conditions)
 
 
 class DeliveryStopOptions(StopOptions):
-    """Stop conditions without ``-n``, which is nsq_to_http's number of concurrent requests."""
+    """Stop conditions without ``-n``: in nsq_to_http it is the number of concurrent requests."""
 
     count: int = like(StopOptions.count, short="")
 
@@ -132,7 +132,7 @@ class TailOptions(RecordOptions):
 
 
 class MetricsOptions(Options):
-    """The metrics address of a command that runs until it is stopped."""
+    """The metrics address of a long-running command."""
 
     title = "Metrics"
 
@@ -140,7 +140,7 @@ class MetricsOptions(Options):
 
 
 class DeadLetterOptions(Options):
-    """Destination for messages that are given up or rejected permanently."""
+    """Destination for messages given up or permanently rejected."""
 
     title = "Dead letters"
 

@@ -1,4 +1,4 @@
-"""Options for archive files, which to-file writes and verify reads."""
+"""Options for archive files, written by to-file and read by verify."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _whole_seconds(value: float) -> None:
 
 
 class ArchiveSourceOptions(SourceOptions):
-    """The topics that ``to-file`` archives, by name or by pattern."""
+    """The topics to archive with ``to-file``, by name or by pattern."""
 
     topic: tuple[str, ...] = like(SourceOptions.topic, instead="topic_pattern")
     channel: str = like(SourceOptions.channel, default="nsq_to_file")
@@ -51,7 +51,7 @@ class ArchiveSourceOptions(SourceOptions):
     )
 
     def check_complete(self) -> None:
-        """Raise ConfigError for a pattern without nsqlookupds, which list the topics."""
+        """Raise ConfigError for a pattern without nsqlookupds: these list the topics."""
         super().check_complete()
         if not (self.topic or self.lookupd_http_address):
             raise ConfigError(
@@ -61,7 +61,7 @@ class ArchiveSourceOptions(SourceOptions):
 
 
 class ArchiveOptions(ArchiveRecordOptions):
-    """Options of ``to-file``. Those that nsq_to_file has keep their names."""
+    """Options of ``to-file``. Options of nsq_to_file keep their names."""
 
     title = "Archive files"
 

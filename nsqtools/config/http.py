@@ -36,20 +36,20 @@ def _statuses(value: str) -> None:
 
 
 class HttpSourceOptions(SourceOptions):
-    """The topics and the channel that ``to-http`` consumes."""
+    """The topics and the channel consumed by ``to-http``."""
 
     topic: tuple[str, ...] = SourceOptions.topic
     channel: str = like(SourceOptions.channel, default="nsq_to_http")
 
 
 class HttpConsumerConfig(ConsumerConfig):
-    """ConsumerConfig of ``to-http``, whose messages wait for responses."""
+    """ConsumerConfig of ``to-http``: its messages stay in flight until a response comes."""
 
     max_in_flight: int = like(ConsumerConfig.max_in_flight, default=200)
 
 
 class HttpOptions(Options):
-    """Options of ``to-http``. Those that nsq_to_http has keep their names."""
+    """Options of ``to-http``. Options of nsq_to_http keep their names."""
 
     title = "Delivery"
 

@@ -32,8 +32,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.names import is_ephemeral
 
 _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(spark|k8s)://.+|yarn"
-"""The masters that Spark's SparkContext.scala accepts, and the cluster managers that Spark ships.
-"""
+"""The masters of Spark's SparkContext.scala, and the cluster managers shipped with Spark."""
 
 _TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
 
@@ -107,8 +106,9 @@ class SparkOptions(Options):
 
 
 class StreamSourceOptions(SourceOptions):
-    """What a pipeline consumes. The channel must not be ephemeral: messages wait in it between
-    batches.
+    """The topics and the channel consumed by a pipeline.
+
+    The channel must not be ephemeral: messages wait in it between batches.
     """
 
     topic: tuple[str, ...] = like(SourceOptions.topic, rule=_lasting)
@@ -138,7 +138,7 @@ class StreamSourceOptions(SourceOptions):
 
 
 class QuerySourceOptions(StreamSourceOptions):
-    """What ``pipeline sql`` consumes, unless it reads archives."""
+    """The topics and the channel consumed by ``pipeline sql``, unless it reads archives."""
 
     topic: tuple[str, ...] = like(StreamSourceOptions.topic, required=False)
     channel: str = like(StreamSourceOptions.channel, required=False)
@@ -245,7 +245,7 @@ class LakeOptions(Options):
 
 
 class InputOptions(Options):
-    """The archives that a pipeline reads."""
+    """The archives read by a pipeline."""
 
     title = "Input"
 
@@ -261,14 +261,14 @@ class InputOptions(Options):
     delimiter: str = DELIMITER
 
     def validate(self) -> None:
-        """Raise ConfigError for a delimiter with a format that has none."""
+        """Raise ConfigError for a delimiter with an input format other than raw."""
         if self.delimiter != "\\n" and self.input_format != "raw":
             text = "--delimiter needs --input-format raw"
             raise ConfigError(text, options=("delimiter", "input_format"))
 
 
 class QueryInputOptions(InputOptions):
-    """The archives that ``pipeline sql`` reads, unless it consumes topics."""
+    """The archives read by ``pipeline sql``, unless it consumes topics."""
 
     input: tuple[str, ...] = like(
         InputOptions.input,
@@ -321,7 +321,7 @@ class QueryOptions(Options):
     explain: bool = flag("Print Spark's plan and consume nothing.")
 
     def validate(self) -> None:
-        """Raise ConfigError for a destination without what it needs."""
+        """Raise ConfigError if ``format`` and destination do not fit together."""
         kind = result_format(self)
         wanted = {
             "parquet": "output",

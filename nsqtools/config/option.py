@@ -1,4 +1,4 @@
-"""Declaration of options: kind, range and help, and how a text becomes a value.
+"""Declaration of options: kind, range and help, and the conversion of texts to values.
 
 Each class of options covers one concern and declares its options as fields::
 
@@ -6,8 +6,8 @@ Each class of options covers one concern and declares its options as fields::
         title = "When to stop"
         count: int = integer("Stop after this many messages.", 0, short="n")
 
-A class that shares an option extends the class that declares it, or refers to that declaration.
-``like`` changes parts of a declaration, such as default or help.
+To share an option, a class extends the declaring class, or refers to the declaration. ``like``
+changes parts of a declaration, such as default or help.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MASK = "********"
 URL_SECRETS = r"(?<=//)[^/@]+(?=@)|(?<=\?)[^#]+"
 """The secret parts of a URL: user and password, and the query."""
 _NUMBERS = ("integer", "number", "duration", "size")
-_ANY_PORT = 1  # any port will do: only the syntax is checked
+_ANY_PORT = 1  # any default port: only the syntax is checked
 
 
 def _parse_bool(text: str) -> bool:
@@ -67,12 +67,12 @@ def _parse_bool(text: str) -> bool:
 
 
 def _parse_integer(text: str) -> int:
-    """Return a decimal number, or a hexadecimal one as Go's flags take it; raises ValueError."""
+    """Return a decimal or, like Go's flags, a hexadecimal number; raises ValueError."""
     return int(text, 16 if text.strip().lower().startswith("0x") else 10)
 
 
 class ValueKind(NamedTuple):
-    """The type of the values of a kind; ``expected`` names it in error messages."""
+    """The type of the values of a kind; ``expected`` describes them in error messages."""
 
     placeholder: str
     parse: Callable[[str], Any] = str
@@ -96,7 +96,7 @@ KINDS: Mapping[Kind, ValueKind] = {
 
 
 class Option(NamedTuple):  # a data class takes five times as long at each start
-    """Everything about an option but its name."""
+    """Everything about an option except its name."""
 
     kind: Kind
     help: str
@@ -105,22 +105,22 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     other_choices: tuple[str, ...] = ()
-    """Choices of the Go tools. Commands accept these too, but no help lists them."""
+    """Choices of the Go tools. Commands accept them, but no help lists them."""
     multiple: bool = False
     short: str = ""
     metavar: str = ""
     flag: bool = True
     secret: bool = False
     hides: str = ""
-    """A pattern of the secret part of a value that is otherwise not secret."""
+    """A pattern of the secret part of an otherwise public value."""
     lines: bool = False
-    """Whether the values in an environment variable are separated by line ends, not by spaces."""
+    """Whether line ends, not spaces, separate the values in an environment variable."""
     alias: str = ""
-    """Another name, for its flag if it has one, and among go-nsq's. No help lists it."""
+    """Another name: for the flag, if any, and in go-nsq's pairs. No help lists it."""
     hidden: bool = False
     """Whether commands accept the option but no help lists it."""
     unused: bool = False
-    """Whether the option is hidden and has no effect in its command; -v says so if it is set."""
+    """Whether the option is hidden and has no effect; if it is set, -v says so."""
     values: Values = ""
     """What the values name on servers or in the configuration file, for shell completion."""
     own: bool = False
@@ -134,14 +134,14 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
     outranks: tuple[str, ...] = ()
     """Options of the same class; a value of higher precedence disables this option."""
     needs: str = ""
-    """An option of the same class that this one requires."""
+    """An option of the same class that this option requires."""
     default_note: str = ""
-    """Description of a default that depends on other things."""
+    """Description of a default depending on other things."""
     rule: Callable[[Any], object] | None = None
-    """Raises ConfigError for a value that is in range but not usable."""
+    """Raises ConfigError for an unusable value within the range."""
 
     def parse(self, text: str) -> Any:
-        """Convert the text of one value. Raises ConfigError, which does not name the option."""
+        """Convert the text of one value. Raises ConfigError, without the option's name."""
         if self.values and not text:
             raise ConfigError(f"expected the name of a {self.values}, found an empty text")
         try:
@@ -156,7 +156,7 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
         return value
 
     def check(self, value: Any) -> None:
-        """Raise ConfigError if the value is not allowed; the default is, even if out of range."""
+        """Raise ConfigError for an invalid value; the default is valid even if out of range."""
         types, expected = KINDS[self.kind].types, KINDS[self.kind].expected
         if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
             raise ConfigError(f"expected {expected}, found {type(value).__name__}")
@@ -175,7 +175,7 @@ class Option(NamedTuple):  # a data class takes five times as long at each start
 
     def _check_range(self, value: float) -> None:
         low, high = self.minimum, self.maximum
-        if not abs(value) < float("inf"):  # also for NaN
+        if not abs(value) < float("inf"):  # true for NaN, too
             raise ConfigError(f"{value} is out of range: expected a finite number")
         if (low is not None and value < low) or (high is not None and value > high):
             raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
@@ -237,72 +237,72 @@ def option(kind: Kind, help: str, default: Any, **rest: Any) -> Any:  # noqa: A0
 
 
 def flag(help: str, *, default: bool = False, **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that is on or off."""
+    """Declare an on/off option."""
     return Option("flag", help, default, **rest)
 
 
 def text(help: str, default: str = "", **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes text."""
+    """Declare a text option."""
     return Option("text", help, default, **rest)
 
 
 def texts(help: str, **rest: Any) -> Any:  # noqa: A002
-    """Declare a repeatable option that takes text."""
+    """Declare a repeatable text option."""
     return Option("text", help, (), multiple=True, **rest)
 
 
 def topic_name(help: str, **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes the name of a topic."""
+    """Declare an option for the name of a topic."""
     return text(help, metavar="TOPIC", values="topic", **rest)
 
 
 def channel_name(help: str, **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes the name of a channel."""
+    """Declare an option for the name of a channel."""
     return text(help, metavar="CHANNEL", values="channel", **rest)
 
 
 def path(help: str, default: str = "", **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes a file or directory."""
+    """Declare an option for a file or directory."""
     return Option("path", help, default, **rest)
 
 
 def paths(help: str, **rest: Any) -> Any:  # noqa: A002
-    """Declare a repeatable option that takes files or directories."""
+    """Declare a repeatable option for files or directories."""
     return Option("path", help, (), multiple=True, **rest)
 
 
 def addresses(help: str, *default: str, **rest: Any) -> Any:  # noqa: A002
-    """Declare a repeatable option that takes TCP addresses."""
+    """Declare a repeatable option for TCP addresses."""
     return Option("address", help, default, multiple=True, **rest)
 
 
 def urls(help: str, *default: str, **rest: Any) -> Any:  # noqa: A002
-    """Declare a repeatable option that takes HTTP addresses."""
+    """Declare a repeatable option for HTTP addresses."""
     return Option("url", help, default, multiple=True, **rest)
 
 
 def choice(help: str, *choices: str, **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes one of some words. The first is the default, unless given."""
+    """Declare an option for one of some words. Without ``default``, the first is the default."""
     return Option("choice", help, rest.pop("default", choices[0]), choices=choices, **rest)
 
 
 def integer(help: str, default: int, **rest: Any) -> Any:  # noqa: A002
-    """Declare a whole number. The minimum is 0 by default, here and in the functions below."""
+    """Declare an option for a whole number. Here and below, the minimum is 0 by default."""
     return Option("integer", help, default, **{"minimum": 0, **rest})
 
 
 def number(help: str, default: float, **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes a number."""
+    """Declare an option for a number."""
     return Option("number", help, default, **{"minimum": 0.0, **rest})
 
 
 def duration(help: str, default: float, **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes a time in seconds."""
+    """Declare an option for a time in seconds."""
     return Option("duration", help, default, **{"minimum": 0.0, **rest})
 
 
 def size(help: str, default: int, **rest: Any) -> Any:  # noqa: A002
-    """Declare an option that takes a number of bytes."""
+    """Declare an option for a number of bytes."""
     return Option("size", help, default, **{"minimum": 0, **rest})
 
 
@@ -326,14 +326,13 @@ class Options:
     """Base of all option classes, immutable; raises ConfigError for invalid values."""
 
     title: ClassVar[str] = ""
-    """Heading of the options in help; if empty, the heading of the class that extends this one."""
+    """Heading of the options in help; if empty, the heading of the subclass."""
     shared: ClassVar[bool] = False
     """Whether all commands share one environment variable, NSQTOOLS_<OPTION>, for each option."""
     opt_flag: ClassVar[str] = ""
-    """The flag that takes ``name,value`` texts with go-nsq's names, if the class has such a flag.
-    """
+    """The flag for ``name,value`` texts with go-nsq's names, if the class has one."""
     ignored: ClassVar[dict[str, Option]] = {}
-    """Options by name that the texts may set without effect. Their values are checked."""
+    """Options by name that these texts may set without effect. Their values are checked."""
     _declared: ClassVar[dict[str, Option]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -389,7 +388,7 @@ class Options:
         """Raise ConfigError if options contradict each other."""
 
     def check_complete(self) -> None:
-        """Raise ConfigError if an option is missing that a run needs, but a file need not set."""
+        """Raise ConfigError if an option needed for a run is missing; a file may omit it."""
         for name, declared in self.declared().items():
             instead = declared.instead
             given = getattr(self, name) or (instead and getattr(self, instead))
@@ -403,14 +402,12 @@ class Options:
 
     @classmethod
     def declared(cls) -> dict[str, Option]:
-        """Return the options by name; those of the class itself hide those of its bases."""
+        """Return the options by name; a class's own options hide the options of its bases."""
         return cls._declared
 
     @classmethod
     def spelled(cls, name: str) -> str:
-        """Return how a command line sets an option: its own flag, or the flag for pairs and its
-        name.
-        """
+        """Return how a command line sets an option: its flag, or the pairs' flag and its name."""
         if cls.declared()[name].flag or not cls.opt_flag:
             return f"--{flag_name(name)}"
         return f"--{cls.opt_flag} {name}"

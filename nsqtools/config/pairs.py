@@ -1,6 +1,4 @@
-"""``name,value`` texts as in go-nsq, which set options with and without a flag
-(``config_flag.go``).
-"""
+"""``name,value`` texts as in go-nsq, for options with and without a flag (``config_flag.go``)."""
 
 from __future__ import annotations
 
@@ -31,19 +29,19 @@ def pairs_key(cls: type[Options]) -> str:
 
 
 def pair_name(pair: str) -> str:
-    """Return the name of the option that a pair sets."""
+    """Return the name of the option in a pair."""
     return pair.partition(",")[0].strip().replace("-", "_")
 
 
 def ignored_pairs(cls: type[Options], pairs: Iterable[str]) -> list[str]:
-    """Return the names of pairs that are accepted and set nothing."""
+    """Return the names of accepted pairs without effect."""
     return [name for name in map(pair_name, pairs) if name in cls.ignored]
 
 
 def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[str, Any]:
-    """Return the values that pairs set. A name without a value is true.
+    """Return the values set by pairs. A name without a value means true.
 
-    Those of ``cls.ignored`` are checked and set nothing. Raises ConfigError, beginning with
+    Values of ``cls.ignored`` are checked, but not returned. Raises ConfigError, beginning with
     ``where``, for an unknown name or an invalid value.
     """
     known = {name: (name, declared) for name, declared in cls.ignored.items()}

@@ -11,7 +11,7 @@ DEFER = duration("Delay of messages before nsqd delivers them.", 0.0, maximum=36
 
 
 class TargetOptions(ServerOptions):
-    """The nsqds and the topic that a command publishes to."""
+    """The nsqds and the topic to publish to."""
 
     title = "Target"
 

@@ -1,4 +1,4 @@
-"""Options of ``queue``, which reads and writes nsqd's files."""
+"""Options of ``queue``: it reads and writes nsqd's files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ChannelQueueOptions(QueueOptions):
 
 
 class QueueCatOptions(TailOptions):
-    """Options of ``queue cat``: which messages, and their format."""
+    """Options of ``queue cat``: the selection of messages, and their format."""
 
     count: int = StopOptions.count
     since: str = text(

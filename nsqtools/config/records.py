@@ -67,7 +67,7 @@ class RecordInputOptions(RecordOptions):
 
 
 class ArchiveRecordOptions(Options):
-    """Format of records in archives, which ``to-file`` writes and ``verify`` reads."""
+    """Format of records in archives, written by ``to-file`` and read by ``verify``."""
 
     title = "Records"
 
@@ -79,7 +79,7 @@ class ArchiveRecordOptions(Options):
     delimiter: str = DELIMITER
 
     def validate(self) -> None:
-        """Raise ConfigError for a delimiter with a format that has none."""
+        """Raise ConfigError for a delimiter with a format other than raw."""
         if self.format != "raw" and self.delimiter != "\\n":
             text = f"--delimiter cannot be used with --format {self.format}"
             raise ConfigError(text, options=("delimiter", "format"))

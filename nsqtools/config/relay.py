@@ -11,20 +11,20 @@ DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=Tr
 
 
 class RelaySourceOptions(SourceOptions):
-    """The topics and the channel that ``relay`` consumes."""
+    """The topics and the channel consumed by ``relay``."""
 
     topic: tuple[str, ...] = SourceOptions.topic
     channel: str = like(SourceOptions.channel, default="nsq_to_nsq")
 
 
 class DestinationConfig(ProducerConfig):
-    """ProducerConfig of ``relay``, which prefers destinations that are quick, as nsq_to_nsq."""
+    """ProducerConfig of ``relay``: it avoids failing destinations, as nsq_to_nsq does."""
 
     mode: str = like(ProducerConfig.mode, default="hostpool")
 
 
 class RelayOptions(Options):
-    """Options of ``relay``. Those that nsq_to_nsq has keep their names."""
+    """Options of ``relay``. Options of nsq_to_nsq keep their names."""
 
     title = "Destination and rules"
 

@@ -55,7 +55,7 @@ class NsqdOptions(Options):
     auth_secret_file: str = path("File with the AUTH secret to accept.")
 
     def validate(self) -> None:
-        """Raise ConfigError for TLS options without the options that they need."""
+        """Raise ConfigError for TLS options without the options they need."""
         check_pair(self, "tls_cert", "tls_key")
         if self.tls_required != "false" and not self.tls_cert:
             text = "--tls-required needs --tls-cert and --tls-key"
@@ -69,7 +69,7 @@ class NsqdOptions(Options):
 
 
 class SandboxOptions(Options):
-    """Addresses of the sandbox and the sample events that it publishes."""
+    """Addresses of the sandbox, and its sample events."""
 
     title = "Sandbox"
 

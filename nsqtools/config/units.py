@@ -27,8 +27,9 @@ _SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a Go duration such as ``1h30m``, ``500ms`` or ``0``; raises
-    ConfigError.
+    """Return the seconds of a Go duration such as ``1h30m``, ``500ms`` or ``0``.
+
+    Raises ConfigError for other texts.
     """
     text = text.strip()
     if text == "0":
@@ -45,7 +46,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a short text that ``parse_duration`` reads as these seconds, to the nanosecond."""
+    """Return a short text for ``parse_duration``, exact to the nanosecond."""
     for unit, length in (("ns", 1e-6), ("us", 1e-3), ("ms", 1.0)):
         if 0 < seconds < length:
             return f"{round(seconds / _DURATION_UNITS[unit], 3):g}{unit}"
@@ -59,10 +60,10 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_time(text: str, now: float = 0.0) -> int:
-    """Return ns since the epoch of an RFC 3339 time, or of a duration before ``now``, in seconds
-    since the epoch; raises ConfigError.
+    """Return ns since the epoch, of an RFC 3339 time or of a duration before ``now``.
 
-    A time without an offset is local.
+    ``now`` is in seconds since the epoch. A time without an offset is local. Raises ConfigError for
+    other texts.
     """
     from datetime import datetime  # not at a TAB press
 
@@ -84,8 +85,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of ``64MiB`` (powers of 1024), ``64M`` (the same) or ``64MB`` (powers of
-    1000).
+    """Return the bytes of ``64MiB`` or ``64M`` (powers of 1024) or ``64MB`` (powers of 1000).
+
+    Raises ConfigError for other texts.
     """
     match = _SIZE.fullmatch(text.strip())
     if text.strip() == "-1":
@@ -97,7 +99,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(count: int) -> str:
-    """Return the shortest text that ``parse_size`` reads as this many bytes."""
+    """Return a text for ``parse_size``, in the largest unit without a fraction."""
     for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= length and count % length == 0:
             return f"{count // length}{unit}"

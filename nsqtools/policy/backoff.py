@@ -19,7 +19,7 @@ def exponential(counter: int, multiplier: float, rng: Random) -> float:
 
 
 def full_jitter(counter: int, multiplier: float, rng: Random) -> float:
-    """Return a random part of the exponential duration, so that consumers do not act in step."""
+    """Return a random part of the exponential duration, to spread the consumers' attempts."""
     return exponential(counter, multiplier, rng) * rng.random()
 
 
@@ -47,7 +47,7 @@ class BackoffChange:
 
 
 def requeue_delay(attempts: int, *, default_delay: float, max_delay: float) -> float:
-    """Return the delay of a REQ in seconds, which grows with the attempts (go-nsq conn.go)."""
+    """Return the delay of a REQ in seconds; it grows with the attempts (go-nsq conn.go)."""
     return min(default_delay * attempts, max_delay)
 
 
@@ -56,11 +56,11 @@ class Backoff:
 
     running -- a failure --> stopped -- time --> probing -- any result --> stopped, or running at 0
 
-    One result counts per wait: results during the wait are ignored, and the first one after it
+    One result counts per wait: results during the wait are ignored, and the first result after it
     starts the next wait. A failure raises the counter if the strategy's duration for the higher
-    counter is within ``max_duration``; if ``2 * multiplier`` exceeds it there is no backoff at all,
-    as in go-nsq. A ``max_duration`` or ``multiplier`` of 0 disables backoff. The state is
-    independent of connections, so losing one does not affect it.
+    counter is within ``max_duration``: ``exponential`` backoff never starts if ``2 * multiplier``
+    exceeds ``max_duration``, as in go-nsq. A ``max_duration`` or ``multiplier`` of 0 disables
+    backoff. The state is independent of connections: losing a connection does not affect it.
 
     Raises ConfigError for an unknown strategy.
     """
@@ -98,15 +98,14 @@ class Backoff:
     ) -> BackoffChange | None:
         """Count the results of a batch, failures first; returns None if the state does not change.
 
-        ``neutral`` messages were requeued without backoff: they do not change the counter, but like
-        any result they start another wait while it is above 0.
+        ``neutral`` messages were requeued without backoff: they do not change the counter, but
+        while it is above 0 they start another wait, like any result.
         """
         if self._until is not None or not self._multiplier:
             return None
         before = self._counter
         if failed:
-            # At counter 0 a failure that does not count starts no wait, so the next failure is
-            # tried.
+            # At counter 0 an ignored failure starts no wait, so try to count the next failure.
             if any(self._may_grow(rng) for _ in range(1 if before else failed)):
                 self._counter += 1
         elif succeeded and before and not neutral:

@@ -1,7 +1,7 @@
 """The monitoring check of a cluster: OK, WARNING, CRITICAL or UNKNOWN, the reason, and numbers.
 
-A threshold applies to each topic and channel separately, summed over all nsqds. A value above it
-exceeds it, like a range 0:N of the Monitoring Plugins Development Guidelines.
+A threshold applies to each topic and channel separately, summed over all nsqds. It is exceeded by
+a greater value, like a range 0:N of the Monitoring Plugins Development Guidelines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Limit:
         return self.warn is not None or self.crit is not None
 
     def exceeded(self, value: float) -> tuple[Status, float]:
-        """Return OK, or the state and the limit that was exceeded."""
+        """Return OK and 0, or the state and the exceeded limit."""
         for status, limit in ((Status.CRITICAL, self.crit), (Status.WARNING, self.warn)):
             if limit is not None and value > limit:
                 return status, limit
@@ -53,7 +53,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """All thresholds of a check; rates are per second, ages in seconds, a minimum of 0 is none."""
+    """All thresholds of a check: rates per second, ages in seconds; 0 is no minimum."""
 
     depth: Limit = field(default_factory=Limit)
     requeue_rate: Limit = field(default_factory=Limit)
@@ -71,9 +71,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The servers that were asked, each with its error, or None if it answered.
+    """The queried servers, each with its error, or None if it answered.
 
-    ``unwell`` has the health of nsqds that report anything but OK.
+    ``unwell`` has the health of each unhealthy nsqd, as reported by it.
     """
 
     nsqds: Mapping[str, str | None]
@@ -82,12 +82,12 @@ class Peers:
 
     @property
     def answering(self) -> int:
-        """How many nsqds answer."""
+        """The number of answering nsqds."""
         return sum(error is None for error in self.nsqds.values())
 
     @property
     def errors(self) -> list[str]:
-        """The errors of all servers that do not answer."""
+        """The errors of all servers without an answer."""
         programs = (("nsqlookupd", self.lookupds), ("nsqd", self.nsqds))
         return [f"{p} {error}" for p, asked in programs for error in asked.values() if error]
 
@@ -99,7 +99,7 @@ class Peers:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A problem with a topic, with a channel, or, without both, with the servers."""
+    """A problem with a topic or channel, or with the servers if both names are empty."""
 
     status: Status
     text: str
@@ -112,7 +112,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """A number for graphs; None if it is unknown. ``unit`` is "s" or empty.
+    """A number for graphs; ``value`` is None if unknown, ``unit`` is "s" or empty.
 
     With ``at_least``, ``limit.crit`` is a minimum.
     """
@@ -127,7 +127,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of a check; the most severe of the ``troubles`` come first."""
+    """The result of a check; ``troubles`` are sorted, the most severe first."""
 
     status: Status
     summary: str
@@ -136,27 +136,27 @@ class CheckResult:
 
 
 def unknown(reason: str) -> CheckResult:
-    """Return the result of a check that could not be made."""
+    """Return the result UNKNOWN, with its reason."""
     return CheckResult(Status.UNKNOWN, reason)
 
 
 def age(row: Row) -> float | None:
-    """Estimate how many seconds messages of a topic or channel wait; None without egress.
+    """Estimate the waiting time of messages of a topic or channel, in seconds; None without egress.
 
-    nsqd does not report since when messages wait. Their number, divided by the messages that leave
-    per second, is the wait of a message that arrives now; at a steady rate the oldest message has
-    waited as long (Little's law). It is infinite if messages wait and none leaves.
+    nsqd does not report waiting times. The depth, divided by the messages leaving per second, is
+    the waiting time of a new message; at a steady rate the oldest message has waited as long
+    (Little's law). The result is infinite if messages wait and no message leaves.
     """
     if not row.totals.depth:
         return 0.0
     if row.egress is None or not row.whole:
-        return None  # the depth covers all nsqds, and the egress only some of them
+        return None  # the depth covers all nsqds, the egress only some nsqds
     return row.totals.depth / row.egress if row.egress else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A number that may have a Limit, by ``name``; ``text`` says by how much it is exceeded."""
+    """A number with an optional Limit of the same ``name``; ``text`` reports an exceeded limit."""
 
     name: str
     text: str
@@ -165,7 +165,7 @@ class _Measure:
     unit: str = ""
 
     def of(self, row: Row) -> float | None:
-        """Return the value; None for a rate that some nsqds lack, as the sum would be too low."""
+        """Return the value; None for a rate unknown on some nsqds, as the sum would be too low."""
         if self.name == "age":
             return age(row)
         value: float | None = getattr(row if self.is_rate else row.totals, self.name)
@@ -181,7 +181,7 @@ _MEASURES = (
 
 
 def _limited(limits: Limits, row: Row) -> Iterator[tuple[_Measure, Limit]]:
-    """Yield the measures of this channel or topic that have a limit."""
+    """Yield the measures of this channel or topic with a limit, and the limits."""
     for measure in _MEASURES:
         if (row.channel or measure.of_topics) and (limit := getattr(limits, measure.name)):
             yield measure, limit
@@ -190,11 +190,11 @@ def _limited(limits: Limits, row: Row) -> Iterator[tuple[_Measure, Limit]]:
 def judge(
     limits: Limits, rows: Sequence[Row], peers: Peers, *, topic: str = "", channel: str = ""
 ) -> CheckResult:
-    """Judge everything, or a topic, or the channels of a name, or one channel of a topic.
+    """Judge the rows: of everything, one topic, all channels of a name, or one channel.
 
-    It is UNKNOWN if no server answers, otherwise the most severe trouble decides. One silent nsqd
-    or nsqlookupd is a WARNING. It is CRITICAL if no nsqd answers, or none has the named topic or
-    channel.
+    The status is UNKNOWN if no server answers. Otherwise the most severe trouble decides: a silent
+    nsqd or nsqlookupd is a WARNING; if no nsqd answers, or no nsqd has the named topic or channel,
+    the status is CRITICAL.
     """
     if peers.none_answers:
         return unknown(f"no server answers: {'; '.join(peers.errors)}")
@@ -275,7 +275,7 @@ def _summary(rows: Sequence[Row], peers: Peers, channel: str) -> str:
 
 
 def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iterator[Datum]:
-    """Yield all numbers of a named topic; of several topics sums, and maximums with their limits.
+    """Yield all numbers of a named topic; without one, sums, and maximums with their limits.
 
     The labels depend only on the options and on the topic's channels.
     """
@@ -307,7 +307,7 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
 
 
 def _highest(values: Sequence[float | None]) -> float | None:
-    """Return the maximum; None if any value is unknown, because it may be the maximum."""
+    """Return the maximum; None if any value is unknown, as this value may be the maximum."""
     numbers = [value for value in values if value is not None]
     return max(numbers, default=0.0) if len(numbers) == len(values) else None
 

@@ -14,17 +14,18 @@ _SHORT = 1.0
 
 
 class LookupSchedule:
-    """Schedules the lookup rounds after the first one, which is made at once.
+    """Schedules the lookup rounds; the first round, made at once, is the caller's.
 
-    Rounds are ``interval`` seconds apart, plus a random part of up to ``jitter`` times that, so
-    that consumers started together do not ask together (building_client_libraries, Configuration).
+    The time between rounds is ``interval`` seconds, plus a random part of up to ``jitter`` times
+    ``interval``: consumers started together should not ask together (building_client_libraries,
+    Configuration).
 
-    A lost connection, or having none, is urgent: it starts a series of rounds 1, 2, 4, 8 ... s
-    apart, with the same jitter, while that is less than ``interval``. So a restarted nsqd or a new
-    topic is found within seconds. A series always runs to its end, because the nsqd may not be back
-    at its first round. Urgency during a series, or still having no connection after it, starts no
-    other series: an nsqd that drops each connection, or never returns, costs few rounds. But
-    ``restart`` begins one in any case: it is for the loss of a connection that worked.
+    A lost or missing connection is urgent: it starts a series of rounds 1, 2, 4, 8 ... s apart,
+    with the same jitter, while this is less than ``interval``. So the consumer finds a restarted
+    nsqd or a new topic within seconds. A series always runs to its end, because the nsqd may return
+    after the first round. Urgency during a series, or a connection still missing after it, starts
+    no second series: an nsqd dropping each connection, or never returning, costs few rounds.
+    ``restart`` always begins a series: use it after the loss of a working connection.
     """
 
     def __init__(self, interval: float, jitter: float) -> None:
@@ -38,7 +39,7 @@ class LookupSchedule:
         """Return when the next round is due, in seconds of ``now``'s clock.
 
         Call it after each round and when a connection is lost. A call before the next round never
-        delays that round.
+        delays the round.
         """
         early = now < self._when
         if restart or (self._step is None and urgent and (early or not self._urgent)):
@@ -63,8 +64,8 @@ class ReconnectDelays:
     """Delays before reconnecting to a fixed address: 1, 2, 4, 8 ... s, up to ``maximum``.
 
     ``first`` is the first delay in seconds (building_client_libraries, Reconnection); after a first
-    delay of 0 come 1, 2, 4 ... s. With an ``rng`` each delay is a random one of at least half as
-    long, so that consumers that lost an nsqd together do not come back together.
+    delay of 0 the next delays are 1, 2, 4 ... s. With an ``rng`` each delay is shortened at random
+    by up to half: consumers of a lost nsqd should not reconnect together.
     """
 
     def __init__(self, first: float, maximum: float) -> None:
@@ -73,7 +74,7 @@ class ReconnectDelays:
         self._delays: dict[Address, float] = {}
 
     def failed(self, address: Address, now: float, rng: Random | None = None) -> float:
-        """Return when to connect after the connection was lost or could not be made."""
+        """Return when to connect again after a lost or failed connection."""
         previous = self._delays.get(address)
         following = self._first if previous is None else previous * 2 or 1.0
         delay = self._delays[address] = min(following, self._maximum)
@@ -84,9 +85,9 @@ class ReconnectDelays:
         self._delays.pop(address, None)
 
     def ended(self, address: Address, lasted: float) -> bool:
-        """Reset the delay, unless the connection was short: an nsqd that drops each is spared.
+        """Reset the delay, unless the connection was short: an nsqd dropping each is spared.
 
-        Returns whether it was reset.
+        Returns whether the delay was reset.
         """
         if is_long := lasted > max(self._first, _SHORT):
             self.connected(address)

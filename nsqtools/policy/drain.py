@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Drain:
     """Follows the counters of one nsqd until it has drained.
 
-    It has drained once it holds no message, and no message was published for ``quiet`` seconds.
+    The nsqd has drained once it holds no message, and nobody has published for ``quiet`` seconds.
     The quiet period restarts when the nsqd restarts or does not answer.
     """
 
@@ -24,10 +24,10 @@ class Drain:
         self._published: object = None
         self._served: set[str] = set()
         self.left: Mapping[ChannelKey, Counters] = {}
-        """The topics and channels that hold messages, as of the last sample."""
+        """The topics and channels with messages, as of the last sample."""
 
     def record(self, sample: CounterSample | None) -> None:
-        """Take the counters of a look; None if nsqd did not answer."""
+        """Take the counters of one poll; None if nsqd did not answer."""
         if sample is None:
             self._since = None
             return
@@ -41,12 +41,12 @@ class Drain:
 
     @property
     def messages(self) -> int:
-        """How many messages the nsqd holds; one in two channels counts twice."""
+        """The number of messages the nsqd holds; a message in two channels counts twice."""
         return sum(each.held for each in self.left.values())
 
     @property
     def answers(self) -> bool:
-        """Whether nsqd answered the last look."""
+        """Whether nsqd answered the last poll."""
         return self._since is not None
 
     @property
@@ -56,7 +56,7 @@ class Drain:
         return quiet and not self.left
 
     def stuck(self) -> dict[ChannelKey, str]:
-        """Return what never drains as things are, each with the reason."""
+        """Return the topics and channels that cannot drain at present, each with the reason."""
         reasons = {key: self._reason(key, each) for key, each in self.left.items()}
         return {key: reason for key, reason in reasons.items() if reason}
 

@@ -1,7 +1,7 @@
-"""Chooses the endpoint of the next request, and when to retry one that failed.
+"""Chooses the endpoint of the next request, and the time to retry a failed endpoint.
 
 The modes are those of nsq_to_http and nsq_to_nsq (bitly/go-hostpool). In every mode each endpoint
-has a circuit breaker, so that a single one that is down costs only an occasional request.
+has a circuit breaker: a dead endpoint costs only an occasional request.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 FAILURES = 5
 """Consecutive failures that open the breaker."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""How long the breaker stays open, in seconds; doubled by every probe that fails."""
+"""Time in seconds until an open breaker lets a probe through; each failed probe doubles it."""
 PROBE_LIMIT = 60.0
 """Seconds after which a probe without a result counts as lost."""
 FIRST_DELAY, LONGEST_DELAY = 30.0, 900.0
-"""How long a host pool leaves a dead endpoint alone, in seconds, doubling (go-hostpool)."""
+"""Time in seconds until a host pool probes a dead endpoint; it doubles (go-hostpool)."""
 FIRST_EPSILON, LEAST_EPSILON, EPSILON_DECAY = 0.3, 0.01, 0.9
-"""Share of choices that explore; each exploration lowers it (go-hostpool)."""
+"""Share of exploring choices; each exploration lowers it (go-hostpool)."""
 HALF_LIFE = 30.0
-"""Seconds after which a latency counts half in the mean."""
+"""Seconds until the weight of a latency in the mean has halved."""
 
 _SCORES_LAST = 0.1
 _SHORTEST = 1e-6
@@ -38,7 +38,7 @@ _SHORTEST = 1e-6
 @dataclass(slots=True, eq=False)
 class _HostState:
     """An endpoint. ``pause`` is 0 while its breaker is closed, ``delay`` is 0 unless its pool
-    considers it dead. Each is above 0 only after a failure that no success has followed."""
+    considers it dead. Each is above 0 only from a failure until the next success."""
 
     name: str
     failures: int = 0
@@ -51,7 +51,7 @@ class _HostState:
     retry: float = -math.inf
     """When the delay ends."""
     probe: float | None = None
-    """When the request was chosen that probes the endpoint."""
+    """When the endpoint was chosen for the probing request."""
     removed: bool = False
 
     @property
@@ -63,11 +63,11 @@ class Endpoints:
     """Chooses endpoints by round robin.
 
     Five consecutive failures open the breaker of an endpoint for 1 s, doubling to 30 s. Then one
-    request probes it: a success closes the breaker, a failure opens it for longer.
+    request probes the endpoint: success closes the breaker, failure opens it for longer.
 
-    Times are in seconds of any monotonic clock. The caller reports the result of every request. The
-    first endpoint of a choice is the one to use; the others are for callers that can retry at once
-    when it fails. A probed endpoint comes first, and in one choice only until it is reported.
+    Times are in seconds of any monotonic clock. Report the result of every request. A choice is a
+    list: use its first endpoint; if this endpoint fails, you can retry at once with the others. A
+    probed endpoint comes first in one choice, and in no other until its result is reported.
     Repeated endpoints count once. Raises ConfigError for an empty list.
     """
 
@@ -83,7 +83,7 @@ class Endpoints:
         self._arrange()
 
     def choose(self, *, now: float, rng: Random) -> Sequence[str]:
-        """Return the endpoints to try, the preferred one first; empty if all wait for ``due``."""
+        """Return the endpoints to try, in order of preference; empty if all wait for ``due``."""
         if self._suspect and now >= self._alarm:
             probed = self._suspect
             probed.probe = now
@@ -94,8 +94,8 @@ class Endpoints:
     def report(self, endpoint: str, *, ok: bool, took: float, now: float) -> None:
         """Count a result; ``ok`` is false if the endpoint was at fault.
 
-        ``took`` is the time since the request was sent. A failure of a request from before the
-        breaker last opened or closed is ignored. Raises KeyError for an unknown endpoint.
+        ``took`` is the time since the request was sent. A failure is ignored if the request is
+        older than the breaker's last opening or closing. Raises KeyError for an unknown endpoint.
         """
         entry = self._entries[endpoint]
         if not ok:
@@ -113,7 +113,7 @@ class Endpoints:
         self._arrange()
 
     def states(self, now: float) -> Mapping[str, str]:
-        """Return the state of each endpoint: up, down, trying (down, but being probed) or gone."""
+        """Return the state of each endpoint: up, down, trying (down and being probed) or gone."""
         return {name: self._state(entry, now) for name, entry in self._entries.items()}
 
     def _state(self, entry: _HostState, now: float) -> str:
@@ -161,7 +161,7 @@ class Endpoints:
             self._arrange()
 
     def _leave_alone(self, entry: _HostState, probed: bool, now: float) -> None:
-        """Apply the mode's own rule for an endpoint that failed."""
+        """Apply the mode's own rule to a failed endpoint."""
 
     def _arrange(self) -> None:
         """Update the endpoints in use, and the endpoint to probe next."""
@@ -184,9 +184,9 @@ class Endpoints:
 class HostPool(Endpoints):
     """Round robin among live endpoints: one failure makes an endpoint dead (go-hostpool).
 
-    While others are alive, a dead endpoint is probed after 30 s, doubling to 900 s; a success
-    revives it. If all are dead only their breakers count, and endpoints with a closed breaker are
-    used.
+    While other endpoints are alive, a dead endpoint is probed after 30 s, doubling to 900 s; a
+    success revives it. If all are dead, only their breakers count: the pool uses endpoints with a
+    closed breaker.
     """
 
     def _leave_alone(self, entry: _HostState, probed: bool, now: float) -> None:
@@ -203,8 +203,8 @@ class HostPool(Endpoints):
 class _MeanLatency:
     """Mean latency in seconds, weighted towards recent results; 0 without results.
 
-    Unlike in go-hostpool the sum is divided by its weights, so that an endpoint with few results
-    does not seem fast.
+    Unlike in go-hostpool the sum is divided by its weights: otherwise an endpoint with few results
+    would seem fast.
     """
 
     total: float = 0.0
@@ -226,8 +226,8 @@ class EpsilonGreedy(HostPool):
     """A host pool that prefers fast endpoints (go-hostpool).
 
     At first three choices in ten explore, later one in a hundred: they take the next endpoint in
-    turn. The other choices are random, with weights of 1 / mean latency of successes. The means are
-    updated ten times a second.
+    turn. The other choices are random, weighted by 1 / mean latency of successes. The weights are
+    updated at most ten times a second.
     """
 
     def __init__(self, endpoints: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Names of archive files: nsq_to_file's tokens, with the clock's or a message's time."""
+"""Names of archive files: nsq_to_file's tokens, with the time of the clock or of a message."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _PERCENT = re.compile(r"%[-_0^#:]*.?", re.DOTALL)
 
 _BY_SECOND, _BY_MINUTE = frozenset("sSTXcr"), frozenset("MR")
 _QUARTER = 900
-"""Seconds; UTC offsets today are multiples of a quarter of an hour, and change on one.
+"""Seconds; UTC offsets today are multiples of a quarter of an hour, and change at a multiple.
 
-Where that is not so, each second is looked up separately.
+For other offsets, each second is looked up separately.
 """
 
 INCOMPLETE = (".part", ".torn", ".copy")
-"""Suffixes that no published file has."""
+"""Suffixes of incomplete files only."""
 
 _LONGEST = 250
-"""Maximum bytes of a name: with ``.part`` it fits into the 255 of most file systems."""
+"""Maximum bytes of a name: with ``.part`` it fits into the 255 bytes of most file systems."""
 
 _CACHED = 512
 _LOOK_AHEAD = 86_400
@@ -56,7 +56,7 @@ M = TypeVar("M", bound=Stamped)
 
 
 def local_time(second: int, zone: tzinfo | None) -> datetime:
-    """Return the aware local time at this second since the epoch; no zone is the machine's own."""
+    """Return the aware local time at this second since the epoch; None is the machine's zone."""
     if zone is None:
         return datetime.fromtimestamp(second).astimezone()
     return datetime.fromtimestamp(second, zone)
@@ -66,12 +66,12 @@ def local_time(second: int, zone: tzinfo | None) -> datetime:
 class NamePattern:
     """The options for file names, as in nsq_to_file; raises ConfigError naming the flag.
 
-    ``suffix`` is the suffix of the compression, such as ``.gz``, and is appended where it is
-    missing. ``repeated_by`` is the flag that makes several files share a name (compression,
-    rotation, a work directory), if any: then ``<REV>`` is required and always written. Otherwise
-    revision 0 is written as an empty string (file_logger.go, computeFilenameFormat). Unlike in
-    nsq_to_file, literals around strftime's directives are kept, directives that Go lacks work, and
-    any other token or directive is an error.
+    ``suffix`` is the suffix of the compression, such as ``.gz``, appended where missing.
+    ``repeated_by`` is the flag responsible for several files of one name (compression, rotation, a
+    work directory), if any: then ``<REV>`` is required and always written. Otherwise revision 0 is
+    written as an empty string (file_logger.go, computeFilenameFormat). Unlike in nsq_to_file,
+    literals around strftime's directives are kept, directives missing in Go work, and unknown
+    tokens and directives are errors.
     """
 
     filename_format: str = FILENAME_FORMAT
@@ -105,7 +105,7 @@ class NamePattern:
                 f"--filename-format {self.filename_format!r}: with {self.repeated_by} several "
                 f"files may get the same name: add <REV>, as in {FILENAME_FORMAT!r}"
             )
-        # Find errors that do not depend on topic and host before the first topic is known.
+        # Find errors independent of topic and host before the first topic is known.
         FileNames(self, topic="topic", hostname="host", pid=1, zone=None)
 
     def host(self, hostname: str) -> str:
@@ -135,7 +135,7 @@ class NamePattern:
 class FileNames:
     """The names of one topic's files, relative to the output directory.
 
-    A name is without revision, as in nsq_to_file: ``<REV>`` stays in it, and ``path`` replaces it.
+    A name has no revision, as in nsq_to_file: it contains ``<REV>``, and ``path`` replaces this.
     A ``zone`` of None is the machine's local time. Raises ConfigError for a name outside the
     directory.
     """
@@ -181,7 +181,7 @@ class FileNames:
         return groups
 
     def next_change(self, ns: int) -> int:
-        """Return when the clock's name changes after ``ns``, or a day later if that is earlier.
+        """Return when the clock's name changes after ``ns``, but at most a day after ``ns``.
 
         Setting the clock changes the result: ask again now and then.
         """
@@ -199,7 +199,7 @@ class FileNames:
     def path(self, name: str, revision: int) -> str:
         """Return the path of a name's revision, from 0, below the output directory.
 
-        Raises ConfigError if the path leaves the directory, or a revision above 0 has no ``<REV>``.
+        Raises ConfigError if the path leaves the directory, or a revision above 0 lacks ``<REV>``.
         """
         if revision and REV not in name:
             raise ConfigError(
@@ -210,7 +210,7 @@ class FileNames:
         return inside(name.replace(REV, number))
 
     def _during(self, bucket: int) -> str | None:
-        """Return the name during one step of time; None if it changes, or may change, within it."""
+        """Return the name during one step of time; None if it may change within the step."""
         try:
             return self._cache[bucket]
         except KeyError:
@@ -229,7 +229,7 @@ class FileNames:
         return name
 
     def _unchanged_until(self, second: int) -> int:
-        """Return a later second up to which the name does not change."""
+        """Return a later second; the name does not change before it."""
         step = self._step // SECOND
         bucket = second // step
         return second + 1 if self._during(bucket) is None else (bucket + 1) * step
@@ -244,7 +244,7 @@ class FileNames:
 
 
 class Revisions:
-    """Hands out revisions, so that no name is used twice when the clock returns to it.
+    """Hands out revisions, to use no name twice even when the clock goes back.
 
     One object serves all topics of an output directory. nsq_to_file starts again from 0 and relies
     on finding the old file. Only the last ``remembered`` names are kept.
@@ -255,7 +255,7 @@ class Revisions:
         self._next: dict[str, int] = {}
 
     def skip(self, name: str, revision: int) -> None:
-        """Note a revision that an earlier process has used, wherever its file is now."""
+        """Note a revision used by an earlier process, wherever its file is now."""
         self._next[name] = max(self._next.pop(name, 0), revision + 1)
 
     def take(self, name: str) -> int:
@@ -282,7 +282,7 @@ def _replace(text: str, values: dict[str, str]) -> str:
 
 
 def _split(datetime_format: str) -> Iterable[tuple[str, str]]:
-    """Return pairs of a literal and a directive, which is empty after "%%" and at the end."""
+    """Return pairs of a literal and a directive; this is empty after "%%" and at the end."""
     pairs, start = [], 0
     while (sign := datetime_format.find("%", start)) >= 0:
         literal = datetime_format[start:sign]
@@ -302,7 +302,7 @@ def _split(datetime_format: str) -> Iterable[tuple[str, str]]:
 
 
 def _resolution(directives: Iterable[str]) -> int:
-    """Return the step in seconds at whose multiples a name can change, within one UTC offset."""
+    """Return a step in seconds: within one UTC offset a name changes only at its multiples."""
     verbs = {directive[-1:] for directive in directives}
     if verbs & _BY_SECOND:
         return 1

@@ -18,8 +18,8 @@ class Latency:
     """Durations counted in buckets of equal ratio from 1 us to 1000 s, 128 per power of ten.
 
     A percentile is the middle of its bucket: the error is at most 1 % from 1 us to 1000 s. Shorter
-    durations are reported as 1 us, longer ones as 1000 s. ``longest`` is the exact maximum. It
-    takes 9 KiB.
+    durations are reported as 1 us, longer durations as 1000 s. ``longest`` is the exact maximum.
+    One object takes 9 KiB.
     """
 
     __slots__ = ("_count", "_counts", "longest")
@@ -30,7 +30,7 @@ class Latency:
         self._counts = array("Q", bytes(8 * (len(_BOUNDS) + 1)))
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Count a duration, as often as ``count`` says."""
+        """Count a duration ``count`` times."""
         self.longest = max(self.longest, seconds)
         self._count += count
         self._counts[bisect_right(_BOUNDS, seconds)] += count

@@ -1,4 +1,4 @@
-"""Recognises a topic's archive files by their names: the reverse of FileNames."""
+"""Recognises the archive files of a topic by their names: the reverse of FileNames."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SAMPLES = [
     datetime(2022, month, day, hour, 45, 56, tzinfo=UTC)
     for month, day, hour in product(range(1, 13), range(21, 28), (11, 23))
 ]
-"""Times that cover all names of months and weekdays, and AM and PM."""
+"""Times in all months, on all weekdays, and with AM and PM."""
 _SAMPLE = datetime(2022, 11, 23, 23, 45, 56, tzinfo=UTC)
-"""A time whose numbers all have their maximum number of digits."""
+"""A time with the maximum number of digits in each number."""
 _OF_ZONE = {"s": "-?[0-9]+", "z": "[+-][0-9]{4}[0-9.]*", "Z": "[A-Za-z0-9:.+-]+"}
-"""Expressions for directives whose output depends on the zone."""
+"""Expressions for directives with output depending on the zone."""
 _PADDED = "ceklr"
 """Directives that may write a space, or nothing, instead of a leading zero."""
 _LETTERS = re.compile("[A-Za-z]+")
@@ -34,13 +34,13 @@ _RUNS = re.compile("([A-Za-z]+)|([0-9]+)|(.)")
 
 
 class NameMatcher:
-    """Matches paths, relative to the output directory, of files that this host has written.
+    """Matches paths, relative to the output directory, of files written by this host.
 
-    ``topics`` are names, or a pattern that topic names must match. Every path that
-    ``FileNames.path`` returns matches with its topic, for any process, time and revision. A path
-    may fit several topics, as with ``<TOPIC><REV>`` and topics ``a`` and ``a-000001``: of names the
-    longest is taken. With a pattern it is the shortest, because a number is more often a revision
-    than part of a name; if no revision fits, the longest.
+    ``topics`` are names, or a pattern for topic names. Every path returned by ``FileNames.path``
+    matches with its topic, for any process, time and revision. A path may fit several topics, as
+    with ``<TOPIC><REV>`` and topics ``a`` and ``a-000001``. The matcher then takes the longest of
+    several names. With a pattern it takes the shortest topic, because a number is more often a
+    revision than part of a name; if no revision fits, the longest topic.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class NameMatcher:
     def match(self, path: str) -> str | None:
         """Return the topic of this relative path; None if the file is not ours.
 
-        It is empty if the format has no topic and there are several topics.
+        The topic is empty if the format has no ``<TOPIC>``, and there are several topics.
         """
         found = self._find(-1, path)
         return found.groupdict().get("topic", self._only) if found else None
 
     def descend(self, directory: str) -> bool:
-        """Whether this relative directory, not the root, may contain files that match."""
+        """Whether this relative directory, not the root, may contain matching files."""
         depth = directory.count("/")
         return depth < len(self._paths[0]) - 1 and self._find(depth, directory) is not None
 
@@ -107,7 +107,7 @@ def _expressions(
 
 
 def _of_directive(directive: str) -> str:
-    """Return an expression for a directive's output, made from samples of it."""
+    """Return an expression for a directive's output, made from sample times."""
     verb = directive[-1:]
     if verb in _OF_ZONE:
         return _OF_ZONE[verb]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?)x")
 
-# Minimum pause: messages that are closer together are sent together.
+# Minimum pause: messages closer together are sent together.
 _TICK = 0.01
 
 
@@ -24,7 +24,7 @@ class Pace:
         self._free = 0.0
 
     def burst(self, count: int) -> int:
-        """Return how many of ``count`` messages to send at once: a tenth of a second's, or one."""
+        """Return how many of ``count`` messages to send at once: those of 0.1 s, at least 1."""
         return min(count, max(1, int(self._rate / 10))) if self._rate else count
 
     def delay(self, count: int, *, now: float) -> float:
@@ -39,9 +39,9 @@ class Pace:
 class Replay:
     """Replays messages at the intervals of their timestamps, divided by ``speed`` (over 0).
 
-    The first message is sent at once, the others relative to it. A late message, or one whose
-    timestamp is before its predecessor's, is sent at once. No message is early, and because pauses
-    have a minimum, none is late by more than 10 ms.
+    The first message is sent at once, the others relative to it. A late message is sent at once,
+    and so is a message with a timestamp before its predecessor's. No message is early, and the
+    minimum pause delays none by more than 10 ms.
     """
 
     def __init__(self, speed: float) -> None:
@@ -54,7 +54,7 @@ class Replay:
         return max(early, _TICK) if early > 0 else 0.0
 
     def burst(self, timestamps: Sequence[int], start: int, *, now: float) -> int:
-        """Return how many messages to send at once: that at ``start``, and those due by ``now``."""
+        """Return how many to send at once, from ``start``: the first, and any due by ``now``."""
         for index in range(start + 1, len(timestamps)):
             if self._due(timestamps[index], now) > now:
                 return index - start

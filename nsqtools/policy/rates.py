@@ -18,8 +18,8 @@ class Counters(NamedTuple):
     """The counters of a topic or channel on one nsqd, or summed over several.
 
     ``messages``, ``requeues`` and ``timeouts`` only grow. ``depth`` includes ``backend_depth``; a
-    topic's own depth is the messages not yet copied to a channel. ``paused`` is true if it is
-    paused on any of the nsqds.
+    topic's own depth is the messages not yet copied to a channel. ``paused`` is true if the topic
+    or channel is paused on any of the nsqds.
     """
 
     messages: int = 0
@@ -34,12 +34,12 @@ class Counters(NamedTuple):
 
     @property
     def memory_depth(self) -> int:
-        """Messages that wait in memory."""
+        """The number of messages waiting in memory."""
         return self.depth - self.backend_depth
 
     @property
     def held(self) -> int:
-        """Messages that are not finished."""
+        """The number of unfinished messages."""
         return self.depth + self.in_flight + self.deferred
 
     def plus(self, other: Counters) -> Counters:
@@ -63,10 +63,10 @@ class CounterSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A topic or channel over all nsqds that answered; rates are per second, None if unknown.
+    """A topic or channel over all answering nsqds; rates are per second, None if unknown.
 
-    ``nodes`` is how many nsqds have it, ``missing`` how many had it and do not answer now. Rates
-    are over the ``measured`` nsqds only, those with a previous sample.
+    ``nodes`` is the number of nsqds with this topic or channel, ``missing`` the number of silent
+    nsqds known to have it. Rates cover only the ``measured`` nsqds: those with a previous sample.
     """
 
     topic: str
@@ -82,12 +82,12 @@ class Row:
 
     @property
     def whole(self) -> bool:
-        """Whether the rates cover all nsqds that the totals cover."""
+        """Whether the rates cover the same nsqds as the totals."""
         return self.measured == self.nodes
 
 
 def shown(rows: Iterable[Row], channel: str = "") -> list[Row]:
-    """Return all rows, or with a channel only those of channels."""
+    """Return all rows, or with a channel only the rows of channels."""
     return [row for row in rows if row.channel or not channel]
 
 
@@ -128,9 +128,9 @@ class _Sum:
 class Rates:
     """Sums samples of nsqds and computes rates from the previous samples.
 
-    A rate covers the nsqds with a baseline. nsqds that were restarted or silent, and topics or
-    channels that were recreated, get rates from the next sample on. Egress counts messages that
-    left: unlike in nsq_stat, messages in flight or deferred have not.
+    A rate covers the nsqds with a baseline. Restarted or silent nsqds, and recreated topics or
+    channels, get rates from their next sample on. Egress counts messages no longer held: unlike
+    in nsq_stat, messages in flight or deferred do not count.
     """
 
     def __init__(self) -> None:
@@ -144,9 +144,9 @@ class Rates:
     ) -> list[Row]:
         """Return rows by topic and channel, a topic before its channels.
 
-        ``samples`` are by nsqd; None if it does not answer: its topics are then missing until it is
-        no longer in ``samples``. An nsqd that never answered is missing from the topics ``listed``
-        for it.
+        ``samples`` are by nsqd; None for a silent nsqd. Such an nsqd counts as missing in the
+        topics and channels of its last answer, until it answers or is no longer in ``samples``. If
+        it has never answered, it counts as missing in the topics ``listed`` for it.
         """
         sums: dict[ChannelKey, _Sum] = {}
         unseen: Counter[str] = Counter()
@@ -164,8 +164,7 @@ class Rates:
                 total.nodes += 1
                 if before is None:
                     continue
-                # A topic or channel that the nsqd did not have at its last answer started from
-                # zero.
+                # A topic or channel missing from the nsqd's last answer started from zero.
                 first = before.counters.get(key, _NOTHING)
                 if not _fell(first, counters):
                     total.measure(first, counters, sample.at - before.at)
@@ -187,7 +186,7 @@ class Rates:
 
 
 def _fell(before: Counters, now: Counters) -> bool:
-    """Whether it was deleted and recreated, or nsqd restarted."""
+    """Whether the topic or channel was recreated, or nsqd restarted."""
     return (
         now.messages < before.messages
         or now.requeues < before.requeues

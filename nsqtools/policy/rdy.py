@@ -19,9 +19,9 @@ class Mode(Enum):
     RUNNING = "running"
     """All of it."""
     PROBING = "probing"
-    """RDY 1 on one connection: after a backoff wait."""
+    """RDY 1 on one connection, after a backoff wait."""
     STOPPED = "stopped"
-    """RDY 0 everywhere: during a backoff wait, or while the handler is behind."""
+    """RDY 0 everywhere, during a backoff wait or while the handler is behind."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Peer:
     max_rdy: int = 2500
     """``max_rdy_count`` of this nsqd."""
     in_flight: int = 0
-    """Messages delivered and not settled."""
+    """Delivered messages not yet settled."""
     received: int = 0
     """Messages received since RDY was last sent."""
     counts_down: bool = False
@@ -52,25 +52,26 @@ class Peer:
 
 
 class RdyPlanner:
-    """Decides which RDY to send. It keeps no state: everything it needs is in the peers.
+    """Decides the RDY of each peer. It keeps no state: the peers hold all facts.
 
     If ``max_in_flight`` is at least the number of peers, the slots are shared evenly, within each
     peer's ``max_rdy``; a fresh peer starts with 1. With fewer slots, or while probing, a slot is
-    RDY 1 on one peer, and slots rotate. A peer that had no message for ``low_rdy_idle_timeout``, or
-    had its slot for ``low_rdy_timeout``, passes it to the peer that has waited longest, and at
-    least ``low_rdy_idle_timeout``, so that idle nsqds do not swap slots in every plan.
+    RDY 1 on one peer, and slots rotate. After ``low_rdy_idle_timeout`` without a message, or
+    ``low_rdy_timeout`` with its slot, a peer passes the slot to the longest-waiting peer. The heir
+    must have waited for ``low_rdy_idle_timeout``: otherwise idle nsqds would swap slots in every
+    plan.
 
-    With n peers that keep up, s slots and a plan at least every d seconds, no peer waits longer
+    With n peers keeping up, s slots and a plan at least every d seconds, no peer waits longer
     than ``low_rdy_idle_timeout + ceil((n - s) / s) * (low_rdy_timeout + d)``, unless new
     connections come in between. After its first ``low_rdy_idle_timeout`` a waiting peer, and the at
-    most n - s peers before it, may take any slot that expires. Each slot expires in
-    ``low_rdy_timeout`` and is passed on within d; a peer that loses its slot queues behind them.
+    most n - s peers before it, may take any expired slot. Each slot expires in
+    ``low_rdy_timeout`` and is passed on within d; the peer losing a slot queues behind them.
 
-    A peer with more in flight than RDY allows shows that the handler has fallen behind: nsqd times
-    messages out and sends others instead, without end. Such a peer gets RDY 0 until at most half
-    its share is in flight. At the full share the next timeout would stop it again, and RDY would
-    change with every message. The socket is never paused instead, because nsqd closes a connection
-    that is not read.
+    A peer with more messages in flight than its RDY is a sign of a handler falling behind: nsqd
+    times messages out and sends others instead, without end. Such a peer gets RDY 0 until at most
+    half its share is in flight. At the full share the next timeout would stop the peer again, and
+    RDY would change with every message. Pausing the socket is no alternative, because nsqd closes
+    unread connections.
     """
 
     def __init__(self, low_rdy_idle_timeout: float, low_rdy_timeout: float) -> None:
@@ -80,10 +81,10 @@ class RdyPlanner:
     def plan(
         self, peers: Iterable[Peer], *, max_in_flight: int, mode: Mode, now: float, rng: Random
     ) -> dict[Address, int]:
-        """Return the RDY commands to send; those that lower RDY come first.
+        """Return the RDY commands to send; commands lowering RDY come first.
 
-        After each command, the sum of RDY over the peers that are not closing is within
-        ``max_in_flight``, or falls until it is. An unchanged RDY is not sent again.
+        After each command, the sum of RDY over all peers not closing is within ``max_in_flight``,
+        or falls until it is. An unchanged RDY is sent again only to a peer with ``counts_down``.
         """
         active = [peer for peer in peers if not peer.closing]
         takers = [peer for peer in active if peer.max_rdy > 0]
@@ -104,11 +105,11 @@ class RdyPlanner:
     def _rotate(
         self, takers: list[Peer], slots: int, mode: Mode, now: float, rng: Random
     ) -> dict[Address, int]:
-        """Choose the peers that get RDY 1, where there are more peers than slots."""
+        """Choose the peers with RDY 1, if there are more peers than slots, or while probing."""
         able = takers
         if mode is Mode.PROBING:
-            # Even a peer that is behind may probe, or backoff would never end; RDY 1 brings it one
-            # message per msg_timeout at most.
+            # Even a peer falling behind may probe, or backoff would never end; RDY 1 brings it at
+            # most one message per msg_timeout.
             slots = 1
         else:
             able = [peer for peer in takers if not _must_rest(peer, 1)]
@@ -151,8 +152,8 @@ def _share(takers: Sequence[Peer], slots: int) -> dict[Address, int]:
     resting = {peer.address for peer in rest if _must_rest(peer, bases[peer.address])}
 
     def turn(peer: Peer) -> tuple[bool, bool, bool]:
-        # First peers that can use one more slot, then those that have it, so that it does not
-        # wander.
+        # First peers able to use one more slot; among them, the present holders: the slot should
+        # not wander.
         return peer.address in resting, peer.fresh, peer.rdy <= bases[peer.address]
 
     targets = {}
@@ -170,10 +171,10 @@ def _share(takers: Sequence[Peer], slots: int) -> dict[Address, int]:
 
 
 def _must_rest(peer: Peer, share: int) -> bool:
-    """Whether this peer sends more than RDY allows, or got RDY 0 for that and is not done.
+    """Whether this peer sends more than RDY allows, or still has RDY 0 for this reason.
 
-    More in flight than RDY is not enough: RDY may just have been lowered. But in that case only
-    messages already on their way come until RDY is no longer exceeded.
+    More in flight than RDY is not enough: RDY may just have been lowered. But then only messages
+    already on their way arrive, until RDY is no longer exceeded.
     """
     if peer.rdy == 0:
         return 2 * peer.in_flight > share
@@ -209,7 +210,7 @@ class ByteBudget:
         self._mean = 0.0
 
     def note(self, count: int, size: int) -> bool:
-        """Note ``count`` messages of ``size`` bytes in all; returns whether the limit changes."""
+        """Note ``count`` messages of ``size`` bytes in total; returns whether the limit changes."""
         weight = count / (count + 256) if self._mean else 1.0
         self._mean += (size / count - self._mean) * weight
         before = self.limit
@@ -222,7 +223,7 @@ class ByteBudget:
         self._set_limit()
 
     def _set_limit(self) -> None:
-        """Move the limit; to be steady, by a fifth or more."""
+        """Adjust the limit; to keep it steady, ignore less than 20 % down or 25 % up."""
         maximum, last = self._max_in_flight, self.limit
         exact = bytes_limit(maximum, self._budget, self._mean)
         near = 0.8 * last < exact < 1.25 * last
@@ -231,8 +232,8 @@ class ByteBudget:
 
 
 def is_starved(in_flight: int, rdy: int) -> bool:
-    """Whether nsqd is about to send nothing more until messages are settled.
+    """Whether nsqd is about to stop sending until messages are settled.
 
-    The factor 0.85 anticipates that (building_client_libraries, Message Flow Starvation).
+    The factor 0.85 anticipates this (building_client_libraries, Message Flow Starvation).
     """
     return in_flight > 0 and in_flight >= rdy * 0.85

@@ -35,7 +35,7 @@ class Retention:
         return not (self.keep or self.max_age or self.max_total)
 
     def surplus(self, files: Sequence[Kept], now_ns: int) -> list[Kept]:
-        """Return the files to delete, of one topic's files, oldest first.
+        """Return the files to delete among one topic's files, oldest first.
 
         The newest file is never deleted, however old or large. If a file in the result must stay
         for now, no newer file is deleted in its place.

@@ -17,12 +17,12 @@ RotationReason = Literal["name", "interval", "boundary", "size"]
 
 _DAY = 86_400
 _MARGIN = 1_000
-"""ns by which a wake-up is later than the due time, so that rounding never makes it early."""
+"""Delay in ns of a wake-up after the due time: otherwise rounding could make it early."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenFile:
-    """Facts about a file that is being written.
+    """Facts about an open file.
 
     ``name`` is without the revision. ``opened`` is in monotonic seconds, ``opened_wall`` in ns
     since the epoch. ``size`` is in bytes before compression, ``compressed`` after it; for an
@@ -47,10 +47,10 @@ class Rotate:
 class Rotation:
     """The rules of ``--rotate-*``; 0 is no limit, sizes are in bytes, times in seconds.
 
-    ``size`` is before compression; a file may exceed it by one record. ``interval`` is since
-    opening. ``boundary`` is by the clock of ``zone`` (None is local time): each day is cut from
-    midnight on into pieces of this length, the last of which may be shorter. Size and interval are
-    exceeded by ``>`` (file_logger.go, needsRotation). An empty file lasts at least
+    ``size`` is before compression; a file may exceed it by one record. ``interval`` counts from
+    opening. ``boundary`` divides each day, by the clock of ``zone`` (None is local time), into
+    pieces of this length from midnight on; the last piece may be shorter. Size and interval are
+    compared with ``>`` (file_logger.go, needsRotation). An empty file stays open for at least
     ``sync_interval``, as its first records may be waiting for the sync. Raises ConfigError for a
     boundary over a day, or with a fraction.
     """
@@ -82,9 +82,9 @@ class Rotation:
         """Return whether to close the file before the next write.
 
         ``name`` is the name of a file opened now; for files named by message time, the file's own.
-        ``now`` is monotonic, so that setting the clock does not affect intervals. ``wall`` is the
-        clock in ns since the epoch, which may go back: a file holds records of one name and of one
-        piece of the day.
+        ``now`` is monotonic: setting the clock does not affect intervals. ``wall`` is the clock in
+        ns since the epoch and may go back: a file holds records of one name and of one piece of
+        the day.
         """
         reason: RotationReason
         if name != file.name:
@@ -100,9 +100,10 @@ class Rotation:
         return Rotate(reason)
 
     def room(self, file: OpenFile) -> float:
-        """Return how many bytes, before compression, may be written before another check.
+        """Return how many bytes, before compression, you may write before the next check.
 
-        Below 0 nothing may be written; infinite without a size limit. It avoids a check per record.
+        The result avoids a check per record. Below 0 write nothing; without a size limit it is
+        infinite.
         """
         return self._size - file.size
 
@@ -112,8 +113,8 @@ class Rotation:
         """Return when to check again if nothing is written, in monotonic seconds; None for never.
 
         ``renamed`` is when the name changes by the clock, in ns since the epoch. ``decide`` returns
-        a reason at that time, unless the clock was set meanwhile. An empty file that would not be
-        published can wait for its first record.
+        a reason then, unless somebody has set the clock meanwhile. With ``skip_empty`` an empty
+        file can wait for its first record.
         """
         if self._skip_empty and not (file.records or file.size):
             return None
@@ -146,8 +147,8 @@ class Rotation:
 def _next_boundary(second: int, every: int, zone: tzinfo | None) -> int:
     """Return the next second at which the local clock shows a multiple of ``every`` since midnight.
 
-    When the clock is put forward over a multiple, the boundary is the time of the change. When it
-    is put back, a multiple that it shows twice is a boundary twice.
+    When the clock is put forward over a multiple, the boundary is the time of the change. When the
+    clock is put back, a repeated multiple is a boundary both times.
     """
     local = local_time(second, zone)
     of_day = _second_of_day(local)

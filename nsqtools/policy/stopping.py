@@ -1,4 +1,4 @@
-"""The stop conditions that depend on time and emptiness."""
+"""The stop conditions for time and empty channels."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Literal
 StopReason = Literal["empty", "unknown", "max-duration", "idle-timeout", "count", "stopped"]
 """Why a run ends; a StopRule decides all but ``count`` and ``stopped``."""
 OUT_OF_TIME: frozenset[StopReason] = frozenset({"empty", "unknown", "max-duration", "idle-timeout"})
-"""Reasons after which a topic that was never reached has failed."""
+"""After these reasons, a topic never reached counts as failed."""
 MAY_LEAVE_MESSAGES: frozenset[StopReason] = frozenset({"unknown", "max-duration"})
-"""Reasons that may end a run before the channels are empty, as it was to wait for."""
+"""Reasons that may end an ``until_empty`` run before the channels are empty."""
 
 UNKNOWN_TIMEOUT = 30.0
-"""Seconds that a server may be silent when all others are empty; then the run ends: "unknown"."""
+"""Seconds a server may be silent while all others are empty; then the run ends: "unknown"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What nsqds hold for a channel; ``unknown`` names those that do not say it, with the reason.
+    """The messages of a channel; ``unknown`` names nsqds with unknown contents, and the reasons.
 
-    What is unknown is not empty.
+    Unknown contents do not count as empty.
     """
 
     waiting: int = 0
@@ -30,7 +30,7 @@ class Left:
 
     @property
     def messages(self) -> int:
-        """The number of messages on the nsqds that say it."""
+        """The number of messages on the nsqds with known contents."""
         return self.waiting + self.in_flight + self.deferred
 
     def __add__(self, other: Left) -> Left:
@@ -57,7 +57,7 @@ class StopRule:
     max_duration: float | None = None
     idle_timeout: float | None = None
     until_empty: bool = False
-    """Stop after two checks found every nsqd empty: at one check a message may be on its way."""
+    """Stop once two checks found every nsqd empty: during one check a message may be on its way."""
 
     def decide(
         self,
@@ -71,8 +71,8 @@ class StopRule:
         """Return the reason to stop now, or None.
 
         ``last_message`` is the time of the last message; before the first it is ``started`` or
-        earlier. ``empties`` is the number of consecutive checks that found every channel empty.
-        Since ``silent_since`` all checks have found nothing but servers that do not answer.
+        earlier. ``empties`` is the number of consecutive checks finding every channel empty. Since
+        ``silent_since`` every check has found some servers silent and all others empty.
         """
         if self.until_empty and empties >= 2:
             return "empty"
@@ -93,7 +93,7 @@ class StopRule:
     def next_check(self, *, started: float, last_message: float) -> float | None:
         """Return when time may stop the run if no message comes; None for never.
 
-        ``decide`` returns a reason at that time. ``until_empty`` depends on checks, not on time.
+        ``decide`` returns a reason then. ``until_empty`` depends on checks, not on time.
         """
         times = []
         if self.max_duration is not None:

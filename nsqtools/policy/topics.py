@@ -1,4 +1,4 @@
-"""The topics that match a pattern, as nsqlookupds list and forget topics."""
+"""Follows the topics matching a pattern, while nsqlookupds list and forget topics."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Change:
 
 
 def matching(pattern: Pattern[str], topics: Iterable[str]) -> list[str]:
-    """Return the topics with a match anywhere, like Go's ``regexp.MatchString``, once each."""
+    """Return the topics with a match anywhere, as for Go's ``regexp.MatchString``, once each."""
     return [topic for topic in dict.fromkeys(topics) if pattern.search(topic)]
 
 
 class MatchingTopics:
-    """Tracks the topics that match a pattern over rounds of asking nsqlookupds.
+    """Tracks the topics matching a pattern, over rounds of polling nsqlookupds.
 
-    Rounds are ``refresh`` seconds apart. A topic has disappeared once all rounds of twice that
-    time, and of at least MIN_GRACE seconds, have missed it. A round in which an nsqlookupd did not
-    answer can add topics, but restarts the time of missing topics.
+    Rounds are ``refresh`` seconds apart. A topic has disappeared once it was missing from all
+    rounds for twice ``refresh``, and for at least MIN_GRACE seconds. A round with a silent
+    nsqlookupd can add topics, but restarts the time of missing topics.
     """
 
     def __init__(self, pattern: Pattern[str], refresh: float) -> None:
@@ -43,7 +43,7 @@ class MatchingTopics:
         # All current topics, each with the time of the first round without it.
 
     def heard(self, topics: Iterable[str]) -> Change:
-        """Return the new topics of one answer; others of the round may follow."""
+        """Return the new topics of one answer; further answers of the round may follow."""
         found = {topic for topic in matching(self._pattern, topics) if is_valid_name(topic)}
         appeared = sorted(found - self._missing.keys())
         self._missing.update(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Decides which messages of a channel are old enough to be finished, and when all were seen."""
+"""Picks the messages of a channel old enough to finish, and decides when all were seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Dated)
 
 
 class Trim:
-    """Sorts the messages of a channel that others may publish to, consume and requeue meanwhile.
+    """Sorts the messages of a channel, while others may publish, consume and requeue.
 
     Messages from before ``cutoff`` are old. ``expected`` messages were in the channel at ``began``;
     both times are in ns since the epoch. A trim is done once it has seen ``expected`` messages
@@ -82,17 +82,17 @@ class Trim:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether the trim gave up because too many younger messages came."""
+        """Whether the trim gave up after too many younger messages."""
         return self._in_a_row >= self._max_younger
 
     @property
     def unseen(self) -> int:
-        """How many messages that were in the channel at the beginning did not come."""
+        """The number of messages in the channel at ``began`` that have not come."""
         return max(0, self._expected - self._seen)
 
     @property
     def younger(self) -> dict[Hashable, int]:
-        """How many younger messages came from each nsqd."""
+        """The number of younger messages from each nsqd."""
         return {source: len(ids) for source, ids in self._younger.items()}
 
     def _count(self, number: int, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What happens to a message by the status of the HTTP response (RFC 9110)."""
+"""Decides the fate of a message by the status of the HTTP response (RFC 9110)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLAME_TIME = frozenset({408, 425, 429})
 
 
 def blames_message(status: int) -> bool:
-    """Whether the status blames this request, so that the endpoint may be healthy."""
+    """Whether the status blames the request; then the endpoint may be healthy."""
     return status in _BLAME_MESSAGE
 
 
@@ -36,7 +36,7 @@ def may_blame_one(status: int) -> bool:
 
 
 class Verdict(Enum):
-    """What happens to the message; GONE is RETRY, and the endpoint is never used again."""
+    """The fate of a message; GONE is RETRY, and the endpoint is never used again."""
 
     DONE = "done"
     DROP = "drop"
@@ -46,7 +46,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One item of a list; ``item`` is its flag and text, the greater ``exactness`` wins."""
+    """One item of a list; ``item`` is its flag and text. The greater ``exactness`` wins."""
 
     item: str
     exactness: int
@@ -77,10 +77,10 @@ class Statuses:
     A list is a text of codes (``304``), ranges (``200-204``) and classes (``2xx``), separated by
     commas; it may be empty.
 
-    A code takes precedence over a range, and a range over a class, whatever list they are in. A
-    status in no list is retried, and 410 is GONE unless a list has it as a code. Raises ConfigError
-    naming ``--success-on``, ``--drop-on`` or ``--retry-on`` for any other text, and for a status
-    with different verdicts of equal precedence.
+    A code takes precedence over a range, and a range over a class, across all lists. A status in no
+    list is retried, and 410 is GONE unless a list has it as a code. Raises ConfigError naming
+    ``--success-on``, ``--drop-on`` or ``--retry-on`` for any other text, and for a status with
+    different verdicts of equal precedence.
     """
 
     def __init__(self, success_on: str = "2xx", drop_on: str = "", retry_on: str = "") -> None:
@@ -112,10 +112,10 @@ _LONGEST = 2.0**31
 
 
 def retry_after(value: str, *, now: float) -> float | None:
-    """Return the delay in seconds that a ``Retry-After`` header asks for; ``now`` is a Unix time.
+    """Return the delay in seconds in a ``Retry-After`` header; ``now`` is a Unix time.
 
-    The header is a whole number of seconds, which is capped at 2**31, or a date in one of the
-    formats of RFC 9110, section 5.6.7; a past date gives 0. Returns None for anything else.
+    The header is a whole number of seconds, capped at 2**31, or a date in one of the formats of
+    RFC 9110, section 5.6.7; a past date gives 0. Returns None for anything else.
     """
     value = value.strip()
     if value.isascii() and value.isdigit():

@@ -1,7 +1,7 @@
 """Compression of a connection: nsqd's snappy and deflate (tcp_protocol_spec, IDENTIFY).
 
-A codec turns the bytes of the wire into pieces of the plain stream and back. Pieces are bounded,
-so that a few hostile bytes never grow into more memory than a parser has agreed to.
+A codec decompresses received bytes into pieces of the plain stream, and compresses bytes to send.
+The size of a piece is bounded: a few hostile bytes cannot expand past the parser's limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Codec(Protocol):
 
 
 class Deflate:
-    """Raw deflate, flushed with every write, as Go's ``compress/flate``."""
+    """Raw deflate, flushed with every write, as in Go's ``compress/flate``."""
 
     def __init__(self, level: int = 6) -> None:
         self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -53,7 +53,7 @@ class Deflate:
 
 
 class Snappy:
-    """The snappy framing format. A chunk holds at most 64 KiB, so reads bound pieces."""
+    """The snappy framing format. A chunk holds at most 64 KiB, so a read's size bounds a piece."""
 
     def __init__(self) -> None:
         import snappy

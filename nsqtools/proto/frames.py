@@ -1,8 +1,8 @@
-"""The frame parser: takes all frames out of a read in one pass.
+"""The frame parser: extracts all frames of a read in one pass.
 
 A frame is a 4-byte size, a 4-byte type and data; the size counts type and data
-(tcp_protocol_spec, Data Format). The parser keeps at most one incomplete frame, as the list of
-reads it came in. So a body of any size is copied once, out of its reads.
+(tcp_protocol_spec, Data Format). The parser keeps at most one incomplete frame, as a list
+of reads. So a body of any size is copied once, out of these reads.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _MESSAGE_MIN = _HEADER_LENGTH - _SIZE.size
 _HTTP = int.from_bytes(b"HTTP", "big")
 _FIX = f"give nsqd's TCP port, {NSQD_TCP_PORT} by default"
 
-# nsqd's responses are OK, an E_* line or the JSON of IDENTIFY: hundreds of bytes. A larger one is
-# refused before it is buffered.
+# nsqd's responses are OK, an E_* line or the JSON of IDENTIFY: hundreds of bytes. The parser
+# refuses larger responses before buffering them.
 _REPLY_LIMIT = 1 << 20
 _NO_LIMIT = 2**31 - 1
 
-# Small frames are copied together, which is faster; frames of this size are copied one by one.
+# Copying small frames together is faster; frames of at least this size are copied one by one.
 _LARGE = 16 << 10
 
 
 class FrameParser:
     """Splits a stream into messages and replies.
 
-    ``max_msg_size`` bounds the body of a message in bytes; while it is 0 any message is an error.
+    ``max_msg_size`` is the maximum body of a message in bytes; at 0 any message is an error.
     ``address`` is for error texts.
     """
 
@@ -71,8 +71,8 @@ class FrameParser:
     ) -> None:
         """Append every complete message and every complete reply, each in order of arrival.
 
-        Nothing of a view is kept: its memory may be read into again.
-        Raises ProtocolError at the first malformed frame; what stood before it has been appended.
+        Keeps no reference to a view: you may reuse its memory.
+        Raises ProtocolError at the first malformed frame, after appending the frames before it.
         """
         start = 0
         if self._reads:
@@ -110,9 +110,9 @@ class FrameParser:
             self._keep(data, start)
 
     def parse_reply(self, data: bytes) -> tuple[FrameType, bytes] | None:
-        """Take one reply and keep the following bytes, which may be encoded differently.
+        """Take one reply and keep the following bytes: their encoding may differ.
 
-        Returns None while it is incomplete. Raises ProtocolError if malformed.
+        Returns None while the reply is incomplete. Raises ProtocolError if it is malformed.
         """
         if self._reads:
             self._reads.append(data)
@@ -161,7 +161,7 @@ class FrameParser:
             self._reads.append(data[start:])
 
     def _complete(self, last: memoryview) -> Message:
-        """Return the message that was kept, completed with the last part of its body."""
+        """Return the kept message, completed with the last part of its body."""
         header, *body = self._reads
         _, _, timestamp, attempts, id_ = _MESSAGE_HEADER.unpack(header)
         message = Message(id_, b"".join([*body, last]), timestamp, attempts)
@@ -172,9 +172,9 @@ class FrameParser:
     def _reply(
         self, data: bytes, start: int, end: int, replies: list[tuple[FrameType, bytes]]
     ) -> int:
-        """Parse one frame that is not a complete message; return its end, or ``start``.
+        """Parse one reply, or the start of a message; return the reply's end, or else ``start``.
 
-        On an incomplete frame it sets how many bytes there must be for another try.
+        For an incomplete frame, sets the number of bytes needed for another try.
         """
         held = end - start
         if held < _SIZE.size:

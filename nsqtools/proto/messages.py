@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One delivery of a message; each delivery is another object.
+    """One delivery of a message; a redelivery is another object.
 
     For example::
 
@@ -19,7 +19,7 @@ class Message:
     """
 
     id: bytes
-    """16 hexadecimal characters, unique per topic and nsqd only."""
+    """16 hexadecimal characters, unique only within a topic on one nsqd."""
     body: bytes
     timestamp: int
     """Time of publishing, in ns since the epoch by nsqd's clock."""

@@ -3,13 +3,13 @@
     IDENTIFYING -> [SECURING -> TLS_CONFIRMING] -> [COMPRESSING] -> [AUTHENTICATING]
                 -> [SUBSCRIBING] -> READY -> [CLOSING] -> CLOSED
 
-Steps in brackets happen when asked for and negotiated. What a response means depends on the state
-alone and stands in one table at the end. Bytes go in with ``receive_data``; what comes out waits in
-three lists (messages, events, output) until it is taken. Nothing is raised from ``receive_data``:
-a failure ends the session and is its last event, behind all that arrived before it.
+Steps in brackets happen if requested and negotiated. The meaning of a response depends only on the
+state; see the table at the end. ``receive_data`` takes received bytes. Messages, events and output
+wait in a list each until the owner takes them. ``receive_data`` never raises: a failure ends the
+session and is its last event, after everything received before it.
 
-Left out on purpose: time (heartbeats are answered, whether they come is the owner's question), and
-whether a publish's OK belongs to which publish (replies are in order, so the owner keeps a queue).
+The owner is responsible for time (the session answers heartbeats, the owner notices missing ones)
+and for matching replies to publishes (replies come in order, so the owner keeps a queue).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HEARTBEAT = b"_heartbeat_"
 
 
 class State(Enum):
-    """The state of a session; the module describes them."""
+    """The state of a session; the module's docstring has the order of the states."""
 
     IDENTIFYING = auto()
     SECURING = auto()
@@ -64,7 +64,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """nsqd's response to IDENTIFY; the defaults are for an nsqd that responds only OK.
+    """nsqd's response to IDENTIFY; the defaults apply if nsqd responds only OK.
 
     ``msg_timeout`` and ``max_msg_timeout`` are seconds.
     """
@@ -90,7 +90,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class TLSRequested:
-    """The transport must be upgraded now; then call ``tls_established``."""
+    """Upgrade the transport now; then call ``tls_established``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class CommandReply:
-    """The response to the oldest command that gets one (a publish)."""
+    """The response to the oldest unanswered publish."""
 
     data: bytes
 
@@ -133,7 +133,7 @@ class Session:
     """The client's side of the protocol.
 
     ``identify`` is the body of IDENTIFY; ``subscription`` is (topic, channel), or None for a
-    producer, to which a message is an error; ``max_msg_size`` bounds one in bytes.
+    producer, for which any message is an error; ``max_msg_size`` is in bytes.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Session:
         self._output = [commands.MAGIC, commands.identify(identify)]
 
     def receive_data(self, data: bytes | memoryview) -> None:
-        """Process bytes from the transport. Never raises; a view is not kept."""
+        """Process bytes from the transport. Never raises, and keeps no reference to a view."""
         if self.state is State.CLOSED:
             return
         try:
@@ -185,7 +185,7 @@ class Session:
             )
 
     def tls_established(self) -> None:
-        """Continue after the TLS upgrade that TLSRequested asked for."""
+        """Continue after the TLS upgrade requested by TLSRequested."""
         if self.state is State.SECURING:
             self.state = State.TLS_CONFIRMING
 
@@ -234,7 +234,7 @@ class Session:
                     self._receive(kind, reply)
 
     def _parse_handshake(self, data: bytes) -> None:
-        """Process one reply at a time: it may change the encoding of the bytes after it."""
+        """Process one reply at a time: a reply may change the encoding of the following bytes."""
         if self.state is State.SECURING and data:
             raise ProtocolError("sent bytes before the TLS handshake")
         while (reply := self._parser.parse_reply(data)) is not None:
@@ -317,7 +317,7 @@ class Session:
         if not self.features.auth_required:
             self._subscribe()
         else:
-            # nsqd refuses an empty secret; if it requires TLS, it says that first.
+            # nsqd refuses an empty secret; if it requires TLS, it reports the missing TLS first.
             self._output.append(commands.auth(self._auth_secret.encode()))
             self.state = State.AUTHENTICATING
 
@@ -365,7 +365,7 @@ _ON_RESPONSE: Mapping[State, Callable[[Session, bytes], None]] = {
 
 
 def refused_option(text: str) -> str:
-    """The field of IDENTIFY that nsqd refused (``nsqd/client_v2.go``); empty for other errors."""
+    """Return IDENTIFY's field refused by nsqd (``nsqd/client_v2.go``); empty for other errors."""
     found = re.search(r"E_BAD_BODY IDENTIFY (.+) \(-?\d+\) is invalid", text)
     return found[1].replace(" ", "_") if found else ""
 
@@ -376,7 +376,7 @@ def _expect_ok(data: bytes, what: str) -> None:
 
 
 def _read_features(data: bytes) -> Features:
-    """Parse the response to IDENTIFY: JSON, or OK from an nsqd that does not negotiate."""
+    """Parse the response to IDENTIFY: JSON, or OK from an nsqd without negotiation."""
     if data == b"OK":
         return Features()
     try:
