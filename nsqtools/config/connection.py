@@ -234,14 +234,16 @@ class ConsumerConfig(ClientConfig):
         "Maximum backoff; 0 for no backoff at all.", 120.0, maximum=3600.0, flag=False
     )
     low_rdy_idle_timeout: float = duration(
-        "With fewer slots than connections, an idle connection gives up its RDY after this.",
+        "With --max-in-flight below the number of connections, an idle connection gives up its "
+        "RDY after this.",
         10.0,
         minimum=1.0,
         maximum=300.0,
         flag=False,
     )
     low_rdy_timeout: float = duration(
-        "With fewer slots than connections, a busy connection gives up its RDY after this.",
+        "With --max-in-flight below the number of connections, a busy connection gives up its "
+        "RDY after this.",
         30.0,
         minimum=1.0,
         maximum=300.0,

@@ -148,7 +148,7 @@ class HttpOptions(Options):
         "Timeout for a whole request, connecting included.", 20.0, minimum=0.001
     )
     proxy: str = text(
-        "HTTP proxy, or none for no proxy. Those of the environment do not apply to this host.",
+        "HTTP proxy, or none for no proxy. Proxies of the environment are not used for this host.",
         metavar="URL",
         hides=URL_SECRETS,
         default_note="$http_proxy, $https_proxy and $no_proxy",

@@ -6,7 +6,7 @@ from nsqtools.config.option import Options, choice, flag, option, path, text
 
 JSON = flag("Print JSON.", own=True)
 LOCK = path(
-    "File to lock: one such command runs at a time, and another exits with 75.", metavar="FILE"
+    "File to lock; while it is locked, other commands with this file exit with 75.", metavar="FILE"
 )
 
 

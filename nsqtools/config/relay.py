@@ -30,7 +30,7 @@ class RelayOptions(Options):
 
     destination_nsqd_tcp_address: tuple[str, ...] = DESTINATION_NSQD
     destination_nsqd_http_address: tuple[str, ...] = urls(
-        "HTTP address of a destination nsqd, to detect a relay into itself; may be repeated.",
+        "HTTP address of a destination nsqd, to detect loops; may be repeated.",
         default_note="the port after the TCP port",
     )
     destination_topic: str = topic_name(
@@ -39,8 +39,8 @@ class RelayOptions(Options):
         excludes=("map",),
     )
     map: tuple[str, ...] = texts(
-        "Destination topic, by topic: REGEX matches the whole name, TEMPLATE may have \\1 and "
-        "\\g<name>. May be repeated: the first match counts.",
+        "Destination topic of the topics whose whole name matches REGEX. TEMPLATE may have \\1 "
+        "and \\g<name>. May be repeated: the first match counts.",
         metavar="REGEX=TEMPLATE",
         lines=True,
     )

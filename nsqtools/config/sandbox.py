@@ -84,7 +84,7 @@ class SandboxOptions(Options):
         "Listen on an address reachable from other hosts, although messages are in memory only."
     )
     seed_topic: str = topic_name(
-        "Publish sample events to this topic, up to 100,000 waiting messages."
+        "Publish sample events to this topic, while fewer than 100,000 messages wait there."
     )
     rate: float = number(
         "Sample events published per second.", 10.0, minimum=0.001, maximum=100000.0

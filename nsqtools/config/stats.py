@@ -32,8 +32,8 @@ _DEPTH = integer("CRITICAL if more messages than this wait.", -1, **_NOT_CHECKED
 _REQUEUED = number("CRITICAL if more than this are requeued per second.", -1, **_NOT_CHECKED)
 _TIMED_OUT = number("CRITICAL if more than this time out per second.", -1, **_NOT_CHECKED)
 _AGE = duration(
-    "CRITICAL if messages wait longer than this, by an estimate, or wait and the channel does not "
-    "move.",
+    "CRITICAL if messages wait longer than this, by an estimate, or wait and none leaves the "
+    "channel.",
     0.0,
     default_note="not checked",
 )

@@ -72,7 +72,7 @@ def warn_of_no_tls(config: ClientConfig) -> None:
         if name not in _unused:
             _unused.add(name)
             log.warning(
-                "%s is set without %s: nsqd is connected to without TLS, as go-nsq does",
+                "%s is set without %s, so connections to nsqd do not use TLS (as in go-nsq)",
                 config.spelled(name),
                 config.spelled("tls_v1"),
             )

@@ -59,7 +59,7 @@ class PeekSink(StreamSink):
             attempts += [message.attempts for message in batch]
             self._held.give_back(batch)
         if not attempts:
-            log.info("topic %s: no message came; nsqtools doctor says why", topic)
+            log.info("topic %s: no message arrived: run nsqtools doctor to find out why", topic)
             return
         least, most = min(attempts), max(attempts)
         log.info(

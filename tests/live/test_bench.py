@@ -105,4 +105,4 @@ def test_a_topic_that_cannot_be_deleted_is_named_and_told_by_status_4(
     out, err = capsys.readouterr()
     assert json.loads(out)["published"]["messages"] == 10
     (left,) = (each["topic_name"] for each in nsqd.stats()["topics"])
-    assert f"nsqd went away: topic {left} may be left" in err
+    assert f"nsqd went away: topic {left} may still exist" in err

@@ -176,8 +176,8 @@ class Aftercare:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "%s: %s: no file is deleted while it cannot be read, because the file that it "
-                    "names may wait for --upload or --on-rotate",
+                    "%s: %s: no file is deleted while this part of the journal cannot be read, "
+                    "because a file named there may be waiting for --upload or --on-rotate",
                     *(error.filename, error.strerror),
                 )
             return

@@ -206,7 +206,7 @@ class Post:
             tally.latency.add(took)
             if tally.fails:
                 tally.fails = False
-                log.warning("%s: delivers again", name)
+                log.warning("%s: accepts messages again", name)
             return
         if outcome.status:
             tally.latency.add(took)

@@ -179,7 +179,9 @@ class _Compaction:
             data = dated(frame(self.spark, new))
             found, minutes = _measured(data, output.starts(new))
         if strange := found.keys() - {each.path for each in new}:
-            raise ConfigError(f"{min(strange)}: Spark calls this file so: give --input as it does")
+            raise ConfigError(
+                f"{min(strange)}: --input spells this path differently: write it as shown here"
+            )
         known, starts = output.recognised(new, found)
         rows = {
             path: facts.rows - starts.get(path, 0)

@@ -269,8 +269,8 @@ class CompactOutput:
             return {}
         except (AttributeError, LookupError, TypeError, ValueError):
             raise ConfigError(
-                f"{self._versions.url}: is not a state that this version reads: "
-                "restore it, or give another --output, and this directory as an --input"
+                f"{self._versions.url}: is damaged, or was written by another version: restore "
+                "it, or give another --output and this output as an --input"
             ) from None
 
     def _save(self, **todo: Any) -> None:

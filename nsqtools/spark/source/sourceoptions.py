@@ -178,8 +178,8 @@ def with_secret(settings: SharedSettings[C]) -> C:
         where = f"{_spelled(_SECRET_ENV, settings.flags)} {variable}"
         if variable not in os.environ:
             raise ConfigError(
-                f"{where}: the environment variable is not set on this machine, which makes the "
-                "connection"
+                f"{where}: the environment variable is not set on this machine: set it on every "
+                "machine that connects to nsqd"
             )
         secret = checked_secret(os.environ[variable], where)
     else:

@@ -95,8 +95,9 @@ class Ledger:
         self._check_live(batch)
         raise OutputError(
             f"{self.store.url(self._batch(batch))}: does not exist: the batch is staged "
-            "elsewhere: give the previous --staging (stagingLocation), which the driver and all "
-            "executors share or, if that is lost with its messages, a new checkpoint"
+            "elsewhere: give its previous --staging (stagingLocation), which the driver and all "
+            "executors must share; if that staging is lost, so are its messages: give a new "
+            "checkpoint"
         )
 
     def _other_offset(self, batch: int) -> OutputError:
@@ -154,8 +155,8 @@ class Ledger:
 
     def _stale(self, batch: int) -> StaleError:
         return StaleError(
-            f"{self.store.url(self._batch(batch))}: was committed: this task or driver is "
-            "obsolete, or, if the checkpoint was restored from a copy, use a new one"
+            f"{self.store.url(self._batch(batch))}: is already committed, so this task or driver "
+            "is obsolete; if the checkpoint was restored from a copy, use a new checkpoint"
         )
 
     def complete(self, offset: Offset) -> list[Sealed | None]:
@@ -227,8 +228,9 @@ class Ledger:
             self._put_mark("unread", batch)
             # nsqd may still have some of these messages, and deliver and stage them again.
             log.warning(
-                "%s: batch %d was committed, but not all of it was read: messages of partitions "
-                "%s that were finished in nsqd exist only there",
+                "%s: batch %d was committed, but not all of it was read: finished messages of "
+                "partitions %s are in this staging only: see 'Read the staging' in nsqtools help "
+                "lake",
                 *(self.store.url(self._batch(batch)), batch, ", ".join(map(str, unread))),
             )
         self._put_mark("done", batch)

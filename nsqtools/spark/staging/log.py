@@ -49,8 +49,8 @@ class StaleError(FencedError):
 def damaged(file: str) -> OutputError:
     """Return the error for an unusable file with the only copy of messages."""
     return OutputError(
-        f"{file}: missing or damaged, and its messages were finished in nsqd: restore the "
-        "file, or continue without the batch with a new checkpoint directory"
+        f"{file}: missing or damaged, and nsqd no longer has its messages: restore the file, or "
+        "use a new checkpoint directory, which loses these messages"
     )
 
 

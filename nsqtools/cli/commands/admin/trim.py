@@ -136,7 +136,9 @@ async def _consume(
         ended = code
     _print(target, options, {nsqds[a]: (sink.finished[a], trim.younger.get(a, 0)) for a in nsqds})
     if sink.deferred:
-        log.warning("younger messages are deferred for up to 30 s: there were too many to hold")
+        log.warning(
+            "younger messages are deferred for up to 30 s: raise --max-in-flight to hold more"
+        )
     if ended:
         raise ended
     return trim
@@ -149,7 +151,7 @@ def _tcp(holding: Holding) -> Address:
     """
     node = holding.node
     if node.tcp is None:
-        raise NSQError(f"nsqd {node.name} does not tell its TCP port")
+        raise NSQError(f"nsqd {node.name} does not report its TCP port")
     if holding.given:
         return Address(parse_url(node.http, NSQD_HTTP_PORT).address.host, node.tcp.port)
     return node.tcp

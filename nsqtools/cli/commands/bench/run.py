@@ -177,7 +177,7 @@ class BenchRun:
                     return
             if receiver.traffic.messages == before and loop.time() < until:
                 lost = counted(goal - before, "message")
-                log.error("%s did not arrive: the last one came %g s ago", lost, _SILENCE)
+                log.error("%s did not arrive: the last message arrived %g s ago", lost, _SILENCE)
                 self._code = Exit.PARTIAL
                 return
 

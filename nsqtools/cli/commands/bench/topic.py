@@ -72,7 +72,10 @@ class BenchTopic:
         else:
             errors = [step.error for step in taken if step.error]
         for each in errors:
-            log.error("%s: topic %s may be left: use nsqtools topic delete", each, self.topic)
+            log.error(
+                "%s: topic %s may still exist: delete it with nsqtools topic delete",
+                *(each, self.topic),
+            )
         self.is_left = bool(errors)
 
     def _reachable(self, found: Survey) -> tuple[Address, ...]:
@@ -86,7 +89,7 @@ class BenchTopic:
                 raise UnreachableError(f"{errors[0]}: {_WHY}")
             return addresses(self._options.nsqd_tcp_address)
         for error in errors:
-            log.warning("left out: nsqd %s", error)
+            log.warning("not measured: nsqd %s", error)
         nsqds = [each.node.tcp for each in found.holdings if each.node.tcp and not each.error]
         if not nsqds:
             raise errors[0] if errors else UnreachableError("nsqlookupd lists no nsqd")

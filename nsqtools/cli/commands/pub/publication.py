@@ -144,7 +144,7 @@ class PubRun:
             self._reading.cancel()
         if self._left:
             log.warning(
-                "publishing what was read: %s; a second signal leaves at once",
+                "publishing what was read: %s; a second signal ends at once",
                 counted(self._left, "message"),
             )
 
