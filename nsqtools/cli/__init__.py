@@ -174,7 +174,7 @@ class LazyGroup(Group):
 def cli() -> None:
     """The command line for NSQ: tail, archive, publish and look up topics.
 
-    The options -v, -q, --log-format, --config and --profile may come before the command too.
+    You may give -v, -q, --log-format, --config and --profile before the command, too.
     """
 
 

@@ -37,9 +37,9 @@ def queue() -> None:
     """List, read and append to nsqd's disk queues.
 
     nsqd writes the messages beyond its memory queue to its --data-path, and all others when it
-    stops. ls and cat only read, even beside a running nsqd. They do not see messages in its memory,
-    in flight or deferred. nsqd stores its position at most every two seconds, so they may show
-    messages delivered just now. Stop nsqd before you use push.
+    stops. ls and cat only read, so nsqd may be running. They do not see the messages that nsqd has
+    in memory, in flight or deferred. They may show messages delivered a moment ago, because nsqd
+    stores its position at most every two seconds. Stop nsqd before you use push.
     """
 
 

@@ -197,9 +197,9 @@ def trim(*, topic: str, channel: str, options: TrimOptions, config: BatchConsume
     """Finish the old messages of a channel.
 
     channel trim receives the messages in the channel at its start, finishes those older than
-    --older-than, and puts the others back, which costs each an attempt. Messages too many to hold
-    until the end are deferred for 30 seconds. Messages already deferred, or in flight to others,
-    are not trimmed.
+    --older-than, and puts the others back, which costs each an attempt. If there are too many
+    younger messages to hold until the end, the rest is deferred for 30 seconds. Messages already
+    deferred, or in flight to others, are not trimmed.
     """
     from nsqtools.cli.commands.admin.trim import run
 

@@ -21,8 +21,8 @@ def stats(*, servers: ClusterOptions, asked: StatsOptions) -> None:
     """Report depths, rates and consumers of topics and channels.
 
     All nsqds are queried at once: those listed by nsqlookupds and those given as options. Their
-    numbers are added up. An nsqd without an answer causes a warning, and rows lacking its numbers
-    are marked. The exit status is 3 if no nsqd answers at the start.
+    numbers are added up. stats warns of an nsqd that does not answer, and marks each row that lacks
+    its numbers. The exit status is 3 if no nsqd answers at the start.
     """
     import asyncio
 
