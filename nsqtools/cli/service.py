@@ -237,17 +237,20 @@ async def consume(
     metrics: MetricsOptions | None = None,
     worker: Worker | None = None,
     hangup: Callable[[], object] | None = None,
-    **finding: Any,
+    refresh: float = 60.0,
+    timeouts: tuple[float, float] = (2.0, 5.0),
+    patient: bool | None = None,
 ) -> None:
     """Consume topics into one handler until a stop condition or a signal.
 
-    ``topics``, names or a pattern, replaces the topics of the source. ``finding`` holds Runner's
-    ``refresh``, ``timeouts`` and ``patient``; by default a run without a stop condition is patient.
+    ``topics``, names or a pattern, replaces the topics of the source. ``refresh``,
+    ``timeouts`` and ``patient`` are Runner's; by default a run without a stop condition is patient.
     ``metrics`` has the address for metrics, served from before the handler opens until it has
     closed; a ``worker`` sends them to its parent instead. SIGHUP calls ``hangup`` if it is given,
     and otherwise stops the run. Raises Runner's errors, and Ended for every exit code but 0.
     """
 
+    # size: a run has many arguments
     def hung_up() -> None:
         if hangup and runner.is_open:
             hangup()
@@ -275,7 +278,9 @@ async def consume(
         stop=stop,
         on_ready=notifier.ready,
         on_stopping=notifier.stopping,
-        **{"patient": stop.is_endless, **finding},
+        refresh=refresh,
+        timeouts=timeouts,
+        patient=stop.is_endless if patient is None else patient,
     )
     collect = partial(_metrics, runner, channel, handler)
     address = listening_address(metrics.metrics_address) if metrics else None

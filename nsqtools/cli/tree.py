@@ -193,6 +193,6 @@ class CommandNode:
 
 
 def walk(root: click.Group) -> list[CommandNode]:
-    """All commands except hidden commands, each group before its commands."""
+    """All commands, each group before its commands."""
     top = click.Context(root, info_name=root.name, **root.context_settings)
-    return [CommandNode(ctx) for ctx in contexts(top) if not ctx.command.hidden]
+    return [CommandNode(ctx) for ctx in contexts(top)]

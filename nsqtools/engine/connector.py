@@ -215,6 +215,7 @@ class Connector:
             self._missed(url, error)
             return
         except ConfigError as error:
+            self._silent.pop(url, None)
             self._missed(url, error)
             return
         self._silent.pop(url, None)

@@ -177,7 +177,7 @@ class Consumer:
         check_type("config", config, ConsumerConfig)
         check_handler(handler)
         rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
-        self.undrained: Exception | None = None
+        self.drain_error: Exception | None = None
         """The handler's error if it left messages unsettled at the end; nsqd redelivers them."""
         self._subscription = subscription
         self._handler = handler
@@ -204,8 +204,10 @@ class Consumer:
         """The nsqds and ids of the messages given up last; no limit has counted them."""
         self._oversize: set[Address] = set()
         """The nsqds that have sent a message over max_msg_size."""
-        self._has_run = self._closes_handler = self._is_closed = self._stopping = False
+        self._has_run = self._stopping = False
         self._all_delivered = self._given_up_waiting = False
+        self._deadline = 0.0
+        """Event loop time at which drain_timeout is over; 0 before the drain."""
         self._bug: BaseException | None = None
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
@@ -221,22 +223,25 @@ class Consumer:
         """
         if self._has_run:
             raise RuntimeError("a Consumer runs once: make another one")
-        self._has_run = self._closes_handler = True
+        self._has_run = True
         try:
             if await interruptible(self._handler.open(), self._stop):
+                if failed := self._handler.failed:
+                    failed.add_done_callback(lambda _: self.stop())
                 await self.consume()
         except BaseException as error:
-            if not self._is_closed:
-                at_once = isinstance(error, asyncio.CancelledError) or is_cancelled()
-                try:
-                    await self._handler.close(at_once=at_once)
-                except NSQError as another:  # the first error is raised
-                    log.error("%s", another)
+            at_once = isinstance(error, asyncio.CancelledError) or is_cancelled()
+            try:
+                await self._handler.close(at_once=at_once)
+            except Exception as another:  # the first error is raised
+                log.error("%s", another, exc_info=not isinstance(another, NSQError))
             raise
-        if not self._is_closed:
-            await self._handler.close()
-        if self.undrained:
-            raise self.undrained
+        await self._end_handler("close", self._handler.close())
+        failed = self._handler.failed
+        if failed and failed.done() and (failure := failed.exception()):
+            raise failure
+        if self.drain_error:
+            raise self.drain_error
         return self.stats()
 
     async def __aenter__(self) -> Self:
@@ -272,7 +277,9 @@ class Consumer:
             await self._stop.wait()
             await self._drain(worker)
         except NSQError:  # of the start
-            await self._end_handler("drain", self._handler.drain(topic), self._loop.time())
+            await self._end_handler("drain", self._handler.drain(topic))
+            if self.drain_error:  # the error of the start is raised
+                log.error("topic %s: %s", topic, self.drain_error)
             raise
         finally:
             self._stopping = True
@@ -314,7 +321,7 @@ class Consumer:
 
     @property
     def in_flight(self) -> int:
-        """Messages received and not settled."""
+        """Messages of open connections, received and not settled."""
         return sum(link.connection.in_flight for link in self._links.values())
 
     def stats(self) -> ConsumerStats:
@@ -534,12 +541,12 @@ class Consumer:
         self._rdy.stop()
         await self._connecting.close()
         topic, drain_timeout = self._subscription.topic, self._config.drain_timeout
-        deadline = self._loop.time() + drain_timeout
+        self._deadline = self._loop.time() + drain_timeout
         connections = [link.connection for link in self._links.values()]
         await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
-        await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
+        await asyncio.wait([worker], timeout=max(0.0, self._deadline - self._loop.time()))
         if not worker.done():
             log.warning(
                 "topic %s: messages were not handled within the drain timeout: they are requeued",
@@ -547,10 +554,7 @@ class Consumer:
             )
             self._given_up_waiting = True
             await end([worker], within=_CANCEL_TIMEOUT)
-        await self._end_handler("drain", self._handler.drain(topic), deadline)
-        if self._closes_handler:
-            self._is_closed = True
-            await self._end_handler("close", self._handler.close(), deadline)
+        await self._end_handler("drain", self._handler.drain(topic))
         self._unsettled.give_back()
         if connections:
             await asyncio.sleep(_LINGER)
@@ -562,17 +566,17 @@ class Consumer:
         if worker.done() and not worker.cancelled():
             worker.result()
 
-    async def _end_handler(self, name: str, step: Awaitable[None], deadline: float) -> None:
+    async def _end_handler(self, name: str, step: Awaitable[None]) -> None:
         """Let the handler drain or close; note its error, for ``run`` to raise at the end."""
-        limit = max(_CANCEL_TIMEOUT, deadline - self._loop.time())
+        limit = max(_CANCEL_TIMEOUT, self._deadline - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(limit) as timeout:
                 await step
         except Exception as error:
             if not (isinstance(error, TimeoutError) and timeout.expired()):
-                if self.undrained:  # the first error is raised
+                if self.drain_error:  # the first error is raised
                     log.error("topic %s: %s", self._subscription.topic, error)
-                self.undrained = self.undrained or error
+                self.drain_error = self.drain_error or error
                 return
             self._stats.abandoned = 1
             log.error(

@@ -63,15 +63,15 @@ class Batch(Sequence[Message]):
         "_settler",
         "_size",
         "_unsettled",
-        "_watcher",
+        "_watchers",
         "arrived",
         "channel",
         "deadline",
         "expires",
         "held",
         "is_lost",
-        "keeper",
         "msg_timeout",
+        "on_settled",
         "source",
         "starved",
         "topic",
@@ -105,11 +105,11 @@ class Batch(Sequence[Message]):
         self.deadline = math.inf
         """Event loop time at which max_msg_timeout ends; TOUCH no longer helps afterwards."""
         self.touched = False
-        self.keeper: Callable[[Batch], object] | None = None
+        self.on_settled: Callable[[Batch], object] | None = None
         """Called with the batch once all its messages are settled."""
         self._parts: list[Batch] = []
         self._size = size
-        self._watcher: Callable[[int, int], object] | None = None
+        self._watchers: tuple[Callable[[int, int], object], ...] = ()
         self._messages = messages
         self._settler = settler
         # Keyed by object: one read may hold two deliveries of a message. None means all messages.
@@ -168,7 +168,7 @@ class Batch(Sequence[Message]):
 
     def watch(self, watcher: Callable[[int, int], object]) -> None:
         """Call ``watcher`` after each settling with two counts: finished, and to be redelivered."""
-        self._watcher = watcher
+        self._watchers += (watcher,)
 
     def keep(self, count: int) -> None:
         """Keep the first ``count`` messages; requeue the others at once, without backoff."""
@@ -192,7 +192,7 @@ class Batch(Sequence[Message]):
             msg_timeout=self.msg_timeout,
             is_lost=self.is_lost,
         )
-        part._watcher = self._watcher
+        part._watchers = self._watchers
         part.expires, part.deadline, part.touched = self.expires, self.deadline, self.touched
         self._parts.append(part)
         return part
@@ -236,10 +236,10 @@ class Batch(Sequence[Message]):
         return [message for message in _several(messages) if pop(message, self) is None]
 
     def _tell(self, finished: int, *, of: int) -> None:
-        if self._watcher:
-            self._watcher(finished, of - finished)
-        if self.keeper and self.is_settled:
-            self.keeper(self)
+        for watcher in self._watchers:
+            watcher(finished, of - finished)
+        if self.on_settled and self.is_settled:
+            self.on_settled(self)
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -277,7 +277,7 @@ class Handler(ABC):
     """
 
     failed: asyncio.Future[None] | None = None
-    """A future that ``open`` may set; once the future is done, handling stops and the run ends.
+    """A future that ``open`` may set; once the future is done, the run drains and ends.
 
     Its exception is the cause; it has a result if the handler needs no more messages.
     """
@@ -324,9 +324,10 @@ class Handler(ABC):
         """
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Release everything. ``at_once`` drops held messages instead of settling them.
+        """Release everything; no message can be settled any more, which is the task of ``drain``.
 
-        Called once at the very end, even if ``open`` failed.
+        Called once at the very end, even if ``open`` failed. With ``at_once`` no ``drain`` came
+        before: drop the held messages.
         """
 
 

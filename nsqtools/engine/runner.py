@@ -163,7 +163,7 @@ class Runner:
         self._errors: list[BaseException] = []
         self._ending = asyncio.Event()
         self._reason: StopReason = "stopped"
-        self._stop_asked = self._is_open = self._any_started = False
+        self._stop_asked = self._is_open = self._any_started = self._has_run = False
         self._leaving = asyncio.Event()
         self._left: Left | None = Left()
 
@@ -175,6 +175,9 @@ class Runner:
         from ``join`` if no topic could be joined. Cancelling drops the connections and all
         unsettled messages.
         """
+        if self._has_run:
+            raise RuntimeError("a Runner runs once: make another one")
+        self._has_run = True
         try:
             is_open = await interruptible(self._handler.open(), self._ending)
             self._is_open = is_open and not self._ending.is_set()
@@ -185,8 +188,8 @@ class Runner:
             at_once = at_once or isinstance(error, asyncio.CancelledError)
             try:
                 await self._handler.close(at_once=at_once)
-            except NSQError as another:  # the first error is raised
-                log.error("%s", another)
+            except Exception as another:  # the first error is raised
+                log.error("%s", another, exc_info=not isinstance(another, NSQError))
             raise
         if self._leaving.is_set():
             await self._handler.close(at_once=True)
@@ -234,16 +237,6 @@ class Runner:
     def by_topic(self) -> dict[str, ConsumerStats]:
         """Return the totals by topic, dropped topics included."""
         return self._topics.by_topic()
-
-    async def backlog(self) -> int:
-        """Return the channel's depth + in flight + deferred over all topics and nsqds.
-
-        Raises UnreachableError if an nsqd does not answer over HTTP, or lacks the channel.
-        """
-        left = await self._watcher.left()
-        if left.unknown:
-            raise UnreachableError("; ".join(left.unknown))
-        return left.messages
 
     async def _consume(self) -> None:
         failed = self._handler.failed
@@ -376,8 +369,8 @@ class Runner:
             return error
         finally:
             totals = self._topics.ended(topic)
-        if consumer.undrained:
-            self._not_drained(name, consumer.undrained)
+        if consumer.drain_error:
+            self._not_drained(name, consumer.drain_error)
         if self._is_out_of_time and not topic.has_started:
             return UnreachableError("no nsqd accepted the subscription before the run ended")
         if self._is_out_of_time and not self._finder and not totals.connected:

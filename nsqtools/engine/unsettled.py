@@ -42,7 +42,7 @@ class UnsettledBatches:
         for part in batch.parts:
             if not part.is_settled:
                 self._held[part] = None
-                part.keeper = self._held.pop
+                part.on_settled = self._held.pop
 
     def touch(self, now: float) -> None:
         """Touch messages before they time out; call this several times per shortest timeout."""

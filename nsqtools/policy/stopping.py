@@ -9,7 +9,7 @@ StopReason = Literal["empty", "unknown", "max-duration", "idle-timeout", "count"
 """Why a run ends; a StopRule decides all but ``count`` and ``stopped``."""
 OUT_OF_TIME: frozenset[StopReason] = frozenset({"empty", "unknown", "max-duration", "idle-timeout"})
 """After these reasons, a topic never reached counts as failed."""
-MAY_LEAVE_MESSAGES: frozenset[StopReason] = frozenset({"unknown", "max-duration"})
+MAY_LEAVE_MESSAGES: frozenset[StopReason] = frozenset({"unknown", "max-duration", "idle-timeout"})
 """Reasons that may end an ``until_empty`` run before the channels are empty."""
 
 UNKNOWN_TIMEOUT = 30.0

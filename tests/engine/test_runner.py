@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -248,22 +249,20 @@ SILENT = Left(unknown=("nsqd:4151: connection refused",))
 
 
 @pytest.mark.parametrize("left", [Left(), Left(waiting=2, deferred=1), SILENT])
+@pytest.mark.parametrize("reason", ["max-duration", "idle-timeout"])
 @virtual
 async def test_what_is_left_when_the_time_is_over_before_the_channel_is_empty(
-    monkeypatch: pytest.MonkeyPatch, left: Left
+    monkeypatch: pytest.MonkeyPatch, left: Left, reason: str
 ) -> None:
     nsqd = Network().nsqd()
     nsqd.publish(b"1")
     holding(monkeypatch, left)
-    runner = make_runner(Gathering(partial(elapse, 1000)), nsqd, until_empty=True, max_duration=3.0)
-    async with running(runner) as run:
-        if left.unknown:
-            with pytest.raises(UnreachableError, match=left.unknown[0]):
-                await runner.backlog()
-        else:
-            assert await runner.backlog() == left.messages
-        outcome = await run
-    assert outcome.reason == "max-duration"
+    limit: dict[str, Any] = {reason.replace("-", "_"): 3.0}
+    runner = make_runner(Gathering(partial(elapse, 1000)), nsqd, until_empty=True, **limit)
+    outcome = await runner.run()
+    assert outcome.reason == reason
+    with pytest.raises(RuntimeError, match="runs once"):
+        await runner.run()
     assert outcome.left == (None if left.unknown else left.messages)
     assert outcome.unknown == left.unknown
 

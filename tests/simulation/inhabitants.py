@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools import Consumer, ConsumerConfig, Subscription
 from nsqtools.engine.handler import Handler
+from nsqtools.errors import NSQError
 from nsqtools.names import Address
 from nsqtools.records.compression import load_zstd
 from tests.simulation.lives import CHANNEL, MAX_MSG_TIMEOUT, PATIENCE, TOPIC, Life
@@ -317,6 +318,8 @@ class UntilEmptyLife(EndingLife):
         while self.commands.get(0) is None or self.commands[0].code != 0:
             command = self.start(0)
             await command.wait(PATIENCE)
+            if self.plan.is_calm and command.code:
+                self.world.violated(f"until-empty calm: exit {command.code}")
             if command.process.alive:
                 self.world.violated(f"--until-empty: still there after {PATIENCE:g} s")
                 break
@@ -437,6 +440,8 @@ class LibraryLife(Life):
                 await self._consumer.run()
             except Exception as error:
                 self.world.log(f"program: {error!r}")
+                if not isinstance(error, NSQError):
+                    self.world.violated(f"program: {error!r}")
             finally:
                 self._consumer = None
 
@@ -494,6 +499,10 @@ class LibraryLife(Life):
         if self._consumer:
             self._consumer.stop()
         await self._ended()
+        if left := self.world.tasks_of(self.process):
+            self.world.violated(f"left tasks: {left}")
+        if ends := self.world.network.ends_of(self.process):
+            self.world.violated(f"left ends: {ends}")
         for handler in self.handlers:
             if (handler.opened, handler.closed) != (1, 1):
                 self.world.violated(f"handler: opened {handler.opened}, closed {handler.closed}")

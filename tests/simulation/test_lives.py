@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 PLAIN = 12
 """Lives of each kind in a plain run."""
 MORE = 60
+HEALTHY = (
+    *(("tail", seed) for seed in (18, 24, 25)),
+    *(("relay", seed) for seed in (13, 52)),
+    *(("to-file", seed) for seed in (18, 30)),
+)
+"""Lives in which one nsqd fails and another must be consumed all the time."""
 
 REGRESSIONS = (
     ("to-file", 60, "a completed file was continued while its hook copied it: messages came twice"),
@@ -57,7 +63,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for seed in range(lives or PLAIN + MORE)
         ]
         given += [
-            pytest.param(kind, seed, id=f"{kind}-{seed}-again") for kind, seed, _ in REGRESSIONS
+            pytest.param(kind, seed, id=f"{kind}-{seed}-again")
+            for kind, seed in (*HEALTHY, *((kind, seed) for kind, seed, _ in REGRESSIONS))
         ]
     metafunc.parametrize(("kind", "seed"), given)
 

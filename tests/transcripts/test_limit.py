@@ -45,6 +45,18 @@ async def test_what_is_delivered_beyond_goes_back_at_once(nsqd: ScriptedNsqd) ->
     assert sorted(settled) == ["FIN 1", "FIN 2", "FIN 3", "REQ 4 0", "REQ 5 0"]
 
 
+async def test_a_handler_may_watch_the_batches_of_a_run_with_a_count(nsqd: ScriptedNsqd) -> None:
+    nsqd.publish(*[b"x"] * 5)
+    heard: list[tuple[int, ...]] = []
+
+    async def watch(batch: Batch) -> None:
+        batch.watch(lambda *counts: heard.append(counts))
+
+    async with running(limited(3, Recorder(watch), nsqd)) as task:
+        assert (await task).reason == "count"
+    assert sum(finished for finished, _ in heard) == 3
+
+
 async def test_it_does_not_end_while_another_batch_may_still_fail(network: Network) -> None:
     slow, quick = network.nsqd("slow"), network.nsqd("quick")
     slow.publish(b"x")

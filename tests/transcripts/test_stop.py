@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsqtools.engine.handler import Batch
-from nsqtools.errors import UnreachableError
+from nsqtools.errors import OutputError, UnreachableError
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.rdy import RdyPlanner
 from tests.support import wire
@@ -60,9 +60,9 @@ async def test_the_unfinished_part_of_the_batch_in_hand_goes_back(nsqd: Scripted
     assert nsqd.commands[3:] == ["FIN 3", "CLS", "REQ 2 0", "REQ 4 0", END]
 
 
-async def test_what_is_held_and_not_settled_by_close_goes_back(nsqd: ScriptedNsqd) -> None:
+async def test_what_is_held_and_not_settled_by_drain_goes_back(nsqd: ScriptedNsqd) -> None:
     class Sink(Recorder):
-        async def close(self, *, at_once: bool = False) -> None:
+        async def drain(self, topic: str) -> None:
             self.batches[0].finish()
 
     async with running(consume(Sink(hold), nsqd, max_in_flight=5)):
@@ -88,6 +88,24 @@ async def test_a_sink_whose_close_fails_gives_all_back_first(nsqd: ScriptedNsqd)
     with pytest.raises(OSError, match="no space left"):
         await task
     assert nsqd.commands[2:] == ["CLS", "REQ 1 0", END]
+
+
+async def test_a_sink_that_has_failed_ends_the_run_with_its_error(nsqd: ScriptedNsqd) -> None:
+    class Sink(Recorder):
+        async def open(self) -> None:
+            self.failed = asyncio.get_running_loop().create_future()
+
+        async def handle(self, batch: Batch) -> None:
+            assert self.failed
+            self.failed.set_exception(OutputError("no space left on device"))
+
+        async def close(self, *, at_once: bool = False) -> None:
+            raise ValueError("what it raises then is only logged")
+
+    nsqd.publish(b"1")
+    with pytest.raises(OutputError, match="no space left"):
+        await consume(Sink(), nsqd).run()
+    assert nsqd.commands[1:] == ["FIN 1", "CLS", END]
 
 
 async def test_what_comes_before_the_answer_to_cls_is_still_handled(nsqd: ScriptedNsqd) -> None:
