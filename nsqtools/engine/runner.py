@@ -378,7 +378,7 @@ class Runner:
         return None
 
     def _failed(self, topic: ConsumedTopic, error: NSQError) -> None:
-        """Log why a topic cannot be consumed, or raise the first error to end the run.
+        """Log why a topic cannot be consumed, or raise the error to end the run.
 
         The run ends if all named topics fail, or if all topics are locked at the start.
         """
@@ -387,7 +387,7 @@ class Runner:
         errors = [each.error for each in topics if each.error]
         is_locked = not self._any_started and all(isinstance(each, LockedError) for each in errors)
         if (is_locked or not self._finder) and len(errors) == len(topics):
-            raise errors[0]
+            raise error
         text = str(error) if f"topic {topic.name}" in str(error) else f"topic {topic.name}: {error}"
         log.log(logging.INFO if is_repeated else logging.ERROR, "%s", text)
         log.info("topic %s: next retry in %s", topic.name, format_duration(self._refresh))

@@ -79,7 +79,10 @@ class _AllGoneError(OutputError):
     """No endpoint is left."""
 
     def __init__(self) -> None:
-        super().__init__("every endpoint is gone (status 410)")
+        super().__init__(
+            "every endpoint is gone (status 410): --retry-on 410 tries again, --drop-on 410 gives "
+            "up the message instead"
+        )
 
 
 class OneOf(Courier):
@@ -140,7 +143,7 @@ class OneOf(Courier):
             if not ok or name in self._failing:  # it may be down now, or up again
                 self._failing.discard(name) if ok else self._failing.add(name)
                 self.look()
-        if outcome.verdict is Verdict.GONE:
+        if outcome.verdict is Verdict.GONE and self.states()[name] != "gone":
             self._choice.remove(name)
             log.error("%s: gone (status 410), no more messages are sent to it", name)
         return outcome

@@ -34,6 +34,8 @@ status = logging.getLogger("nsqtools.status")
 
 MAX_REDIRECTS = 10
 _SNIPPET = 120
+_QUIET = 60.0
+"""Minimum seconds from the line that an endpoint accepts messages again to the next failure."""
 _PERCENTILES = (50, 95, 99)
 _REDIRECTS = (307, 308), (301, 302, 303, 307, 308)
 """The redirects followed by a POST, and by a GET."""
@@ -77,6 +79,7 @@ class EndpointTally:
     latency: Latency = field(default_factory=Latency)
     refused: set[int] = field(default_factory=set)
     fails: bool = False
+    quiet_until: float = 0.0
 
 
 class Post:
@@ -200,26 +203,29 @@ class Post:
         )
 
     def _count(self, name: str, outcome: Outcome, messages: int, took: float) -> None:
-        tally = self.tallies[name]
+        tally, now = self.tallies[name], asyncio.get_running_loop().time()
         if outcome is DONE:
             tally.delivered += messages
             tally.latency.add(took)
             if tally.fails:
-                tally.fails = False
+                tally.fails, tally.quiet_until = False, now + _QUIET
                 log.warning("%s: accepts messages again", name)
             return
         if outcome.status:
             tally.latency.add(took)
-        if outcome.verdict is Verdict.DROP:
+        is_dropped = outcome.verdict is Verdict.DROP
+        if is_dropped:
             tally.dropped += messages
-            return
-        tally.failed += messages
-        if outcome.blames_messages:
+        else:
+            tally.failed += messages
+        if is_dropped or outcome.blames_messages:
             is_news = outcome.status not in tally.refused
             tally.refused.add(outcome.status)
         else:
-            is_news, tally.fails = not tally.fails, True
-        log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", name, outcome.reason)
+            is_news = not tally.fails and now >= tally.quiet_until
+            tally.fails = tally.fails or is_news
+        text = f"{outcome.reason}: dropped, because of --drop-on" if is_dropped else outcome.reason
+        log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", name, text)
 
 
 async def read(response: httpx.Response) -> bytes:

@@ -104,12 +104,14 @@ class TestTelling:
     ) -> None:
         web = Scripted()
         post = make_post(web)
-        web.next["a"] = [REFUSES, Answer(500), Answer(422), OK, OK, Answer(422), Answer(503)]
+        answers = [REFUSES, Answer(500), Answer(422), OK, OK, Answer(422), Answer(503), OK]
+        web.next["a"] = [*answers, Answer(503)]
         told: list[int] = []
-        for _ in range(7):
+        for number in range(9):
+            await elapse(60 * (number == 8))  # a failure soon after the recovery is no news
             await post.send(A, parcel())
             told.append(len([r for r in caplog.records if r.levelno == logging.WARNING]))
-        assert told == [1, 1, 2, 3, 3, 3, 4]
+        assert told == [1, 1, 2, 3, 3, 3, 3, 3, 4]
 
 
 async def within(limit: TimeLimit, seconds: float) -> str:
