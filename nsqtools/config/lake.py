@@ -37,6 +37,7 @@ _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(s
 _TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
 
 OUTPUT = path("Directory or URL to write to.", metavar="DIR", required=True)
+EVOLVE = flag("Add new columns of the messages to the table; with --format delta.")
 
 
 def _master(value: str) -> None:
@@ -226,9 +227,10 @@ class LakeOptions(Options):
         default_note="none",
     )
     format: str = choice(
-        "Format of files; for delta, name the Delta Lake package with --conf.",
+        "Format of files, or delta for a table of Delta Lake.",
         *("parquet", "json", "delta"),
     )
+    evolve: bool = EVOLVE
     where: str = text(
         "Write only messages for which this SQL condition is true; finish the others, too.",
         metavar="SQL",
@@ -242,6 +244,10 @@ class LakeOptions(Options):
         "Check topics, Java, Spark's libraries, staging and output; consume nothing.",
         in_file=False,
     )
+
+    def validate(self) -> None:
+        """Raise ConfigError if ``evolve`` has no table."""
+        _check_evolve(self.evolve, self.format)
 
 
 class InputOptions(Options):
@@ -306,6 +312,7 @@ class QueryOptions(Options):
         default_note="parquet with --output, topic with --destination-topic, else console",
     )
     output: str = like(OUTPUT, required=False)
+    evolve: bool = EVOLVE
     output_mode: str = choice(
         "Rows of a streaming aggregation to write after each batch: final rows, changed rows, or "
         "all rows.",
@@ -323,6 +330,7 @@ class QueryOptions(Options):
     def validate(self) -> None:
         """Raise ConfigError if ``format`` and destination do not fit together."""
         kind = result_format(self)
+        _check_evolve(self.evolve, kind)
         wanted = {
             "parquet": "output",
             "json": "output",
@@ -338,6 +346,11 @@ class QueryOptions(Options):
             if not given and name == need:
                 text = f"--format {kind} needs --{flag_name(name)}"
                 raise ConfigError(text, options=("format",))
+
+
+def _check_evolve(evolve: bool, form: str) -> None:
+    if evolve and form != "delta":
+        raise ConfigError("--evolve needs --format delta", options=("evolve", "format"))
 
 
 def result_format(asked: QueryOptions) -> str:

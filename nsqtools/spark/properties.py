@@ -34,12 +34,6 @@ _DEFAULTS = {
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _FEW_CORES = {"spark.sql.shuffle.partitions": "8"}
 """With Spark's default, 200, a batch of an aggregation would take seconds on one machine."""
-_PACKAGES = ("spark.jars.packages", "spark.jars")
-_DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
-"""Properties for Delta Lake. Set only with its package: otherwise Spark cannot find the catalog."""
 
 _LOCAL = re.compile(r"local(?:\[([^],]+)(?:,[^]]+)?\])?")
 _TASK_TRIES = 4
@@ -101,8 +95,6 @@ def properties(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     if is_local(master):
         defaults |= _FEW_CORES
     known = inherited()
-    if any("delta-spark" in {**known, **conf}.get(name, "") for name in _PACKAGES):
-        defaults |= _DELTA
     missing = {name: value for name, value in defaults.items() if name not in known}
     return {**missing, **conf, "spark.master": _with_tries(master)}
 

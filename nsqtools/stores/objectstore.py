@@ -265,10 +265,15 @@ class _Parts(io.RawIOBase):
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
+        self._length = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         self._write(bytes(data))
+        self._length += len(data)
         return len(data)
+
+    def tell(self) -> int:
+        return self._length

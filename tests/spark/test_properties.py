@@ -113,17 +113,3 @@ def test_a_task_of_a_session_with_speculation_refuses_to_begin(
     monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
     with pytest.raises(ConfigError) if refused else nullcontext():
         refuse_speculative_task()
-
-
-@pytest.mark.parametrize("name", ["spark.jars", "spark.jars.packages"])
-def test_a_session_with_the_package_of_delta_lake_is_set_up_for_it(
-    name: str, conf_dir: Path
-) -> None:
-    package, extensions = "io.delta:delta-spark_4.2_2.13:4.4.0", "spark.sql.extensions"
-    catalog = "spark.sql.catalog.spark_catalog"
-    assert not {extensions, catalog} & set(properties("local", {name: "org.example:other:1"}))
-    assert properties("local", {name: package, extensions: "mine"})[extensions] == "mine"
-    (conf_dir / "spark-defaults.conf").write_text(f"{name} {package}\n{extensions} theirs\n")
-    found = properties("local", {})
-    assert found[catalog].startswith("org.apache.spark.sql.delta.")
-    assert extensions not in found

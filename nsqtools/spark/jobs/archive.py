@@ -26,7 +26,6 @@ from nsqtools.spark.lake.bodies import (
     with_columns,
 )
 from nsqtools.spark.lake.dataframes import body_schema
-from nsqtools.spark.lake.delta import append_delta, check_delta
 from nsqtools.spark.sparksession import first_line
 
 if TYPE_CHECKING:
@@ -59,12 +58,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSettings:
-    """An archive: ``source`` has options of the source ``nsq``, ``output`` is a path or URL."""
+    """An archive: ``source`` has options of the source ``nsq``, ``output`` is a path or URL.
+
+    With ``evolve``, a table gets the columns that it lacks.
+    """
 
     source: Mapping[str, str]
     output: str
     stream: Stream
     shape: Shape = Shape()
+    evolve: bool = False
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -106,26 +109,15 @@ class ArchiveWriter:
         shape = settings.shape
         more = [shape.partition_by] if shape.partition_by else []
         self._partitions = (*PARTITIONS[:2], *more)
-        self._files: BatchFiles | None = None
-        if shape.format != "delta":
-            self._files = BatchFiles(settings.output, shape.format, stamp)
+        self._files = BatchFiles(settings.output, shape.format, stamp, evolve=settings.evolve)
 
     def check(self, frame: DataFrame) -> None:
         """Raise ConfigError if the columns cannot be selected or the format cannot be written."""
-        rows = self._shaped(frame)
-        for name in rows.columns:
-            if name.lower() in PARTITIONS[2:]:
-                raise ConfigError(
-                    f"--select: {name} is the name of a directory: rename the column with AS"
-                )
-        if self._files is None and check_delta(rows, self._settings.output):
-            self._partitions = ()  # the table has its own
+        self._files.check(self._shaped(frame), "--select", _PUBLISHED)
 
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
         """Write a batch; it replaces files of an earlier attempt."""
         rows = self._shaped(batch)
-        if self._files is None:
-            return append_delta(rows, self._settings.output, self._partitions, query, number)
         times = _PUBLISHED if _PUBLISHED in rows.columns else ""
         return self._files.write(rows, query, number, partitions=self._partitions, times=times)
 
@@ -148,7 +140,7 @@ class ArchiveWriter:
         more = [f"{DATE} AS date", f"{HOUR} AS hour"]
         if shape.partition_by and shape.partition_by not in names:
             more.append(shape.partition_by)
-        if self._files is not None and not _is_distinct(found):
+        if not _is_distinct(found):
             more.append(f"timestamp AS {_PUBLISHED}")
         found = _selected(frame, ", ".join([f"{shape.select or '*'}\n", *more]))
         names = [name.lower() for name in found.columns]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nsqtools.errors import ConfigError
+from nsqtools.spark.jobs.progress import Written
+from nsqtools.spark.lake.delta import DeltaOutput
 from nsqtools.spark.lake.write import summary, write_files
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from nsqtools.spark.jobs.checkpoint import Stamp
-    from nsqtools.spark.jobs.progress import Written
     from nsqtools.spark.source.plans import Quota
 
 _PER_TASK = 10_000
@@ -23,29 +25,73 @@ _PER_TASK = 10_000
 
 
 class BatchFiles:
-    """Writes batches of a checkpoint to an output, as ``form`` (parquet or json)."""
+    """Writes batches of a checkpoint to an output, as ``form``: parquet, json or delta.
 
-    def __init__(self, output: str, form: str, stamp: Stamp) -> None:
+    With ``evolve``, a table gets the columns that it lacks. Raises ConfigError if the package for
+    the format is missing.
+    """
+
+    def __init__(self, output: str, form: str, stamp: Stamp, *, evolve: bool = False) -> None:
         self._output = output
-        self._form = form
+        self._form = "parquet" if form == "delta" else form
         self._stamp = stamp
+        self._table = DeltaOutput(output, evolve=evolve) if form == "delta" else None
+
+    def check(self, rows: DataFrame, flag: str, times: str = "") -> None:
+        """Raise ConfigError if the output cannot take these rows without the column ``times``.
+
+        ``flag`` is the option that chooses the columns.
+        """
+        if self._table:
+            self._table.check(rows.drop(times).schema)
+            return
+        for name in rows.columns:
+            if name.lower() == "batch":
+                raise ConfigError(
+                    f"{flag}: {name} is the name of a directory: rename the column with AS"
+                )
 
     def write(
-        self, rows: DataFrame, query: str, number: int, *, few: bool = True, **more: Any
+        self,
+        rows: DataFrame,
+        query: str,
+        number: int,
+        *,
+        few: bool = True,
+        partitions: Sequence[str] = (),
+        times: str = "",
     ) -> Written:
         """Write a batch; it replaces files of an earlier attempt.
 
-        With ``few``, small batches are written by fewer tasks than they have partitions. ``more``
-        are arguments of ``write_files``. Raises OutputError.
+        A table that has the batch already stays as it is, and no rows are written. With ``few``,
+        small batches are written by fewer tasks than they have partitions. ``partitions`` and
+        ``times`` are arguments of ``write_files``; a table that exists has its own partitions.
+        Raises OutputError.
         """
-        name = named(query, number)
+        name, table = named(query, number), self._table
+        is_there = table is not None and table.has(query, number)
         if self._stamp.changed:
-            remove_batch(self._output, name)
+            if not is_there:
+                remove_batch(self._output, name)
             self._stamp.confirm()
+        if is_there:
+            return Written(0)
+        if table:
+            partitions = table.partitions(partitions)
+            rows = rows.toDF(*table.names(rows.columns))
         offsets = self._stamp.checkpoint.planned() if few else []
         tasks = tasks_for([quota for offset in offsets for quota in offset.quotas])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
-        return summary(write_files(rows, self._output, self._form, name=name, tasks=tasks, **more))
+        files = write_files(
+            *(rows, self._output, self._form),
+            name=name,
+            tasks=tasks,
+            partitions=partitions,
+            times=times,
+        )
+        if table:
+            table.commit(files, rows.drop(times).schema, partitions, query, number)
+        return summary(files)
 
 
 def tasks_for(quotas: Sequence[Quota]) -> int | None:

@@ -12,6 +12,7 @@ import itertools
 import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
@@ -25,13 +26,12 @@ from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.jobs.streams import Stream, read, run
 from nsqtools.spark.lake.bodies import counted_corrupt, with_columns
 from nsqtools.spark.lake.dataframes import body_schema, view
-from nsqtools.spark.lake.delta import append_delta, check_delta
+from nsqtools.spark.lake.delta import DeltaOutput
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.sparksession import first_line
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
-from nsqtools.stores.places import as_url
 
 if TYPE_CHECKING:
     import threading
@@ -58,11 +58,12 @@ class Destination:
     """The destination of rows: ``kind`` is parquet, json, delta, console or topic.
 
     ``output`` is a path or URL for files, ``sink`` has options of the sink ``nsq`` for a topic, and
-    ``show`` is called for the console.
+    ``show`` is called for the console. With ``evolve``, a table gets the columns that it lacks.
     """
 
     kind: str
     output: str = ""
+    evolve: bool = False
     sink: Mapping[str, str] = field(default_factory=dict)
     show: Show | None = None
 
@@ -156,8 +157,9 @@ def query_archives(
     with interruptible(spark, stop):
         found = _of_archives(spark, settings)
         columns = found.columns
-        if target.kind == "delta":
-            check_delta(found, target.output)
+        table = DeltaOutput(target.output) if target.kind == "delta" else None
+        if table:
+            table.check(found.schema)
     if target.output:
         _check_empty(target.output)
     report("querying", 0, 0)
@@ -169,8 +171,9 @@ def query_archives(
     with interruptible(spark, stop):
         if target.kind == "topic":
             _publish(found, target.sink)
-        elif target.kind == "delta":
-            found.write.format("delta").save(as_url(target.output))
+        elif table:
+            files = write_files(found, target.output, "parquet", name="0")
+            table.commit(files, found.schema, (), uuid4().hex, 0)
         else:
             _write_once(found, target)
 
@@ -256,18 +259,14 @@ class _ResultWriter:
         self._settings = settings
         self._target = settings.target
         self._stamp = stamp
-        form = settings.target.kind
-        self._files = BatchFiles(settings.target.output, form, stamp)
+        target = settings.target
+        self._files = BatchFiles(target.output, target.kind, stamp, evolve=target.evolve)
         self._is_stateful = False
 
     def check(self, rows: DataFrame) -> None:
         """Raise ConfigError if the query cannot be run, or its destination cannot take the rows."""
-        if self._target.kind == "delta":
-            check_delta(rows, self._target.output)
-        elif self._target.output and "batch" in [name.lower() for name in rows.columns]:
-            raise ConfigError(
-                "--query: batch is the name of a directory: rename the column with AS"
-            )
+        if self._target.output:
+            self._files.check(rows, "--query")
         if not rows.isStreaming:
             raise ConfigError(f"--query: expected a SELECT on the table {_TABLE}, or on a topic")
         plan = rows._jdf.queryExecution().analyzed().toString()
@@ -301,9 +300,6 @@ class _ResultWriter:
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
         """Write the result of a batch; it replaces files of an earlier attempt."""
         target = self._target
-        if target.kind == "delta":
-            self._stamp.confirm()
-            return append_delta(batch, target.output, (), query, number)
         if target.output:  # state has as many partitions as the first run made
             return self._files.write(batch, query, number, few=not self._is_stateful)
         self._stamp.confirm()

@@ -1,95 +1,254 @@
-"""Tables of Delta Lake, which Spark's own writer writes: a batch that a table has is skipped."""
+"""Tables of Delta Lake: tasks write Parquet files, and delta-rs commits the list of them.
+
+A commit carries the id of the query and the number of the batch (the action ``txn`` of the
+protocol). So a batch that a killed run has committed is not committed again, and readers see all of
+a batch or nothing. Spark needs no jar for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import posixpath
-from typing import TYPE_CHECKING
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from nsqtools.errors import ConfigError
-from nsqtools.spark.jobs.progress import Written
+from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.lake.folders import sync_file
-from nsqtools.stores import open_store
+from nsqtools.spark.lake.write import NULL
 from nsqtools.stores.interface import as_output_error
-from nsqtools.stores.places import as_url, local
+from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.places import local, s3_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from deltalake import DeltaTable, Schema
+    from deltalake.transaction import AddAction, RemoveAction
+    from pyspark.sql.types import StructField, StructType
 
-    from nsqtools.stores.interface import Store
+    from nsqtools.spark.lake.write import PartFile
 
-_ADDS_COLUMNS = "spark.databricks.delta.schema.autoMerge.enabled"
+_PARTITION_TYPES = frozenset({"string", "date", "tinyint", "smallint", "int", "bigint"})
+"""Types of partitions for which a directory's name has the value as Delta Lake writes it."""
+_FOREIGN = re.compile(r"\b(void|interval|char|varchar)\b")
+_LOG = "_delta_log"
 
 
-def check_delta(rows: DataFrame, output: str) -> bool:
-    """Return whether the table exists.
+class DeltaOutput:
+    """A table at a path or URL; with ``evolve`` it gets the columns that it lacks.
 
-    Raises ConfigError if Delta Lake is missing, or if the table cannot take columns of ``rows``.
+    Its methods raise OutputError if the table or its store fails, and ConfigError without delta-rs.
     """
-    spark = rows.sparkSession
-    try:
-        table = spark.read.format("delta").load(as_url(output))
-    except Exception as error:  # only its text tells what is missing
-        if "[DATA_SOURCE_NOT_FOUND]" in str(error):
+
+    def __init__(self, place: str, *, evolve: bool = False) -> None:
+        try:
+            import deltalake  # noqa: F401
+        except ImportError:
             raise ConfigError(
-                "--format delta needs Delta Lake: with pyspark 4.2, add --conf "
-                "spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4.0"
-            ) from error
-        if any(name in str(error) for name in ("[PATH_NOT_FOUND]", "[DELTA_TABLE_NOT_FOUND]")):
-            return False
-        raise
-    known = {each.name.lower(): each.dataType.simpleString() for each in table.schema}
-    for each in rows.schema if spark.conf.get(_ADDS_COLUMNS, "false") == "false" else ():
-        found, wanted = known.get(each.name.lower()), each.dataType.simpleString()
-        if found != wanted:
-            problem = f"has {each.name} as {found}, not {wanted}" if found else f"lacks {each.name}"
+                f"--format delta needs the package deltalake: run {sys.executable} -m pip install "
+                "'nsqtools[delta]'"
+            ) from None
+        self._place = place
+        self._evolve = evolve
+        path = local(place)
+        self._folder = None if path is None else str(path)
+        self._url, self._options = _location(place)
+        self._table: DeltaTable | None = None
+
+    def check(self, schema: StructType) -> None:
+        """Raise ConfigError if the table cannot take rows of this schema."""
+        table = self._load()
+        if table is None:
+            _as_delta(self._place, schema)
+            return
+        constraints = table.metadata().configuration.keys()
+        if any(name.startswith("delta.constraints.") for name in constraints):
             raise ConfigError(
-                f"--output {output}: the table {problem}: change --select, or add new columns to "
-                f"the table with --conf {_ADDS_COLUMNS}=true"
+                f"--output {self._place}: the table has constraints, which would not be checked: "
+                "write to a table without them"
             )
-    return True
+        known = _columns(table)
+        for name in table.metadata().partition_columns:
+            found = known[name.lower()].dataType.simpleString()
+            if found not in _PARTITION_TYPES:
+                raise ConfigError(
+                    f"--output {self._place}: the table is partitioned by {name}, of type {found}: "
+                    f"expected one of {', '.join(sorted(_PARTITION_TYPES))}"
+                )
+        for each in schema:
+            column, wanted = known.get(each.name.lower()), each.dataType.simpleString()
+            found = column.dataType.simpleString() if column else ""
+            if found and found != wanted:
+                raise ConfigError(
+                    f"--output {self._place}: the table has {each.name} as {found}, not {wanted}: "
+                    "change --select"
+                )
+            if not found and not self._evolve:
+                raise ConfigError(
+                    f"--output {self._place}: the table lacks {each.name}: change --select, or add "
+                    "--evolve to add the column to the table"
+                )
+
+    def has(self, query: str, number: int) -> bool:
+        """Whether the table has a batch of a query; it is durable then."""
+        table = self._load()
+        newest = table.transaction_version(query) if table else None
+        if newest is None or newest < number:
+            return False
+        self._sync(0)  # the run that has committed it may have been killed before it could
+        return True
+
+    def names(self, columns: Sequence[str]) -> list[str]:
+        """Return the table's spelling of these columns, which differs from Spark's in case only."""
+        known = {} if self._table is None else _columns(self._table)
+        return [known[name.lower()].name if name.lower() in known else name for name in columns]
+
+    def partitions(self, otherwise: Sequence[str]) -> Sequence[str]:
+        """Return the columns that the table is partitioned by; a new one is by ``otherwise``."""
+        return otherwise if self._table is None else self._table.metadata().partition_columns
+
+    def commit(
+        self,
+        files: Iterable[PartFile],
+        schema: StructType,
+        partitions: Sequence[str],
+        query: str,
+        number: int,
+    ) -> None:
+        """Add the files of a batch durably, in one commit, unless the table has the batch."""
+        from deltalake import CommitProperties, DeltaTable, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        numbers = {each.name for each in schema if each.dataType.simpleString().endswith("int")}
+        added: list[AddAction | RemoveAction] = [
+            _action(each, partitions, numbers) for each in files
+        ]
+        if not added:
+            return
+        batch = CommitProperties(app_transactions=[Transaction(query, number)])
+        wanted = _as_delta(self._place, schema)
+        with _explained(self._place):
+            if self._table is None:
+                self._table = DeltaTable.create(
+                    *(self._url, wanted, "ignore", list(partitions)), storage_options=self._options
+                )
+            before, known = self._table.version(), _columns(self._table)
+            if missing := [each for each in wanted.fields if each.name.lower() not in known]:
+                self._table.alter.add_columns(missing)
+            try:
+                self._table.create_write_transaction(
+                    added, "append", wanted, list(partitions), commit_properties=batch
+                )
+            except CommitFailedError:
+                if not self.has(query, number):
+                    raise
+            self._sync(before)
+
+    def _load(self) -> DeltaTable | None:
+        """The newest version of the table; None if there is none."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        with _explained(self._place), contextlib.suppress(TableNotFoundError):
+            if self._table is None:
+                self._table = DeltaTable(self._url, storage_options=self._options)
+            else:
+                self._table.update_incremental()
+        return self._table
+
+    def _sync(self, first: int) -> None:
+        """Make the commits of a local table durable from version ``first`` on."""
+        if self._folder is None:
+            return
+        with as_output_error(self._place):
+            log = posixpath.join(self._folder, _LOG)
+            for path in _commits(log, first):
+                sync_file(path)
+            sync_directory(log)
+            sync_directory(self._folder)
 
 
-def append_delta(
-    rows: DataFrame, output: str, partitions: Sequence[str], query: str, number: int
-) -> Written:
-    """Append a batch, unless the table has batch ``number`` of this query; returns its rows.
-
-    A new table gets ``partitions``; for one that exists give none. Local files are durable then.
-    Raises OutputError, and errors of Spark.
-    """
-    url = as_url(output)
-    writer = rows.write.format("delta").mode("append")
-    writer = writer.option("txnAppId", query).option("txnVersion", number)
-    (writer.partitionBy(*partitions) if partitions else writer).save(url)
-    name = url.replace("`", "``")
-    history = rows.sparkSession.sql(f"DESCRIBE HISTORY delta.`{name}` LIMIT 1").collect()
-    with as_output_error(output):
-        return Written(sync_batch(open_store(output), history[0]["version"], query, number))
+def _commits(log: str, first: int) -> Iterator[str]:
+    for name in os.listdir(log):
+        number, _, suffix = name.partition(".")
+        if suffix == "json" and number.isdecimal() and int(number) >= first:
+            yield posixpath.join(log, name)
 
 
-def sync_batch(store: Store, newest: int, query: str, number: int) -> int:
-    """Make a batch durable, with what was written since; returns the number of its rows.
+def _location(place: str) -> tuple[str, dict[str, str]]:
+    """The URL of a table for delta-rs, and its options beside AWS_* and other variables."""
+    if (path := local(place)) is not None:
+        return str(path), {}
+    scheme, _, rest = place.partition("://")
+    if scheme.lower() not in ("s3", "s3a", "s3n"):
+        return place, {}
+    endpoint, region = s3_server()
+    options = {"AWS_REGION": region} if region else {}
+    if endpoint:
+        options |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+    return f"s3://{rest}", options
 
-    ``newest`` is the last version of the table. Returns 0 if its log no longer has the batch.
-    Raises OSError.
-    """
-    is_local = local(store.place) is not None
-    with contextlib.suppress(FileNotFoundError):  # the log is cut after a month
-        for version in range(newest, -1, -1):
-            log = f"_delta_log/{version:020d}.json"
-            actions = [json.loads(line) for line in store.get(log).splitlines()]
-            added = [each["add"] for each in actions if "add" in each]
-            for path in (log, *(unquote(each["path"]) for each in added)) if is_local else ():
-                with contextlib.suppress(FileNotFoundError):  # merged into another file since
-                    sync_file(store.url(path))
-                    store.sync(posixpath.dirname(path))
-            done = [each["txn"] for each in actions if "txn" in each]
-            if any((each["appId"], each["version"]) == (query, number) for each in done):
-                stats = [json.loads(each.get("stats") or "{}") for each in added]
-                return sum(each.get("numRecords", 0) for each in stats)
-    return 0
+
+def _columns(table: DeltaTable) -> Mapping[str, StructField]:
+    """The columns by their names in lower case; Delta Lake writes a schema as Spark does."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    return {each.name.lower(): each for each in schema}
+
+
+def _as_delta(place: str, schema: StructType) -> Schema:
+    """The schema for a table, in which any value may be missing. Raises ConfigError."""
+    from deltalake import Schema
+
+    for each in schema:
+        if found := _FOREIGN.search(each.dataType.simpleString()):
+            raise ConfigError(
+                f"--output {place}: {each.name} is of type {found[0]}, which a table cannot have: "
+                "cast it to another type"
+            )
+    return Schema.from_json(json.dumps(_nullable(schema.jsonValue())))
+
+
+def _nullable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_nullable(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    flags = dict.fromkeys(value.keys() & {"nullable", "containsNull", "valueContainsNull"}, True)
+    return {key: _nullable(each) for key, each in value.items()} | flags
+
+
+def _action(file: PartFile, partitions: Sequence[str], numbers: Container[str]) -> AddAction:
+    """The entry of the log for a file; the partitions in ``numbers`` are integers."""
+    from deltalake.transaction import AddAction
+
+    values: dict[str, str | None] = {}
+    for piece in file.path.split("/")[:-1]:
+        key, _, value = piece.partition("=")
+        if key in partitions:
+            text = unquote(value)
+            values[key] = None if value == NULL else str(int(text)) if key in numbers else text
+    stats = json.dumps({"numRecords": file.rows})
+    return AddAction(file.path, file.length, values, round(time.time() * 1000), True, stats)
+
+
+@contextlib.contextmanager
+def _explained(place: str) -> Iterator[None]:
+    """Raise delta-rs' errors as OutputError."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise OutputError(f"{place}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """The text of an error of delta-rs without the lines of its causes."""
+    return next(iter(str(error).splitlines()), type(error).__name__).strip()

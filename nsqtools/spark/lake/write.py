@@ -50,22 +50,25 @@ _DISTINCT = frozenset({"message_id", "timestamp", "timestamp_ns", "body"})
 """Columns with few repeated values: a dictionary would cost time and save nothing."""
 
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The value of a partition of rows without one, in a path."""
 
-_NUMBERS = dict.fromkeys(("rows", "size", "oldest", "newest"), pa.int64())
+_NUMBERS = dict.fromkeys(("rows", "size", "length", "oldest", "newest"), pa.int64())
 _SUMMARY = pa.schema({"path": pa.string(), **_NUMBERS})
-_SUMMARY_DDL = "path STRING, rows LONG, size LONG, oldest LONG, newest LONG"
+_SUMMARY_DDL = "path STRING, rows LONG, size LONG, length LONG, oldest LONG, newest LONG"
 
 
 class PartFile(NamedTuple):
-    """A file written by a task; ``path`` is relative to the output, ``size`` its bytes of rows.
+    """A file written by a task; ``path`` is relative to the output.
 
-    ``oldest`` and ``newest`` are in microseconds since the epoch, None if there were no times.
+    ``size`` are its bytes of rows, ``length`` its own, after compression. ``oldest`` and ``newest``
+    are in microseconds since the epoch, None if there were no times.
     """
 
     path: str
     rows: int
     size: int
+    length: int
     oldest: int | None
     newest: int | None
 
@@ -125,7 +128,7 @@ def escaped(value: object) -> str:
     An int, as an hour, has at least two digits.
     """
     if value is None or value == "":
-        return _NULL
+        return NULL
     text = f"{value:02d}" if isinstance(value, int) else str(value)
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
@@ -269,7 +272,7 @@ class _PartFiles:
         file.close()
         del self._open[values]
         times = file.oldest, file.newest
-        self.done.append(PartFile(file.path, file.rows, file.size, *times))
+        self.done.append(PartFile(file.path, file.rows, file.size, file.length, *times))
 
 
 class _IncompletePart:
@@ -277,7 +280,7 @@ class _IncompletePart:
 
     def __init__(self, store: Store, path: str, task: WriteTask) -> None:
         self.path = path
-        self.rows = self.size = 0
+        self.rows = self.size = self.length = 0
         self.oldest: int | None = None
         self.newest: int | None = None
         self._store = store
@@ -321,12 +324,17 @@ class _IncompletePart:
             table = table.drop_columns(self._task.times)
         if self._append is None:
             file = self._stack.enter_context(self._store.create(self.path))
+            self._stack.callback(lambda: self._measure(file))
             if self._task.form == "json":
                 self._append = lambda lines: file.write(_text_of(lines))
             else:
                 writer = self._stack.enter_context(_parquet(file, table))
                 self._append = lambda rows: writer.write_table(rows, rows.num_rows)
         self._append(table)
+
+    def _measure(self, file: BinaryIO) -> None:
+        """Note the length of the file, once all is written to it."""
+        self.length = file.tell()
 
     def _note(self, times: pa.ChunkedArray) -> None:
         found = pc.min_max(times.cast(pa.int64()))

@@ -1,80 +1,153 @@
-"""What the log of a Delta table says of a batch."""
+"""Tables of Delta Lake: a batch is committed once, whoever writes to the table meanwhile."""
 
 import json
 import os
-from collections.abc import Mapping
+import sys
 from pathlib import Path
+from typing import Any
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from opendal import Operator
+from deltalake import DeltaTable, Schema
+from pyspark.sql.types import StructType
 
-from nsqtools.spark.lake.delta import sync_batch
-from nsqtools.stores.mounted import LocalStore
-from nsqtools.stores.objectstore import ObjectStore
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark.lake.delta import DeltaOutput
+from nsqtools.spark.lake.write import PartFile, escaped
 
 OURS, THEIRS = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab", "5e0fa0a1-9c1d-4f0b-8a00-000000000000"
-HOUR = "date=2026-11-22/hour=9"
+BY = ("date", "hour", "topic")
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What is synced from now on."""
-    found: set[str] = set()
-    monkeypatch.setattr(os, "fsync", lambda fd: found.add(os.readlink(f"/proc/self/fd/{fd}")))
-    return found
+def columns(*names: str, **types: Any) -> StructType:
+    """The schema of messages with these columns, and of others."""
+    known = {"body": "binary", "date": "date", "hour": "integer", "topic": "string", **types}
+    chosen = {name: known[name] for name in (*(names or list(known)[:4]), *types)}
+    fields = [
+        {"name": name, "type": each, "nullable": False, "metadata": {}}
+        for name, each in chosen.items()
+    ]
+    return StructType.fromJson({"type": "struct", "fields": fields})
 
 
-def commit(table: Path, version: int, *actions: Mapping[str, object]) -> None:
-    log = table / "_delta_log"
-    log.mkdir(parents=True, exist_ok=True)
-    (log / f"{version:020d}.json").write_text("".join(f"{json.dumps(each)}\n" for each in actions))
+def part(table: Path, name: str, topic: str | None = "t", **values: list[Any]) -> PartFile:
+    """A file as a task writes it."""
+    rows = pa.table({"body": [b"1", b"2"], **values})
+    path = f"date=2026-11-22/hour=09/topic={escaped(topic)}/batch={name}/part-0.parquet"
+    file = table / path
+    file.parent.mkdir(parents=True)
+    pq.write_table(rows, file)
+    return PartFile(path, rows.num_rows, rows.nbytes, file.stat().st_size, None, None)
 
 
-def txn(query: str, number: int) -> dict[str, object]:
-    return {"txn": {"appId": query, "version": number}}
+def commit(output: DeltaOutput, query: str, number: int, *files: PartFile) -> None:
+    assert not output.has(query, number)
+    output.commit(files, columns(), output.partitions(BY), query, number)
 
 
-def add(name: str, rows: int | None) -> dict[str, object]:
-    stats = {} if rows is None else {"stats": json.dumps({"numRecords": rows})}
-    return {"add": {"path": f"{HOUR}/{name}", **stats}}
+def rows(table: Path) -> list[tuple[Any, ...]]:
+    """What another engine makes of the table."""
+    there = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841 - in SQL
+    found = duckdb.sql("SELECT hour, topic, count(*) FROM there GROUP BY ALL ORDER BY ALL")
+    assert found
+    return found.fetchall()
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """Ours is batch 7 in version 4, after which others have merged and removed one of its files."""
-    table = tmp_path / "ta ble"
-    (table / HOUR).mkdir(parents=True)
-    for name in ("a b.parquet", "c.parquet", "merged.parquet", "before.parquet"):
-        (table / HOUR / name).touch()
-    commit(table, 3, txn(OURS, 6), add("before.parquet", 1))
-    facts = {"commitInfo": {"operation": "WRITE"}}
-    ours = [add("a%20b.parquet", 3), add("c.parquet", 4), add("gone.parquet", 5)]
-    commit(table, 4, facts, txn(OURS, 7), *ours, add("counts.parquet", None))
-    commit(table, 5, txn(THEIRS, 7), add("c.parquet", 100))
-    commit(table, 6, {"remove": {"path": f"{HOUR}/gone.parquet"}}, add("merged.parquet", 5))
-    return table
+def test_a_batch_is_committed_once_and_others_may_write_meanwhile(tmp_path: Path) -> None:
+    """A name of a partition may need escapes, or be missing; the table keeps its own partitions."""
+    first, other = DeltaOutput(str(tmp_path)), DeltaOutput(str(tmp_path))
+    assert not other.has(OURS, 0)
+    commit(first, OURS, 0, part(tmp_path, "0", "a#ephemeral"), part(tmp_path, "1", None))
+    assert other.has(OURS, 0)
+    assert not other.has(OURS, 1)
+    assert not other.has(THEIRS, 0)
+    commit(other, THEIRS, 7, part(tmp_path, "2"))
+    assert list(first.partitions(())) == list(BY)
+    commit(first, OURS, 1, part(tmp_path, "3"))
+    commit(first, OURS, 2)
+    assert rows(tmp_path) == [(9, "a#ephemeral", 2), (9, "t", 4), (9, None, 2)]
 
 
-def test_the_rows_of_a_batch_are_those_of_its_own_commit(table: Path, synced: set[str]) -> None:
-    """Also in an object store, where nothing is synced; a batch that is forgotten has none."""
-    operator = Operator("fs", root=str(table))
-    assert sync_batch(ObjectStore("s3a://bucket/", operator, operator), 6, OURS, 7) == 12
-    assert not synced
-    store = LocalStore(str(table))
-    found = [(6, OURS, 7), (6, OURS, 6), (6, THEIRS, 7), (3, OURS, 7)]
-    assert [sync_batch(store, *each) for each in found] == [12, 1, 100, 0]
-    (table / "_delta_log" / f"{4:020d}.json").unlink()
-    assert sync_batch(store, 6, OURS, 7) == 0
+def test_of_two_who_write_a_batch_one_commits_it(tmp_path: Path) -> None:
+    first, second = DeltaOutput(str(tmp_path)), DeltaOutput(str(tmp_path))
+    commit(first, THEIRS, 0, part(tmp_path, "0"))
+    assert not first.has(OURS, 5)
+    assert not second.has(OURS, 5)
+    for each in (first, second):
+        each.commit([part(tmp_path, str(id(each)))], columns(), BY, OURS, 5)
+    assert rows(tmp_path) == [(9, "t", 4)]
 
 
-def test_a_batch_and_what_replaced_its_files_are_synced_up_to_the_table(
-    table: Path, synced: set[str]
+def test_a_commit_is_durable_also_if_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync_batch(LocalStore(str(table)), 6, OURS, 7)
-    logs = {str(table / "_delta_log" / f"{version:020d}.json") for version in (4, 5, 6)}
-    names = ("a b.parquet", "c.parquet", "merged.parquet")
-    files = {str(table / HOUR / name) for name in names}
-    leaf = table / HOUR
-    folders = {str(each) for each in (leaf, leaf.parent, table, table / "_delta_log")}
-    assert synced >= logs | files | folders
-    assert str(leaf / "before.parquet") not in synced
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
+    output = DeltaOutput(str(tmp_path))
+    for number in range(2):
+        commit(output, OURS, number, part(tmp_path, str(number)))
+        log = tmp_path / "_delta_log"
+        newest = log / f"{output._table.version():020d}.json"  # type: ignore[union-attr]
+        assert {str(newest), str(log), str(tmp_path)} <= synced
+        synced.clear()
+        assert DeltaOutput(str(tmp_path)).has(OURS, number)
+        assert {str(newest), str(log), str(tmp_path)} <= synced
+        synced.clear()
+
+
+def test_columns_are_compared_and_new_ones_added_when_asked(tmp_path: Path) -> None:
+    commit(DeltaOutput(str(tmp_path)), OURS, 0, part(tmp_path, "0"))
+    user = {
+        "type": "struct",
+        "fields": [{"name": "id", "type": "long", "nullable": False, "metadata": {}}],
+    }
+    more = columns(user=user)
+    output = DeltaOutput(str(tmp_path))
+    output.check(columns("topic", BODY="binary"))
+    assert output.names(["BODY", "new"]) == ["body", "new"]
+    with pytest.raises(ConfigError, match=r"lacks user: .*--evolve"):
+        output.check(more)
+    with pytest.raises(ConfigError, match="has body as binary, not string"):
+        output.check(columns("topic", body="string"))
+    output = DeltaOutput(str(tmp_path), evolve=True)
+    output.check(more)
+    assert not output.has(OURS, 1)
+    file = part(tmp_path, "1", user=[{"id": 1}, None])
+    output.commit([file], more, BY, OURS, 1)
+    found = DeltaTable(str(tmp_path)).to_pyarrow_table(columns=["user"])["user"].to_pylist()
+    assert sorted(found, key=str) == [None, None, None, {"id": 1}]
+
+
+@pytest.mark.parametrize(
+    ("by", "constraint", "text"),
+    [
+        (["a"], {}, "partitioned by a, of type double"),
+        ([], {"low": "a > 1"}, "constraints"),
+    ],
+)
+def test_a_table_that_would_be_damaged_is_refused(
+    by: list[str], constraint: dict[str, str], text: str, tmp_path: Path
+) -> None:
+    schema = Schema.from_json(json.dumps(columns(a="double").jsonValue()))
+    table = DeltaTable.create(str(tmp_path), schema, partition_by=by)
+    if constraint:
+        table.alter.add_constraint(constraint)
+    with pytest.raises(ConfigError, match=text):
+        DeltaOutput(str(tmp_path)).check(columns(a="double"))
+
+
+def test_a_damaged_table_a_type_of_spark_and_a_missing_package_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = DeltaOutput(str(tmp_path))
+    with pytest.raises(ConfigError, match="a is of type interval"):
+        output.check(columns(a="interval day to second"))
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log" / f"{0:020d}.json").write_text("no JSON\n")
+    with pytest.raises(OutputError, match=f"^{tmp_path}: [^\n\x1b]+$"):
+        output.check(columns())
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(ConfigError, match=r"nsqtools\[delta\]"):
+        DeltaOutput(str(tmp_path))

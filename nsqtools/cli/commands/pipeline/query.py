@@ -200,7 +200,7 @@ def _target(
     if result_format(asked) == "console":
         return Destination("console", show=_show)
     if result_format(asked) != "topic":
-        return Destination(result_format(asked), output=asked.output)
+        return Destination(result_format(asked), output=asked.output, evolve=asked.evolve)
     sink = {"topic": asked.destination_topic, **connection_options(target, spark.master)}
     if asked.destination_nsqd_tcp_address:
         sink["nsqd.tcp.addresses"] = ",".join(asked.destination_nsqd_tcp_address)

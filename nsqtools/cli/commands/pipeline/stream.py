@@ -102,6 +102,7 @@ def archive(
             lake.select,
             lake.partition_by,
         ),
+        evolve=lake.evolve,
     )
     StreamJob(
         partial(archive_topics, settings=settings),
