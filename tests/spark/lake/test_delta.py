@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.lake.delta import DeltaOutput
 from nsqtools.spark.lake.write import PartFile, escaped
+from nsqtools.stores import open_store
 
 OURS, THEIRS = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab", "5e0fa0a1-9c1d-4f0b-8a00-000000000000"
 BY = ("date", "hour", "topic")
@@ -32,14 +33,14 @@ def columns(*names: str, **types: Any) -> StructType:
     return StructType.fromJson({"type": "struct", "fields": fields})
 
 
-def part(table: Path, name: str, topic: str | None = "t", **values: list[Any]) -> PartFile:
+def part(table: Path | str, name: str, topic: str | None = "t", **values: list[Any]) -> PartFile:
     """A file as a task writes it."""
     rows = pa.table({"body": [b"1", b"2"], **values})
     path = f"date=2026-11-22/hour=09/topic={escaped(topic)}/batch={name}/part-0.parquet"
-    file = table / path
-    file.parent.mkdir(parents=True)
-    pq.write_table(rows, file)
-    return PartFile(path, rows.num_rows, rows.nbytes, file.stat().st_size, None, None)
+    store = open_store(str(table))
+    with store.create(path) as file:
+        pq.write_table(rows, file)
+    return PartFile(path, rows.num_rows, rows.nbytes, store.stat(path).size, None, None)
 
 
 def commit(output: DeltaOutput, query: str, number: int, *files: PartFile) -> None:
@@ -47,37 +48,48 @@ def commit(output: DeltaOutput, query: str, number: int, *files: PartFile) -> No
     output.commit(files, columns(), output.partitions(BY), query, number)
 
 
-def rows(table: Path) -> list[tuple[Any, ...]]:
+def rows(table: Path | str) -> list[tuple[Any, ...]]:
     """What another engine makes of the table."""
-    there = DeltaTable(str(table)).to_pyarrow_dataset()  # noqa: F841 - in SQL
+    url = str(table).replace("s3a://", "s3://")
+    options = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    there = DeltaTable(url, storage_options=options).to_pyarrow_dataset()  # noqa: F841 - in SQL
     found = duckdb.sql("SELECT hour, topic, count(*) FROM there GROUP BY ALL ORDER BY ALL")
     assert found
     return found.fetchall()
 
 
-def test_a_batch_is_committed_once_and_others_may_write_meanwhile(tmp_path: Path) -> None:
+@pytest.fixture(params=["disk", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The place of a table."""
+    folder = tmp_path if request.param == "disk" else request.getfixturevalue("bucket")
+    return f"{folder}/ta ble"
+
+
+@pytest.mark.timeout(900)  # MinIO may have to be built
+def test_a_batch_is_committed_once_and_others_may_write_meanwhile(place: str) -> None:
     """A name of a partition may need escapes, or be missing; the table keeps its own partitions."""
-    first, other = DeltaOutput(str(tmp_path)), DeltaOutput(str(tmp_path))
+    first, other = DeltaOutput(place), DeltaOutput(place)
     assert not other.has(OURS, 0)
-    commit(first, OURS, 0, part(tmp_path, "0", "a#ephemeral"), part(tmp_path, "1", None))
+    commit(first, OURS, 0, part(place, "0", "a#ephemeral"), part(place, "1", None))
     assert other.has(OURS, 0)
     assert not other.has(OURS, 1)
     assert not other.has(THEIRS, 0)
-    commit(other, THEIRS, 7, part(tmp_path, "2"))
+    commit(other, THEIRS, 7, part(place, "2"))
     assert list(first.partitions(())) == list(BY)
-    commit(first, OURS, 1, part(tmp_path, "3"))
+    commit(first, OURS, 1, part(place, "3"))
     commit(first, OURS, 2)
-    assert rows(tmp_path) == [(9, "a#ephemeral", 2), (9, "t", 4), (9, None, 2)]
+    assert rows(place) == [(9, "a#ephemeral", 2), (9, "t", 4), (9, None, 2)]
 
 
-def test_of_two_who_write_a_batch_one_commits_it(tmp_path: Path) -> None:
-    first, second = DeltaOutput(str(tmp_path)), DeltaOutput(str(tmp_path))
-    commit(first, THEIRS, 0, part(tmp_path, "0"))
+@pytest.mark.timeout(900)
+def test_of_two_who_write_a_batch_one_commits_it(place: str) -> None:
+    first, second = DeltaOutput(place), DeltaOutput(place)
+    commit(first, THEIRS, 0, part(place, "0"))
     assert not first.has(OURS, 5)
     assert not second.has(OURS, 5)
     for each in (first, second):
-        each.commit([part(tmp_path, str(id(each)))], columns(), BY, OURS, 5)
-    assert rows(tmp_path) == [(9, "t", 4)]
+        each.commit([part(place, str(id(each)))], columns(), BY, OURS, 5)
+    assert rows(place) == [(9, "t", 4)]
 
 
 def test_a_commit_is_durable_also_if_it_is_found(
