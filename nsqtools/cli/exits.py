@@ -34,7 +34,11 @@ class Exit(IntEnum):
     DONE = 0, "Everything was done."
     FAILURE = 1, "Something failed; standard error says what."
     USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
-    UNREACHABLE = 3, "No server could be reached, or all refused the connection."
+    UNREACHABLE = (
+        3,
+        "No server could be reached at the start, or all refused the connection. A command that only "
+        "a signal ends waits instead.",
+    )
     PARTIAL = (
         4,
         "Done, but messages were given up or rejected without a dead letter, or left behind, a "

@@ -7,7 +7,18 @@ import re
 from nsqtools.config.admin import CONNECT_TIMEOUT, REQUEST_TIMEOUT
 from nsqtools.config.connection import ClientConfig
 from nsqtools.config.consuming import SourceOptions
-from nsqtools.config.option import NO_LIMIT, choice, duration, flag, integer, like, path, size, text
+from nsqtools.config.option import (
+    NO_LIMIT,
+    PASSWORD,
+    choice,
+    duration,
+    flag,
+    integer,
+    like,
+    path,
+    size,
+    text,
+)
 from nsqtools.config.program import JSON, LOCK
 from nsqtools.config.records import ArchiveRecordOptions
 from nsqtools.errors import ConfigError
@@ -126,6 +137,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         "Directory to upload each complete file to, under its name relative to --output-dir: a URL "
         "of s3, gs, az or file, or a path. An existing file is never replaced.",
         metavar="URL",
+        hides=PASSWORD,
     )
     delete_uploaded: bool = flag(
         "Delete files after their upload; with --on-rotate, after the command has succeeded.",

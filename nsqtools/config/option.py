@@ -51,6 +51,8 @@ Values = Literal["", "topic", "channel", "node", "profile"]
 MASK = "********"
 """Shown instead of a secret."""
 
+PASSWORD = r"(?<=//)[^/@:]+:[^/@]+(?=@)"
+"""The name and password in the URL of a store."""
 URL_SECRETS = r"(?<=//)[^/@]+(?=@)|(?<=\?)[^#]+"
 """The secret parts of a URL: user and password, and the query."""
 _NUMBERS = ("integer", "number", "duration", "size")

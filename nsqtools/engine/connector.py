@@ -130,6 +130,8 @@ class Connector:
         """The nsqlookupds to ask soon because a working connection was lost."""
         self._silent: dict[str, UnreachableError] = {}
         """The nsqlookupds without an answer in their last round, with the error."""
+        self._may_exist = set(self._lookups)
+        """The nsqlookupds that have not yet answered without an nsqd."""
         self._awaited: set[Address | str] = {*self._nsqds, *self._lookups}
         """Servers neither reached nor failed since the start."""
         self._failures: dict[Address | str, NSQError] = {}
@@ -226,9 +228,17 @@ class Connector:
             self._awaited.discard(url)
         if not found:
             self._reached()
+            self._lists_none(url)
         for address in missing:
             self._listed.add(address)
             self._tasks.begin(self._join(address))
+
+    def _lists_none(self, url: str) -> None:
+        """Warn once if no nsqlookupd lists an nsqd: the topic may be misspelled."""
+        if self._may_exist:
+            self._may_exist.discard(url)
+            if not self._may_exist and not self._listed:
+                log.warning("topic %s: nsqlookupd lists no nsqd yet: waiting", self._topic)
 
     def _reached(self) -> None:
         """Note a reached server; after the first, log the earlier failures."""

@@ -37,6 +37,8 @@ _NUMBER: dict[str, Callable[[Message], int]] = {
     "%T": attrgetter("timestamp"),
 }
 _VERBS = "%s %S %R %t %c %i %a %T %d{...} %h or %%"
+_OTHER_FORMATS = frozenset({"raw", "json", "length-prefixed", "text"})
+"""Words of the option --format of other commands."""
 _TOKENS = re.compile(rf"{ESCAPE}|%d\{{[^}}]*\}}|%.?|[^\\%]+", re.DOTALL)
 _EPOCH_SECONDS = re.compile(r"(?<!%)(?:%%)*%s")
 
@@ -58,6 +60,8 @@ class Template:
         try:
             if not text:
                 raise ConfigError("the template is empty: nothing would be written")
+            if text in _OTHER_FORMATS:
+                raise ConfigError(f"{text!r} is no template such as '%s\\n': for JSON, give --json")
             for token in _TOKENS.finditer(text):
                 self._add(token)
         except ConfigError as error:

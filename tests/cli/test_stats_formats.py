@@ -52,6 +52,11 @@ def test_one_channel_looks_as_in_nsq_stat_which_counts_a_sample_before_the_first
     assert [lines.add(one()) for _ in range(52)] == expected
 
 
+def test_a_row_is_coloured_by_the_worst_of_its_problems() -> None:
+    rows = [row(missing=1, paused=True), row(paused=True), row(), row(channel="")]
+    assert [style_of(each) for each in rows] == ["red", "yellow", "", "dim"]
+
+
 def test_notes_follow_the_columns_only_where_there_are_any() -> None:
     lines = Lines(single=True)
     lines.add(one())

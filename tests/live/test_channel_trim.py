@@ -5,11 +5,16 @@ import json
 import signal
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nsqtools.cli.commands.admin.trim import _judge
+from nsqtools.cli.exits import Ended
+from nsqtools.engine.changes import Loss
 from nsqtools.proto.messages import Message
 from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
@@ -114,3 +119,14 @@ def test_nothing_is_done_without_consent_or_where_nothing_can_be_trimmed_or_arch
     absent = ("channel", "trim", "t", "d", "--older-than", "24h", "--yes", *http([nsqd]))
     assert nsqtools_cli(*absent).code == 1
     assert len(nsqd.topic("t")["channels"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("unseen", "clients", "code"), [(0, 0, 0), (3, 0, 0), (4, 0, 4), (4, 1, 0)]
+)
+def test_what_nobody_else_can_have_taken_is_exit_4(unseen: int, clients: int, code: int) -> None:
+    """Of the messages that were not seen, three are deferred or in flight to others."""
+    trim: Any = SimpleNamespace(is_flooded=False, unseen=unseen)
+    with pytest.raises(Ended) if code else nullcontext() as raised:
+        _judge(trim, Loss(in_flight=2, deferred=1, clients=clients))
+    assert raised is None or raised.value.exit_code == code

@@ -5,14 +5,14 @@ It leaves out faults, copies, servers and messages, and prints what is left, eve
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.simulation.inhabitants import live
-from tests.simulation.plans import plan_of
+from tests.simulation.plans import KINDS, plan_of
 from tests.simulation.world import ViolationError
 
 if TYPE_CHECKING:
@@ -59,10 +59,14 @@ def shrink(plan: Plan) -> Plan:
 
 def main() -> None:
     """Shrink the life that is given."""
-    kind, seed = sys.argv[1], int(sys.argv[2])
-    plan = plan_of(seed, kind)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.shrink")
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("seed", type=int)
+    args = parser.parse_args()
+    plan = plan_of(args.seed, args.kind)
     if not failure(plan):
-        sys.exit(f"{kind} {seed}: nothing is violated")
+        print(f"{args.kind} {args.seed}: nothing is violated")
+        return
     failure(shrink(plan), talk=True)
 
 

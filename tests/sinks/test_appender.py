@@ -119,8 +119,11 @@ def test_the_meta_file_that_was_replaced_is_kept_and_a_file_that_nsqd_has_read_i
 def test_the_depth_of_a_channel_without_a_queue_becomes_that_of_its_messages(
     files: QueueFiles,
 ) -> None:
+    before = os.listdir("/proc/self/fd")
     push(files.folder, NEW)
     assert files.path("meta").read_bytes().startswith(b"%d\n" % len(NEW))
+    push(files.folder, NEW)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_nothing_changes_without_messages_or_commit_or_in_a_dry_run(files: QueueFiles) -> None:

@@ -211,6 +211,18 @@ async def test_a_failing_find_keeps_the_connections_and_is_asked_again(network: 
         assert len(new.clients) == len(old.clients) == 1
 
 
+async def test_a_topic_that_no_nsqlookupd_lists_is_said_once(
+    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Directory()
+    async with running(consume(Recorder(), find=directory.find)):
+        await elapse(400)
+        assert caplog.messages == ["topic t: nsqlookupd lists no nsqd yet: waiting"]
+        directory.listed[:] = [nsqd]
+        await elapse(80)
+        assert len(nsqd.clients) == 1
+
+
 async def test_a_find_with_a_bug_ends_the_run_not_discovery_alone(nsqd: ScriptedNsqd) -> None:
     directory = Directory(nsqd)
 

@@ -94,10 +94,12 @@ class _Checks:
         try:
             found = list(survey(directory))
             complete = {each.path for each in found if each.state in ("completed", "owing")}
-            in_manifests = set().union(*(listed(path) or () for path in sorted(complete)))
+            lists = {path: listed(path) for path in sorted(complete)}
         except OSError as error:
             self._fail(error.filename or directory, error.strerror or str(error))
             return
+        manifests = {path for path, paths in lists.items() if paths is not None}
+        in_manifests = set().union(*(lists[path] or () for path in manifests))
         owing = {os.path.realpath(each.path) for each in found if each.state == "owing"}
         for path, state, note in found:
             name = os.path.join(directory, os.path.relpath(path, directory))
@@ -107,7 +109,9 @@ class _Checks:
                 self._tell(value, text, fault=state in FAULTS)
             elif os.path.realpath(path) not in in_manifests and os.path.lexists(path):
                 self.file(name, lambda _: owing)
-        counts: dict[str, object] = {**Counter(str(state) for _, state, _ in found)}
+        counts: dict[str, object] = {
+            **Counter(str(state) for path, state, _ in found if path not in manifests)
+        }
         text = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no files"
         self._tell({"directory": directory} | counts, f"{directory}: {text}", fault=False)
 

@@ -91,7 +91,7 @@ def _entry(option: CommandOption) -> Iterator[str]:
     declared = option.declared
     notes = [declared.help]
     if declared.choices:
-        notes.append(f"One of {', '.join(choice or 'nothing' for choice in declared.choices)}.")
+        notes.append(f"One of {', '.join(filter(None, declared.choices))}.")
     if option.range_text:
         notes.append(f"Range: {option.range_text}.")
     if declared.default_note:

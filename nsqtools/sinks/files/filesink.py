@@ -312,7 +312,7 @@ class _TopicQueue:
             wrote = await self._sink.threads.run(self._call, arrivals, ending)
         except Exception as error:
             return self._failed(error, arrivals, ending)
-        self._succeeded(wrote or ending == "close")
+        self._succeeded(wrote)
         return True
 
     def _call(self, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:

@@ -190,6 +190,14 @@ class TestGathering:
             await running.deliver(b"4", starved=True)
             assert sent(running) == [[b"1", b"2"], [b"3", b"4"]]
 
+    async def test_the_rest_of_a_full_request_waits_from_then_on(self) -> None:
+        async with delivering(size=2, wait=1.0) as running:
+            await running.deliver(b"1", wait=0.9)
+            await running.deliver(b"2", b"3", wait=0.9)
+            assert sent(running) == [[b"1", b"2"]]
+            await elapse(0.2)
+            assert sent(running)[1:] == [[b"3"]]
+
     async def test_a_flush_sends_what_waits_of_all_topics_and_a_drain_that_of_its_own(self) -> None:
         async with delivering(topics=("events", "others"), size=10, wait=60.0) as running:
             running.sink.flush()

@@ -212,6 +212,15 @@ class TestPublishing:
             assert len(run.fates.finished) == 49
 
 
+    async def test_after_a_failure_the_rest_goes_back_and_is_not_published(self) -> None:
+        async with relaying(pace=Pace(100)) as run:
+            run.destination.errors = [NSQError("no nsqd left")]
+            await run.handle(*numbers(25))
+            await elapse(10)
+            assert run.destination.bodies == [numbers(10)]
+            assert [body for body, _, _ in run.fates.requeued] == numbers(25)
+
+
 @virtual
 class TestDeadLetters:
     async def test_what_is_not_json_is_one_and_told_of_as_a_count(
