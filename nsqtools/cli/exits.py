@@ -36,8 +36,8 @@ class Exit(IntEnum):
     USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
     UNREACHABLE = (
         3,
-        "No server could be reached at the start, or all refused the connection. A command that only "
-        "a signal ends waits instead.",
+        "No server could be reached at the start, or all refused the connection. A continuous "
+        "command waits for a server instead.",
     )
     PARTIAL = (
         4,

@@ -9,7 +9,7 @@ from nsqtools.config.connection import ClientConfig
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.option import (
     NO_LIMIT,
-    PASSWORD,
+    USER_INFO,
     choice,
     duration,
     flag,
@@ -137,7 +137,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         "Directory to upload each complete file to, under its name relative to --output-dir: a URL "
         "of s3, gs, az or file, or a path. An existing file is never replaced.",
         metavar="URL",
-        hides=PASSWORD,
+        hides=USER_INFO,
     )
     delete_uploaded: bool = flag(
         "Delete files after their upload; with --on-rotate, after the command has succeeded.",

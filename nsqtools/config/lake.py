@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.consuming import HTTP_FOUND, SourceOptions
 from nsqtools.config.option import (
-    PASSWORD,
+    USER_INFO,
     Options,
     addresses,
     choice,
@@ -37,7 +37,7 @@ _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(s
 
 _TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
 
-OUTPUT = path("Directory or URL to write to.", metavar="DIR", hides=PASSWORD, required=True)
+OUTPUT = path("Directory or URL to write to.", metavar="DIR", hides=USER_INFO, required=True)
 EVOLVE = flag("Add new columns of the messages to the table; with --format delta.")
 
 

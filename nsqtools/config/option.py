@@ -51,7 +51,7 @@ Values = Literal["", "topic", "channel", "node", "profile"]
 MASK = "********"
 """Shown instead of a secret."""
 
-PASSWORD = r"(?<=//)[^/@:]+:[^/@]+(?=@)"
+USER_INFO = r"(?<=//)[^/@:]+:[^/@]+(?=@)"
 """The name and password in the URL of a store."""
 URL_SECRETS = r"(?<=//)[^/@]+(?=@)|(?<=\?)[^#]+"
 """The secret parts of a URL: user and password, and the query."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click import unstyle
 
-from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines, Tables
+from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines, Tables, style_of
 from nsqtools.cli.commands.stats.report import ConsumerRates, ConsumerRow, Report, latencies
 from nsqtools.cli.output import TableLayout, aligned
 from nsqtools.engine.cluster import Snapshot

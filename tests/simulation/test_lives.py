@@ -1,7 +1,7 @@
 """Lives of whole commands in a simulated world; each seed is another one.
 
-``pytest tests/simulation --seed N -s -n 0`` prints the lives of a seed event by event, one of each kind;
-``--lives 1000`` lives so many of each kind;
+``pytest tests/simulation --seed N -s -n 0`` prints the lives of a seed event by event, one of each
+kind; ``--lives 1000`` lives so many of each kind;
 ``python -m tests.simulation.shrink KIND N`` leaves out the faults that a failure does not need.
 """
 

@@ -312,7 +312,7 @@ class _TopicQueue:
             wrote = await self._sink.threads.run(self._call, arrivals, ending)
         except Exception as error:
             return self._failed(error, arrivals, ending)
-        self._succeeded(wrote)
+        self._succeeded(wrote, is_last=ending == "close")
         return True
 
     def _call(self, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:
@@ -332,11 +332,14 @@ class _TopicQueue:
         for batch, messages in safe:
             self._held.finish(batch, messages)
 
-    def _succeeded(self, wrote: bool) -> None:
-        """End the state of failure, unless the step had nothing to write and so proves nothing."""
-        if self._error and wrote:
+    def _succeeded(self, wrote: bool, *, is_last: bool) -> None:
+        """End the state of failure, unless the step had nothing to write and so proves nothing.
+
+        After the last step nothing is left to write: all that failed was requeued.
+        """
+        if self._error and (wrote or is_last):
             self._error, self._failures, self._rest_until = None, 0, 0.0
-            if self._complained:
+            if self._complained and wrote:
                 log.warning("topic %s: writing succeeds again", self._name)
                 self._complained, self._quiet_until = False, self._loop.time() + _QUIET
 

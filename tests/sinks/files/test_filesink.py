@@ -157,13 +157,17 @@ class TestGoingOn:
             "nsqtools_archive_waiting_files": 0,
         }
 
-    async def test_of_a_batch_written_in_part_that_part_is_finished(self, tmp_path: Path) -> None:
+    async def test_of_a_batch_written_in_part_that_part_is_finished(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async with sinking(tmp_path, rotate_size=3) as running:
             with file_limit(4096):
                 await write(running, b"one", b"x" * 8000, b"two")
             assert running.finished == [b"one"]
             assert running.settled.requeued == [(b"x" * 8000, 0, True), (b"two", 0, True)]
         assert running.completed() == {FIRST: b"one\n"}
+        (told,) = caplog.messages  # and not that writing succeeds again: nothing was written
+        assert "cannot write" in told
 
     async def test_completing_is_tried_again_at_growing_distances_until_it_can_be(
         self, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch

@@ -211,7 +211,6 @@ class TestPublishing:
             assert run.destination.times == pytest.approx([each / 100 for each in starts])
             assert len(run.fates.finished) == 49
 
-
     async def test_after_a_failure_the_rest_goes_back_and_is_not_published(self) -> None:
         async with relaying(pace=Pace(100)) as run:
             run.destination.errors = [NSQError("no nsqd left")]
