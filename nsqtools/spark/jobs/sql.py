@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from nsqtools.records.layout import Layout
     from nsqtools.spark.jobs.progress import Progress, Totals
+    from nsqtools.spark.lake.write import PartFile
 
     Show = Callable[[Sequence[str], Iterator[Sequence[Any]]], None]
     """Called with the names of columns and the rows to show, in the thread of the job."""
@@ -171,11 +172,10 @@ def query_archives(
     with interruptible(spark, stop):
         if target.kind == "topic":
             _publish(found, target.sink)
-        elif table:
-            files = write_files(found, target.output, "parquet", name="0")
-            table.commit(files, found.schema, (), uuid4().hex, 0)
         else:
-            _write_once(found, target)
+            files = _write_once(found, target.output, "parquet" if table else target.kind)
+            if table:
+                table.commit(files, found.schema, (), uuid4().hex, 0)
 
 
 def _rows(found: DataFrame, stop: threading.Event) -> Generator[Sequence[Any]]:
@@ -330,12 +330,12 @@ def _publish(rows: DataFrame, sink: Mapping[str, str]) -> int:
         raise
 
 
-def _write_once(rows: DataFrame, target: Destination) -> None:
-    """Write files into an output without files; after an error none are left."""
+def _write_once(rows: DataFrame, output: str, form: str) -> list[PartFile]:
+    """Write files into an output without files, and return them; after an error none are left."""
     try:
-        write_files(rows, target.output, target.kind, replace=True)
+        return write_files(rows, output, form, replace=True)
     except BaseException:
-        store = open_store(target.output)
+        store = open_store(output)
         with contextlib.suppress(OSError):
             for name in store.list(""):
                 if name.startswith("part-"):

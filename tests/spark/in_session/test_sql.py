@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError, NSQError
@@ -240,6 +241,20 @@ def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: 
     assert sorted(taken()) == [b'{"user": 1}', b'{"user":2}', b"\xff"]
 
 
+def test_a_table_gets_the_rows_of_a_query_and_new_columns_when_asked(asking: Asking) -> None:
+    place = str(asking.folder)
+    asking.publish(*ORDERS)
+    asking.ask("SELECT user FROM nsq", Destination("delta", output=place))
+    asking.publish(*ORDERS)
+    more = "SELECT user, total FROM nsq"
+    with pytest.raises(ConfigError, match="lacks total"):
+        asking.ask(more, Destination("delta", output=place))
+    asking.ask(more, Destination("delta", output=place, evolve=True))
+    found = DeltaTable(place).to_pyarrow_table()
+    assert found.num_rows == 2 * len(ORDERS)
+    assert found["total"].null_count == len(ORDERS)
+
+
 def test_archives_are_queried_once_and_plans_explained(asking: Asking, tmp_path: Path) -> None:
     to_parquet(tmp_path / "lake/date=2026-11-21/hour=09/batch=0-1/part-1.parquet", sent(*ORDERS))
     shown = Shown()
@@ -264,6 +279,9 @@ def test_archives_are_queried_once_and_plans_explained(asking: Asking, tmp_path:
     (file,) = (tmp_path / "json").glob("*.json")
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [each["body"].encode() for each in found] == ORDERS[2::3]
+    ask("SELECT user, body FROM nsq", Destination("delta", output=str(tmp_path / "table")))
+    table = DeltaTable(str(tmp_path / "table")).to_pyarrow_table(columns=["body"])
+    assert sorted(table["body"].to_pylist()) == sorted(ORDERS)
     with pytest.raises(ConfigError, match="json: has files"):
         ask("SELECT user FROM nsq", target)
     with pytest.raises(ConfigError, match="--query: "):
