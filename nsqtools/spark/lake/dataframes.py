@@ -27,7 +27,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.records.layout import Layout
 from nsqtools.spark.executors import check_executors, readers_of
 from nsqtools.spark.lake.archives import ArchiveSource, as_option
-from nsqtools.spark.lake.bodies import CORRUPT, DATE, HOUR, PARTITIONS, read_schema
+from nsqtools.spark.lake.bodies import CORRUPT, PARTITIONS, date_of, hour_of, read_schema
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.stores.places import as_url, literal
@@ -129,7 +129,7 @@ def united(parts: Sequence[DataFrame]) -> DataFrame:
 
 def dated(found: DataFrame) -> DataFrame:
     """Return the frame with ``date`` and ``hour`` (0 to 23), if need be from ``timestamp``."""
-    for name, value in (("date", DATE), ("hour", HOUR)):
+    for name, value in (("date", date_of("timestamp")), ("hour", hour_of("timestamp"))):
         if name not in found.columns:
             found = found.withColumn(name, F.expr(value))
     return found
