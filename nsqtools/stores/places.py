@@ -37,6 +37,11 @@ def in_object_store(place: str) -> bool:
     return local(place) is None and place.partition(":")[0].lower() not in HADOOP
 
 
+def is_s3(place: str) -> bool:
+    """Whether a place is in S3."""
+    return local(place) is None and place.partition(":")[0].lower() in ("s3", "s3a", "s3n")
+
+
 def as_url(place: str) -> str:
     """Return a path or URL for Spark, independent of its default file system.
 

@@ -114,7 +114,7 @@ def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | N
     found = reader.json(bodies.select(F.col("body").cast("string"))).drop(CORRUPT)
     if not found.columns:
         raise ConfigError(f"--infer {sample}: no body is a JSON object with fields")
-    log.info("--infer %s: %s", sample, found._jdf.schema().toDDL())
+    log.info("--infer %s: %s", sample, found.schema.toDDL())
     return read_schema(found.schema.json())
 
 

@@ -25,7 +25,7 @@ from nsqtools.spark.jobs import replay as republishing
 from nsqtools.spark.jobs.compact import CompactSettings
 from nsqtools.spark.jobs.replay import ReplaySettings
 from nsqtools.spark.lake.folders import check_output
-from nsqtools.spark.properties import is_local
+from nsqtools.spark.properties import check_variables, is_local
 from nsqtools.stores.places import OURS, below, is_pattern, local
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def compact(
         file_size=compaction.file_size,
         dry_run=compaction.dry_run,
     )
+    check_variables(spark.conf, [*settings.inputs, settings.output])
     check_inputs(settings.inputs)
     compacting.check_apart(settings)
     root = local(settings.output)
@@ -123,6 +124,7 @@ def replay(
         order_by=replaying.order_by,
         rate=replaying.rate,
     )
+    check_variables(spark.conf, [*settings.inputs, settings.staging])
     with locked(replaying.lock):
         check_free(f"{settings.staging}/lock")
         asyncio.run(_replay(settings, spark, metrics))

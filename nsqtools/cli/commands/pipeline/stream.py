@@ -30,6 +30,7 @@ from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.streams import Stream
 from nsqtools.spark.lake.folders import check_output
 from nsqtools.spark.lake.write import write_files
+from nsqtools.spark.properties import check_variables
 from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
@@ -172,6 +173,7 @@ class StreamJob:
         """
         if self.places.output:
             check_output(self.places.output, "--output")
+        check_variables(self.spark.conf, self.places)
         checkpoint = self.checkpoint
         option = "--staging" if self.is_kept else "--checkpoint"
         mask = 0o077 if self.is_kept else None  # messages not yet shown are private
