@@ -143,8 +143,8 @@ class Consumer(Listener):
         self._has_run = True
         try:
             if await interruptible(self._handler.open(), self._stop):
-                if failed := self._handler.failed:
-                    failed.add_done_callback(lambda _: self.stop())
+                if ended := self._handler.ended:
+                    ended.add_done_callback(lambda _: self.stop())
                 await self.consume()
         except BaseException as error:
             at_once = isinstance(error, asyncio.CancelledError) or is_cancelled()
@@ -154,8 +154,8 @@ class Consumer(Listener):
                 log.error("%s", another, exc_info=not isinstance(another, NSQError))
             raise
         await self._end_handler("close", self._handler.close())
-        failed = self._handler.failed
-        if failed and failed.done() and (failure := failed.exception()):
+        ended = self._handler.ended
+        if ended and ended.done() and (failure := ended.exception()):
             raise failure
         if self.drain_error:
             raise self.drain_error

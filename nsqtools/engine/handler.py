@@ -279,7 +279,7 @@ class Handler(ABC):
                 self.count += len(batch)
     """
 
-    failed: asyncio.Future[None] | None = None
+    ended: asyncio.Future[None] | None = None
     """A future that ``open`` may set; once the future is done, the run drains and ends.
 
     Its exception is the cause; it has a result if the handler needs no more messages.

@@ -341,5 +341,5 @@ class TestEnding:
             await run.handle(b"1", b"2")
             await turns()
             with pytest.raises(RuntimeError):
-                run.sink.failed.result()
+                run.sink.ended.result()
             assert run.fates.requeued == [(b"1", 0, False), (b"2", 0, False)]
