@@ -35,8 +35,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def typed(*words: str) -> click.Context:
     """The context of a command that is being typed."""
     line = ["nsqtools", *words]
-    node = [each for each in NODES if each.words.split() == line[: len(each.words.split())]][-1]
-    args = line[len(node.words.split()) :]
+    node = [
+        each
+        for each in NODES
+        if each.command_path.split() == line[: len(each.command_path.split())]
+    ][-1]
+    args = line[len(node.command_path.split()) :]
     return node.command.make_context(
         node.ctx.info_name, args, node.ctx.parent, resilient_parsing=True
     )
