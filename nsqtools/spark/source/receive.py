@@ -33,7 +33,7 @@ from nsqtools.net.connection import Connection, Listener
 from nsqtools.spark.rows import make_segment
 from nsqtools.spark.source.sourceoptions import respelled, with_secret
 from nsqtools.spark.staging.partitions import Ending
-from nsqtools.spark.staging.redelivered import WINDOW
+from nsqtools.spark.staging.redelivered import MAX_IN_FLIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,7 +169,7 @@ class _QuotaLink(Listener):
                     self.settled = not self.connection.is_lost
 
     def _renew_ready(self) -> None:
-        """Send RDY for the window, within the limits on count and bytes and the rest of the quota.
+        """Send RDY within the limits on messages in flight, on their bytes, and on the quota.
 
         Begins with 1: the size of messages is unknown until the first arrives.
         """
@@ -214,8 +214,8 @@ class _Pull:
     """A partition's attempt.
 
     nsqd limits the messages in flight on a connection (``--max-rdy-count``), and the time for a
-    segment depends on the disk rather than on the bytes. So a window too large for one connection
-    is divided among several connections, whose messages share segments.
+    segment depends on the disk rather than on the bytes. So a max_in_flight too large for one
+    connection is divided among several connections, whose messages share segments.
     """
 
     def __init__(self, quota: Quota, settings: SourceSettings, claim: Claim) -> None:
@@ -223,7 +223,7 @@ class _Pull:
         self._settings = settings
         self._claim = claim
         self._left = quota.count - claim.rows
-        self._window = min(settings.max_in_flight, WINDOW)
+        self._max_in_flight = min(settings.max_in_flight, MAX_IN_FLIGHT)
         self._wake = asyncio.Event()
         self._links: list[_QuotaLink] = []
         self._end = 0.0
@@ -253,10 +253,10 @@ class _Pull:
         return self._ending(reason)
 
     async def _connect(self, config: ConsumerConfig) -> None:
-        """Open as many connections as the window needs; raises the errors of Connection.open."""
+        """Open as many connections as max_in_flight needs; raises the errors of Connection.open."""
         self._links = [first := await self._open(config)]
         most = first.connection.features.max_rdy_count
-        number = min(-(-min(self._window, self._left) // most), _MOST_LINKS)
+        number = min(-(-min(self._max_in_flight, self._left) // most), _MOST_LINKS)
         others = [self._open(config) for _ in range(1, number)]
         for each in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(each, _QuotaLink):
@@ -278,12 +278,12 @@ class _Pull:
         return link
 
     def _begin(self, config: ConsumerConfig) -> None:
-        """Share quota and window among the connections."""
+        """Share quota and max_in_flight among the connections."""
         number = len(self._links)
         each, more = divmod(self._left, number)
-        window = -(-self._window // number)
+        max_in_flight = -(-self._max_in_flight // number)
         for index, link in enumerate(self._links):
-            share = (window, max(1, config.max_in_flight_bytes // number))
+            share = (max_in_flight, max(1, config.max_in_flight_bytes // number))
             link.begin(each + (index < more), share)
 
     async def _pull(self) -> str:
@@ -323,7 +323,7 @@ class _Pull:
         return ""
 
     def _is_segment(self) -> bool:
-        """Whether half the window is pending: nsqd can fill the other half meanwhile."""
+        """Whether half of RDY is pending: nsqd can fill the other half meanwhile."""
         links = [link for link in self._links if not link.is_done or link.pending]
         return (
             2 * sum(len(link.pending) for link in links)
