@@ -16,7 +16,7 @@ from tests.support.process import Cli
 from tests.support.servers import MakeNsqd, drained
 from tests.support.spark import START
 
-GUIDE = sections("spark", "guides")["Delta Lake"]
+GUIDE = sections("tables", "guides")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,10 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
     eventually(all_taken, timeout=START)
     lake.check(2000)
 
-    merge, once = (block for block in shown(GUIDE) if "import deltalake" in block)
+    (once,), (merge,) = (
+        [block for block in shown(GUIDE[title]) if "import deltalake" in block]
+        for title in ("Delta Lake", "Maintenance")
+    )
     place = lake.place.path
     for hour in Path(place).glob("date=*/hour=*"):
         text = once.replace("/lake/events", place).replace("2026-11-22", hour.parent.name[5:])
