@@ -115,7 +115,8 @@ class DeltaTable(LakeTable):
                     raise
             self._sync(before)
 
-    def _verify(self) -> None:
+    def verify(self) -> None:
+        """Refuse constraints, and partitions whose values directories write differently."""
         table = self._load()
         if table is None:
             return

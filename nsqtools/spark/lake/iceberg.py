@@ -44,6 +44,7 @@ try:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.transforms import HourTransform, IdentityTransform, Transform
+    from pyiceberg.utils.config import Config
 except ImportError:
     raise not_installed("iceberg", "pyiceberg") from None
 
@@ -94,8 +95,14 @@ class IcebergTable(LakeTable):
         super().__init__(name, evolve=evolve)
         if "." not in name.strip("."):
             raise ConfigError(f"--output {name}: expected NAMESPACE.TABLE with --format iceberg")
+        known: Any = Config().get_catalog_config(catalog)
+        if known is None:
+            raise ConfigError(
+                f"--catalog {catalog}: not in pyiceberg's configuration: add it to .pyiceberg.yaml,"
+                f" or set PYICEBERG_CATALOG__{catalog.upper()}__URI"
+            )
         try:
-            self._catalog: Catalog = catalogs.load_catalog(catalog)
+            self._catalog: Catalog = catalogs.load_catalog(catalog, **known)
         except Exception as error:
             raise ConfigError(f"--catalog {catalog}: {reason_of(error)}") from error
         properties = self._catalog.properties
@@ -180,7 +187,8 @@ class IcebergTable(LakeTable):
             )
         return self._table
 
-    def _verify(self) -> None:
+    def verify(self) -> None:
+        """Refuse columns that must have values."""
         table = self._load()
         for each in table.schema().fields if table else ():
             if each.required:

@@ -45,7 +45,7 @@ class LakeTable(ABC):
     def check(self, schema: StructType) -> None:
         """Raise ConfigError if the table cannot take rows of this schema."""
         wanted = {each.name: self._type(each) for each in schema}
-        self._verify()
+        self.verify()
         known = self._columns
         if known is None:
             return
@@ -98,7 +98,7 @@ class LakeTable(ABC):
         """
 
     @abstractmethod
-    def _verify(self) -> None:
+    def verify(self) -> None:
         """Load the newest version. Raise ConfigError for a table that cannot take files."""
 
     @property

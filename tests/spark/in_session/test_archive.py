@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
-from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError, OutputError
@@ -218,9 +217,9 @@ def test_a_table_has_a_batch_once_although_a_run_failed_after_its_commit(lake: L
 def test_a_table_of_iceberg_has_hidden_partitions(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__WAREHOUSE", f"file://{tmp_path}/warehouse")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    known = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    for name, value in known.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__HERE__{name.upper()}", value)
     output = LakeOutput("lake.events", "iceberg", "here")
     lake.publish(*BODIES)
     shape: dict[str, Any] = {"select": "topic, timestamp, body", "partition_by": "topic"}
@@ -230,7 +229,7 @@ def test_a_table_of_iceberg_has_hidden_partitions(
     assert archive(lake.spark, settings, **lake.given).written == 0
     lake.publish(b"more")
     assert archive(lake.spark, settings, **lake.given).written == 1
-    table = load_catalog("here").load_table("lake.events")
+    table = load_catalog("here", **known).load_table("lake.events")
     assert [each.name for each in table.spec().fields] == ["timestamp_hour", "topic"]
     found = table.scan(row_filter=f"topic = '{lake.topic}'").to_arrow()
     assert found.column_names == ["topic", "timestamp", "body"]

@@ -14,7 +14,6 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
-from pyiceberg.utils.config import Config
 from pyspark.sql import DataFrame, SparkSession
 
 from nsqtools.errors import ConfigError, OutputError
@@ -31,11 +30,10 @@ KNOWN = "timestamp TIMESTAMP, topic STRING, body BINARY"
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
     """The catalog ``here``, whose tables are on the disk."""
-    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__HERE__WAREHOUSE", f"file://{tmp_path}/warehouse")
-    # pyiceberg reads the environment when it is imported.
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-    return load_catalog("here")
+    known = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    for name, value in known.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__HERE__{name.upper()}", value)
+    return load_catalog("here", **known)
 
 
 def opened(**more: Any) -> IcebergTable:

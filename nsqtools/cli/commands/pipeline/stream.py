@@ -103,7 +103,9 @@ def archive(
     """Archive topics."""
     places = Places.of(stream, lake.output, lake.catalog)
     output = LakeOutput(places.output or lake.output, lake.format, lake.catalog, lake.evolve)
-    output.open()
+    table = output.open()
+    if table and lake.check:
+        table.verify()
     settings = ArchiveSettings(
         source=source_options(source, stream, config, master=spark.master, staging=places.staging),
         output=output,
