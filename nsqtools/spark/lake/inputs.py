@@ -69,35 +69,44 @@ class Input:
 
 
 def find(
-    places: Iterable[str],
-    layout: Layout | None,
-    *,
-    exclude: Sequence[str] = (),
-    until: int | None = None,
+    places: Iterable[str], layout: Layout | None, *, exclude: Sequence[str] = ()
 ) -> list[Input]:
-    """Return the files of archives by path, each once, whatever its names.
+    """Return the files of archives, ready to be read.
 
-    ``places`` are files, directories and patterns, as paths or URLs; ``layout`` is the format of
-    files not written by ``pipeline archive``. The directories ``exclude``, manifests of
-    ``to-file``, and files changed after ``until``, in ns since the epoch, are left out.
+    Parameters and errors are those of ``list_files`` and ``checked``.
+    """
+    return checked(list_files(places, exclude=exclude), layout)
 
-    Raises ConfigError for an invalid place, and for a file without the necessary layout or library.
+
+def list_files(places: Iterable[str], *, exclude: Sequence[str] = ()) -> list[Input]:
+    """Return the files of archives by path, each once, whatever its names; opens no file.
+
+    ``places`` are files, directories and patterns, as paths or URLs. The directories ``exclude``
+    are left out. Raises ConfigError for an invalid place.
     """
     excluded = [real(each) for each in exclude]
     files: dict[object, tuple[StoredFile, str]] = {}
     partial: set[str] = set()
     for place in expanded(places):
         for identity, entry in _files_of(place, excluded, partial):
-            if until is not None and entry.mtime_ns > until:
-                partial.add(place)
-                continue
             known, _ = files.setdefault(identity, (entry, place))
             if known.path != entry.path:
                 partial.add(place)
             if entry.path < known.path:
                 files[identity] = entry, place
-    looked = in_threads(lambda each: _look(*each, layout), sorted(files.values()))
-    return [replace(each, whole=each.place not in partial) for each in looked if each]
+    return [
+        Input(*entry, _kind(entry.path), place, whole=place not in partial)
+        for entry, place in sorted(files.values())
+    ]
+
+
+def checked(files: Iterable[Input], layout: Layout | None) -> list[Input]:
+    """Return the files that can be read, without the manifests of ``to-file``.
+
+    ``layout`` is the format of files not written by ``pipeline archive``. Raises ConfigError for a
+    file without the necessary layout, library or name.
+    """
+    return [each for each in in_threads(lambda each: _checked(each, layout), files) if each]
 
 
 def in_shares(sizes: Sequence[int], count: int) -> Iterator[slice]:
@@ -330,22 +339,23 @@ def _delta(folder: str) -> ConfigError:
     )
 
 
-def _look(entry: StoredFile, place: str, layout: Layout | None) -> Input | None:
-    """Return a file with its kind; None for a manifest."""
-    path = entry.path
+def _kind(path: str) -> str:
+    if path.endswith(".parquet"):
+        return "parquet"
+    return "rows" if _SPARK_JSON.search(path) else "records"
+
+
+def _checked(found: Input, layout: Layout | None) -> Input | None:
+    """Return a file with its layout; None for a manifest."""
+    path = found.path
     try:
         path.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{path!r}: the name is not UTF-8: rename the file") from None
-    found = Input(path, entry.size, entry.mtime_ns, "records", place, layout)
-    if path.endswith(".parquet"):
-        if posixpath.basename(path).startswith("_"):
-            raise ConfigError(
-                f"{path}: Spark ignores files whose names begin with _: rename the file"
-            )
-        return replace(found, kind="parquet", layout=None)
-    if _SPARK_JSON.search(path):
-        return replace(found, kind="rows", layout=None)
+    if found.kind == "parquet" and posixpath.basename(path).startswith("_"):
+        raise ConfigError(f"{path}: Spark ignores files whose names begin with _: rename the file")
+    if found.kind != "records":
+        return found
     try:
         with open_file(path, _LINE) as file:
             if is_manifest(file):
@@ -357,4 +367,4 @@ def _look(entry: StoredFile, place: str, layout: Layout | None) -> Input | None:
             f"{path}: is not a Parquet file: give the --input-format that to-file wrote it in"
         )
     require(method_of(path))
-    return found
+    return replace(found, layout=layout)
