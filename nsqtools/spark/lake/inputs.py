@@ -15,6 +15,7 @@ import posixpath
 import re
 import stat
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
@@ -22,6 +23,7 @@ from nsqtools.policy.filenames import INCOMPLETE
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.disk import is_at
+from nsqtools.spark.lake.snapshots import DELTA, table_at
 from nsqtools.stores import in_threads, stored
 from nsqtools.stores.interface import READ, StoredFile
 from nsqtools.stores.places import OURS, as_url, is_pattern, local
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from nsqtools.records.layout import Layout
+    from nsqtools.spark.lake.snapshots import TableSchema
     from nsqtools.stores.interface import Store
 
     _Listed = tuple[object, StoredFile]
@@ -42,7 +45,6 @@ _INCOMPLETE = (*INCOMPLETE, ".lock")
 _NO_DATA = frozenset(
     {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
 )
-_DELTA = "_delta_log"
 _SPARK_JSON = re.compile(r"/batch=[^/]*/part-[^/]*\.json(?:\.[a-z0-9]+)?")
 _WILD = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -56,7 +58,8 @@ class Input:
 
     ``kind`` is ``parquet``, ``rows`` for JSON of ``pipeline archive``, or ``records`` for files of
     ``to-file``, which have a ``layout``. ``place`` is the searched directory or file; ``whole`` is
-    true if no file of the place was left out.
+    true if no file of the place was left out. The files of a table have its ``schema``, and no
+    time.
     """
 
     path: str
@@ -66,6 +69,7 @@ class Input:
     place: str
     layout: Layout | None = None
     whole: bool = False
+    schema: TableSchema | None = None
 
 
 def find(
@@ -82,21 +86,28 @@ def list_files(places: Iterable[str], *, exclude: Sequence[str] = ()) -> list[In
     """Return the files of archives by path, each once, whatever its names; opens no file.
 
     ``places`` are files, directories and patterns, as paths or URLs. The directories ``exclude``
-    are left out. Raises ConfigError for an invalid place.
+    are left out. Raises ConfigError for an invalid place, and errors of ``table_at``.
     """
     excluded = [real(each) for each in exclude]
-    files: dict[object, tuple[StoredFile, str]] = {}
     partial: set[str] = set()
-    for place in expanded(places):
-        for identity, entry in _files_of(place, excluded, partial):
-            known, _ = files.setdefault(identity, (entry, place))
-            if known.path != entry.path:
-                partial.add(place)
-            if entry.path < known.path:
-                files[identity] = entry, place
+
+    def search(place: str) -> list[tuple[object, Input]]:
+        if table := table_at(place):
+            found = [Input(*each, "parquet", place, schema=table.schema) for each in table.files]
+            return [(each.path, each) for each in found]
+        listed = _files_of(place, excluded, partial)
+        return [(identity, Input(*each, _kind(each.path), place)) for identity, each in listed]
+
+    files: dict[object, Input] = {}
+    for identity, each in chain.from_iterable(in_threads(search, expanded(places))):
+        known = files.setdefault(identity, each)
+        if known.path != each.path:
+            partial.add(each.place)
+        if each.path < known.path:
+            files[identity] = each
     return [
-        Input(*entry, _kind(entry.path), place, whole=place not in partial)
-        for entry, place in sorted(files.values())
+        replace(each, whole=each.schema is None and each.place not in partial)
+        for each in sorted(files.values(), key=lambda each: each.path)
     ]
 
 
@@ -132,13 +143,13 @@ def open_file(path: str, ahead: int = READ) -> BinaryIO:
 
 
 def check_same(path: str, size: int, mtime_ns: int) -> None:
-    """Raise RecordError unless a file has this size and time."""
+    """Raise RecordError unless a file has this size and time; 0 is any time."""
     store, relative = stored(path)
     try:
         now = store.stat(relative)
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
-    if (now.size, now.mtime_ns) != (size, mtime_ns):
+    if (now.size, now.mtime_ns if mtime_ns else 0) != (size, mtime_ns):
         raise RecordError(
             f"{path}: changed while it was read: omit files that are still being written"
         )
@@ -279,8 +290,8 @@ def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[
     for each in found:
         path = store.url(each.path)
         names = each.path.removeprefix(folder).strip("/").split("/")
-        if _DELTA in names:
-            raise _delta(path.partition(f"/{_DELTA}")[0])
+        if DELTA in names:
+            raise _table_within(place, path.partition(f"/{DELTA}")[0])
         if any(map(_is_hidden, names)) or path.endswith(_INCOMPLETE):
             continue
         if any(_is_within(path, other) for other in excluded):
@@ -298,8 +309,8 @@ def _walk(
     seen.add(folder)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name == _DELTA:
-                raise _delta(folder)
+            if entry.name == DELTA:
+                raise _table_within(place, folder)
             if _is_hidden(entry.name):
                 continue
             path = entry.path
@@ -332,11 +343,8 @@ def _check_published(place: str) -> None:
         raise ConfigError(f"{place}: is not complete yet: to-file renames it when it is complete")
 
 
-def _delta(folder: str) -> ConfigError:
-    return ConfigError(
-        f"{folder}: a Delta table cannot be an --input: 'nsqtools help spark' says how to merge "
-        "its files, and how Spark reads it"
-    )
+def _table_within(place: str, table: str) -> ConfigError:
+    return ConfigError(f"--input {place}: contains the table {table}: give it as another --input")
 
 
 def _kind(path: str) -> str:

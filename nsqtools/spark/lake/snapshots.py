@@ -1,0 +1,85 @@
+"""Tables as inputs of jobs: a table's own log lists its files, and its format merges them.
+
+Another format that has tables at places is a branch in ``is_table``, ``table_at`` and
+``compact_table``, and a module beside ``delta``.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools.errors import ConfigError
+from nsqtools.stores import stored
+from nsqtools.stores.places import local
+
+if TYPE_CHECKING:
+    from nsqtools.stores.interface import StoredFile
+
+DELTA = "_delta_log"
+"""The directory that makes a place a table of Delta Lake."""
+
+
+class TableSchema(NamedTuple):
+    """The columns of a table as Spark's JSON; ``partitions`` are those in names of directories."""
+
+    columns: str
+    partitions: tuple[str, ...]
+
+
+class TableFiles(NamedTuple):
+    """The current files of a table by path or URL, with the time 0: they never change."""
+
+    schema: TableSchema
+    files: list[StoredFile]
+
+
+class Maintained(NamedTuple):
+    """The result for a table: small files that were ``merged``, files made, and files deleted."""
+
+    merged: int
+    files: int
+    deleted: int
+
+
+def is_table(place: str) -> bool:
+    """Whether a path or URL is a table. Raises ConfigError if it cannot be listed."""
+    path = local(place)
+    if path is not None:
+        return os.path.isdir(path / DELTA)
+    store, folder = stored(place)
+    try:
+        return bool(store.list(posixpath.join(folder, DELTA)))
+    except OSError as error:
+        raise ConfigError(f"--input {place}: {error.strerror}") from error
+
+
+def table_at(place: str) -> TableFiles | None:
+    """Return the table at a path or URL; None if there is none.
+
+    Raises ConfigError for a place within a table, and for a table that needs more than reading its
+    Parquet files; OutputError if its log cannot be read.
+    """
+    from nsqtools.spark.lake.delta import read_table  # delta-rs is an extra
+
+    folder = place if "=" in posixpath.basename(place) else posixpath.dirname(place)
+    while "=" in posixpath.basename(folder):
+        folder = posixpath.dirname(folder)
+        if "=" not in posixpath.basename(folder) and is_table(folder):
+            raise ConfigError(
+                f"--input {place}: is within the table {folder}, which may have replaced this file:"
+                f" give --input {folder}, and choose rows by their date"
+            )
+    return read_table(place) if is_table(place) else None
+
+
+def compact_table(place: str, file_size: int) -> Maintained:
+    """Merge the small files of a table into files of about so many bytes, where they are.
+
+    Also deletes files that were replaced before the table's retention. Other programs may read the
+    table and append to it meanwhile. Raises errors of ``table_at``.
+    """
+    from nsqtools.spark.lake.delta import optimize
+
+    return optimize(place, file_size)
