@@ -258,8 +258,7 @@ class InputOptions(Options):
     title = "Input"
 
     input: tuple[str, ...] = paths(
-        "Archive or Delta table to read: a path, pattern or URL (s3a, hdfs, gs, abfss); may be "
-        "repeated.",
+        "Archive or table: a path, pattern or URL (s3a, hdfs, gs, abfss); may be repeated.",
         required=True,
     )
     input_format: str = choice(

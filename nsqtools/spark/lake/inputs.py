@@ -15,7 +15,6 @@ import posixpath
 import re
 import stat
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
@@ -91,23 +90,22 @@ def list_files(places: Iterable[str], *, exclude: Sequence[str] = ()) -> list[In
     excluded = [real(each) for each in exclude]
     partial: set[str] = set()
 
-    def search(place: str) -> list[tuple[object, Input]]:
+    def search(place: str) -> tuple[str, TableSchema | None, list[_Listed]]:
         if table := table_at(place):
-            found = [Input(*each, "parquet", place, schema=table.schema) for each in table.files]
-            return [(each.path, each) for each in found]
-        listed = _files_of(place, excluded, partial)
-        return [(identity, Input(*each, _kind(each.path), place)) for identity, each in listed]
+            return place, table.schema, [(each.path, each) for each in table.files]
+        return place, None, list(_files_of(place, excluded, partial))
 
-    files: dict[object, Input] = {}
-    for identity, each in chain.from_iterable(in_threads(search, expanded(places))):
-        known = files.setdefault(identity, each)
-        if known.path != each.path:
-            partial.add(each.place)
-        if each.path < known.path:
-            files[identity] = each
+    files: dict[object, tuple[StoredFile, str, TableSchema | None]] = {}
+    for place, schema, listed in in_threads(search, expanded(places)):
+        for identity, each in listed:
+            known, *_ = files.setdefault(identity, (each, place, schema))
+            if known.path != each.path:
+                partial.add(place)
+            if each.path < known.path:
+                files[identity] = each, place, schema
     return [
-        replace(each, whole=each.schema is None and each.place not in partial)
-        for each in sorted(files.values(), key=lambda each: each.path)
+        Input(*each, _kind(each.path), place, whole=place not in partial, schema=schema)
+        for each, place, schema in sorted(files.values())
     ]
 
 
@@ -322,7 +320,7 @@ def _walk(
             elif entry.is_dir():
                 yield from _walk(place, path, excluded, partial, seen)
             elif entry.is_file() and not path.endswith(_INCOMPLETE):
-                yield _entry(path, os.stat(path))
+                yield _entry(path, entry.stat())
 
 
 def _entry(path: str, status: os.stat_result) -> _Listed:
