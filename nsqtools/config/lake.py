@@ -264,7 +264,7 @@ class InputOptions(Options):
     title = "Input"
 
     input: tuple[str, ...] = paths(
-        "Archive to read: a path, pattern or URL (s3a, hdfs, gs, abfss); may be repeated.",
+        "Archive or table: a path, pattern or URL (s3a, hdfs, gs, abfss); may be repeated.",
         required=True,
     )
     input_format: str = choice(
@@ -374,7 +374,7 @@ class CompactOptions(Options):
 
     title = "Compaction"
 
-    output: str = OUTPUT
+    output: str = like(OUTPUT, required=False, default_note="none, for tables")
     since: str = text(
         f"Read files of --input from this hour on: {_TIME}",
         metavar="TIME",
@@ -391,7 +391,9 @@ class CompactOptions(Options):
         "Skip files of --input changed within this time; a later run takes them.", 0.0
     )
     file_size: int = size(
-        "Bytes of bodies per file and task, before compression.", 256 << 20, minimum=1 << 20
+        "Bytes of bodies per file and task, before compression; of a table, bytes per file.",
+        256 << 20,
+        minimum=1 << 20,
     )
     delete_inputs: bool = flag("Delete files of --input after the new files were read back.")
     dry_run: bool = flag("Print the plan; change nothing.")

@@ -12,6 +12,7 @@ from nsqtools.spark.lake.tables import Token
 from nsqtools.spark.lake.write import summary, write_files
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
+from nsqtools.stores.places import ICEBERG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ class LakeOutput:
     @property
     def id(self) -> str:
         """The place, with its catalog."""
-        return f"iceberg:{self.catalog}/{self.place}" if self.catalog else self.place
+        return f"{ICEBERG}:{self.catalog}/{self.place}" if self.catalog else self.place
 
     @property
     def files(self) -> str:

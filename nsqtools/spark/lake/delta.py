@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.lake.folders import sync_file
+from nsqtools.spark.lake.snapshots import DELTA, Maintained, TableFiles, TableSchema
 from nsqtools.spark.lake.tables import (
     LakeTable,
     TableColumn,
@@ -26,9 +27,9 @@ from nsqtools.spark.lake.tables import (
     unsupported,
 )
 from nsqtools.spark.lake.write import NULL
-from nsqtools.stores.interface import as_output_error
+from nsqtools.stores.interface import StoredFile, as_output_error
 from nsqtools.stores.mounted import sync_directory
-from nsqtools.stores.places import local, s3_server
+from nsqtools.stores.places import below, local, s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
 _PARTITION_TYPES = frozenset({"string", "date", "tinyint", "smallint", "int", "bigint"})
 """Types of partitions for which a directory's name has the value as Delta Lake writes it."""
 _FOREIGN = re.compile(r"\b(void|interval|char|varchar)\b")
-_LOG = "_delta_log"
+_READABLE = frozenset({"appendOnly", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+"""Features of tables whose Parquet files have exactly the rows of the table."""
+_MAPPING, _MODE = "columnMapping", "delta.columnMapping.mode"
 
 
 class DeltaTable(LakeTable):
@@ -162,7 +165,7 @@ class DeltaTable(LakeTable):
         if self._folder is None:
             return
         with as_output_error(self._name):
-            log = posixpath.join(self._folder, _LOG)
+            log = posixpath.join(self._folder, DELTA)
             for path in _commits(log, first):
                 sync_file(path)
             sync_directory(log)
@@ -239,3 +242,77 @@ def _explained(place: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         raise OutputError(f"{place}: {reason_of(error)}") from error
+        raise OutputError(f"{place}: {reason_of(error)}") from error
+
+
+def read_table(place: str) -> TableFiles:
+    """Return the current files of a table, for Spark's file source.
+
+    Raises ConfigError for a table whose Parquet files have other rows or columns than the table.
+    """
+    table = _readable(place)
+    with _explained(place):
+        partitions = tuple(table.metadata().partition_columns)
+        schema = TableSchema(table.schema().to_json(), partitions)
+        files = _current(place, table)
+    return TableFiles(schema, files)
+
+
+def optimize(place: str, file_size: int) -> Maintained:
+    """Merge small files, and delete files that were replaced before the table's retention.
+
+    Raises as ``read_table`` does.
+    """
+    table = _readable(place)
+    with _explained(place):
+        before, old = table.version(), _current(place, table)
+        done = table.optimize.compact(target_size=file_size)
+        made = {*_current(place, table)} - {*old}
+    output = DeltaTable(place)
+    if output._folder is not None:
+        with as_output_error(place):
+            for path, *_ in made:
+                sync_file(path)
+            for folder in {posixpath.dirname(path) for path, *_ in made}:
+                sync_directory(folder)
+    output._sync(before)
+    with _explained(place):
+        deleted = table.vacuum(dry_run=False)
+    return Maintained(done["numFilesRemoved"], done["numFilesAdded"], len(deleted))
+
+
+def _current(place: str, table: deltalake.DeltaTable) -> list[StoredFile]:
+    actions = table.get_add_actions()
+    partitions = table.metadata().partition_columns
+    paths, sizes = (actions[each].to_pylist() for each in ("path", "size_bytes"))
+    return sorted(
+        StoredFile(_placed(place, path, partitions), size, 0)
+        for path, size in zip(paths, sizes, strict=True)
+    )
+
+
+def _readable(place: str) -> deltalake.DeltaTable:
+    table = DeltaTable(place)._load()
+    if table is None:
+        raise ConfigError(f"--input {place}: {DELTA} has no table")
+    features = {*(table.protocol().reader_features or ())} - {*_READABLE, _MAPPING}
+    if table.metadata().configuration.get(_MODE, "none") != "none":
+        features.add(_MAPPING)
+    if features:
+        raise ConfigError(
+            f"--input {place}: the table uses {', '.join(sorted(features))}, so its files cannot be"
+            " read alone: read it with Spark's package of Delta Lake"
+        )
+    return table
+
+
+def _placed(place: str, path: str, partitions: Iterable[str]) -> str:
+    """Return the path or URL of a file from its name in the log, which is a relative URL."""
+    relative = unquote(path)
+    folders = {each.partition("=")[0] for each in relative.split("/")[:-1]}
+    if "://" in path or path.startswith("/") or not folders.issuperset(partitions):
+        raise ConfigError(
+            f"--input {place}: {relative} is in another place, or not in directories named by the "
+            "table's partitions: read the table with Spark's package of Delta Lake"
+        )
+    return below(place, relative)

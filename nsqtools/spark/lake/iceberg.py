@@ -20,6 +20,7 @@ from pyspark.sql import types as T  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.lake.bodies import date_of, hour_of
+from nsqtools.spark.lake.snapshots import TableFiles, TableSchema
 from nsqtools.spark.lake.tables import (
     LakeTable,
     TableColumn,
@@ -27,8 +28,9 @@ from nsqtools.spark.lake.tables import (
     reason_of,
     unsupported,
 )
+from nsqtools.stores.interface import StoredFile
 from nsqtools.stores.mounted import LocalStore
-from nsqtools.stores.places import below, local
+from nsqtools.stores.places import ICEBERG, below, local
 
 try:
     from pyarrow.fs import LocalFileSystem
@@ -70,13 +72,13 @@ _PREFIX = "nsqtools."
 _PRIMITIVES: dict[type[T.DataType], I.PrimitiveType] = {
     T.BinaryType: I.BinaryType(),
     T.BooleanType: I.BooleanType(),
-    T.ByteType: I.IntegerType(),
     T.DateType: I.DateType(),
     T.DoubleType: I.DoubleType(),
     T.FloatType: I.FloatType(),
     T.IntegerType: I.IntegerType(),
-    T.LongType: I.LongType(),
+    T.ByteType: I.IntegerType(),
     T.ShortType: I.IntegerType(),
+    T.LongType: I.LongType(),
     T.StringType: I.StringType(),
     T.TimestampNTZType: I.TimestampType(),
     T.TimestampType: I.TimestamptzType(),
@@ -146,6 +148,41 @@ class IcebergTable(LakeTable):
                 return
         if paths:
             raise OutputError(f"{self._name}: other writers were faster in {_ATTEMPTS} commits")
+
+    def files(self) -> TableFiles:
+        """Return the current files of the table, for Spark's file source.
+
+        Raises ConfigError for a table whose Parquet files have other rows or columns than it.
+        """
+        table = self._load()
+        if table is None:
+            raise self._unreadable("there is no such table")
+        snapshot = table.current_snapshot()
+        known = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
+        if known.get("total-delete-files", "0") != "0":
+            raise self._unreadable("the table has deletion vectors or other files of deleted rows")
+        if changed := _renamed(table):
+            raise self._unreadable(f"column {changed} was renamed, or had another meaning before")
+        columns = []
+        for each in table.schema().fields:
+            kind = _spark_type(each.field_type)
+            if kind is None:
+                raise self._unreadable(f"{each.name} is of type {_text(each.field_type)}")
+            columns.append(T.StructField(each.name, kind))
+        with self._explained():
+            files = [task.file for task in table.scan().plan_files()]
+        if others := {each.file_format.value for each in files} - {"PARQUET"}:
+            raise self._unreadable(f"the table has files of the format {min(others)}")
+        stored = [
+            StoredFile(str(local(each.file_path) or each.file_path), each.file_size_in_bytes, 0)
+            for each in files
+        ]
+        return TableFiles(TableSchema(T.StructType(columns).json(), ()), sorted(stored))
+
+    def _unreadable(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"--input {ICEBERG}:{self._catalog.name}/{self._name}: {why}: read it with Spark's package of Iceberg"
+        )
 
     def _commit(self, paths: Sequence[str], schema: Schema, token: Token | None) -> None:
         """Try to commit once. Raises CommitFailedException if another writer has committed."""
@@ -333,6 +370,36 @@ def _text(kind: I.IcebergType) -> str:
     if isinstance(kind, I.MapType):
         return f"map<{_text(kind.key_type)}, {_text(kind.value_type)}>"
     return str(kind)
+
+
+def _spark_type(kind: I.IcebergType) -> T.DataType | None:
+    """The type of Spark for the values of a column in Parquet; None if there is none."""
+    if isinstance(kind, I.DecimalType):
+        return T.DecimalType(kind.precision, kind.scale)
+    if isinstance(kind, I.ListType):
+        element = _spark_type(kind.element_type)
+        return T.ArrayType(element) if element else None
+    if isinstance(kind, I.MapType):
+        key, value = _spark_type(kind.key_type), _spark_type(kind.value_type)
+        return T.MapType(key, value) if key and value else None
+    if isinstance(kind, I.StructType):
+        types = [(each.name, _spark_type(each.field_type)) for each in kind.fields]
+        fields = [T.StructField(name, of) for name, of in types if of]
+        return T.StructType(fields) if len(fields) == len(types) else None
+    return next((of() for of, known in _PRIMITIVES.items() if known == kind), None)
+
+
+def _renamed(table: Table) -> str:
+    """A column whose name did not always mean the same; empty if there is none."""
+    now = table.schema()
+    names = {number: now.find_column_name(number) for number in now.field_ids}
+    numbers = {name: number for number, name in names.items()}
+    for schema in table.schemas().values():
+        for number in schema.field_ids:
+            name = schema.find_column_name(number)
+            if names.get(number, name) != name or numbers.get(name, number) != number:
+                return names.get(number) or name or ""
+    return ""
 
 
 def _value(source: str, kind: T.DataType, how: str) -> Column | None:

@@ -13,11 +13,14 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform
-from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType, TimeType
 from pyspark.sql import DataFrame, SparkSession
 
 from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.iceberg import IcebergTable
+from nsqtools.spark.lake.inputs import find
+from nsqtools.spark.lake.snapshots import compact_table
 from nsqtools.spark.lake.tables import Token
 from nsqtools.spark.lake.write import write_files
 
@@ -180,6 +183,55 @@ def test_the_partitions_of_a_table_that_exists_are_its_own(
     rows = messages(spark, "t", gone=("LONG", 5))
     with pytest.raises(ConfigError, match=r"gone_bucket, bucket\[4\] of gone: expected identity"):
         commit(opened(), rows, Token(OURS, 1))
+
+
+def test_a_table_is_read_by_its_own_log(catalog: Catalog, spark: SparkSession) -> None:
+    """Files without a commit are no rows, and a column that came later is null before."""
+    place = f"iceberg:here/{NAME}"
+    with pytest.raises(ConfigError, match="there is no such table"):
+        find([place], None)
+    commit(opened(), messages(spark, "a b", "t"), Token(OURS, 0))
+    user = messages(spark, "t", user=("STRUCT<id: SHORT, tags: ARRAY<STRING>>", (1, ["a"])))
+    commit(opened(evolve=True), user, Token(OURS, 1))
+    rows = messages(spark, "t")
+    folder, rows, partitions = opened().prepare(rows, rows.schema, [])
+    write_files(rows, folder, "parquet", name="torn", partitions=partitions)
+    found = view(spark, find([place], None))
+    assert found.where("topic = 't'").count() == 4
+    counted = found.groupBy("date", "hour", "user.id").count().collect()
+    assert sorted((row.hour, row.id or 0, row["count"]) for row in counted) == [
+        *((hour, user, 2 - user) for hour in (9, 10) for user in (0, 1))
+    ]
+    table = catalog.load_table(NAME)
+    first = table.snapshots()[0].snapshot_id
+    assert table.scan(snapshot_id=first).to_arrow().num_rows == 4
+    with pytest.raises(ConfigError, match="pyiceberg merges no files"):
+        compact_table(place, 1)
+
+
+def test_a_table_whose_files_are_not_its_rows_is_refused(
+    catalog: Catalog, spark: SparkSession
+) -> None:
+    commit(opened(), messages(spark, "t", n=("INT", 1)), Token(OURS, 0))
+    table = catalog.load_table(NAME)
+    with table.update_schema() as columns:
+        columns.rename_column("n", "number")
+    with pytest.raises(ConfigError, match="column number was renamed"):
+        opened().files()
+    with table.update_schema() as columns:
+        columns.delete_column("number")
+    with table.update_schema() as columns:
+        columns.add_column("at", TimeType())
+    with pytest.raises(ConfigError, match="at is of type time"):
+        opened().files()
+    known = table.current_snapshot()
+    assert known
+    assert known.summary
+    known.summary.additional_properties["total-delete-files"] = "1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(catalog), "load_table", lambda *_: table)
+        with pytest.raises(ConfigError, match="deletion vectors"):
+            opened().files()
 
 
 @pytest.mark.parametrize(
