@@ -181,7 +181,8 @@ class IcebergTable(LakeTable):
 
     def _unreadable(self, why: str) -> ConfigError:
         return ConfigError(
-            f"--input {ICEBERG}:{self._catalog.name}/{self._name}: {why}: read it with Spark's package of Iceberg"
+            f"--input {ICEBERG}:{self._catalog.name}/{self._name}: {why}: read it with Spark's "
+            "package of Iceberg"
         )
 
     def _commit(self, paths: Sequence[str], schema: Schema, token: Token | None) -> None:
