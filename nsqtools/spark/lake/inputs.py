@@ -104,7 +104,7 @@ def list_files(places: Iterable[str], *, exclude: Sequence[str] = ()) -> list[In
             if each.path < known.path:
                 files[identity] = each, place, schema
     return [
-        Input(*each, _kind(each.path), place, whole=place not in partial, schema=schema)
+        Input(*each, _kind(each.path), place, None, not schema and place not in partial, schema)
         for each, place, schema in sorted(files.values())
     ]
 
