@@ -118,7 +118,7 @@ def test_a_batch_is_in_the_table_once_although_the_run_is_killed_after_its_commi
     if isinstance(place, DeltaPlace):
         run_guide(place.path)
         done = lake.run("compact", "--input", place.path)
-        assert (done.code, done.stdout) == (0, "")
+        assert (done.code, done.stderr) == (0, "")
         lake.check(2000)
 
 

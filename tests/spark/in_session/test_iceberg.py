@@ -183,7 +183,6 @@ def test_s3_is_reached_as_the_environment_says_unless_the_catalog_is_configured(
     known = opened()._catalog.properties
     assert (known["s3.endpoint"], known["client.region"]) == ("http://a", "eu-north-1")
     monkeypatch.setenv("PYICEBERG_CATALOG__HERE__S3__ENDPOINT", "http://b")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     assert opened()._catalog.properties["s3.endpoint"] == "http://b"
 
 
@@ -300,7 +299,6 @@ def test_what_is_not_configured_or_fails_is_named(
     with pytest.raises(ConfigError, match=r"--catalog none: .*PYICEBERG_CATALOG__NONE__URI"):
         IcebergTable("none", NAME)
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     with pytest.raises(OutputError, match=r"^--catalog away: [^\n]+$"):
         IcebergTable("away", NAME)
     table = opened()
