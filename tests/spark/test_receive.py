@@ -23,8 +23,8 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.proto.messages import Message
-from nsqtools.spark.rows import ROW_SCHEMA, RowOrigin, make_segment, rows_of
-from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.rows import ROW_SCHEMA, make_segment, rows_of
+from nsqtools.spark.source.plans import BatchPlan, Quota
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
@@ -63,7 +63,7 @@ class Staging:
     batches: count[int] = field(default_factory=lambda: count(1))
     ending: Ending = field(default_factory=lambda: Ending(settled=True))
     """Of the last pull."""
-    offsets: dict[int, Offset] = field(default_factory=dict)
+    plans: dict[int, BatchPlan] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -71,15 +71,15 @@ class Staging:
 
     def prepare(self, batch: int, partitions: int = 1) -> None:
         quota = Quota(self.topic, str(self.nsqd.tcp), 2000)
-        self.offsets[batch] = Offset(STREAM, batch, (quota,) * partitions)
-        self.ledger.prepare(self.offsets[batch])
+        self.plans[batch] = BatchPlan(STREAM, batch, ((quota,),) * partitions)
+        self.ledger.prepare(self.plans[batch])
 
     def claim(self, batch: int | None = None, k: int = 0) -> tuple[int, Claim]:
         """A partition, of a new batch unless it is said which."""
         if batch is None:
             batch = next(self.batches)
             self.prepare(batch)
-        claim = claim_of(self.ledger, self.offsets[batch], k)
+        claim = claim_of(self.ledger, self.plans[batch], k)
         assert isinstance(claim, Claim)
         return batch, claim
 
@@ -90,7 +90,7 @@ class Staging:
         given = {"subscribe": self.topic, "channel": "c", "stagingLocation": "/unused"}
         given |= {name.replace("__", "."): text for name, text in options.items()}
         quota = Quota(self.topic, str(address or self.nsqd.tcp), number)
-        return receive(quota, parse_source(given), claim)
+        return receive([quota], parse_source(given), claim)
 
     def pull(
         self,
@@ -139,9 +139,7 @@ class Staging:
 
 
 def found_in(sealed: Sealed) -> Found:
-    found: Found = pa.Table.from_batches(
-        sealed.batches(RowOrigin("t", "c", "n")), ROW_SCHEMA
-    ).to_pylist()
+    found: Found = pa.Table.from_batches(sealed.batches("c"), ROW_SCHEMA).to_pylist()
     return found
 
 
@@ -230,7 +228,7 @@ def test_the_quota_is_met_and_nothing_beyond_it_is_ever_in_flight(
     assert len(rows) == number
     assert look.in_flight <= window
     assert min(each["depth"] for each in look.seen) >= 6000 - number
-    assert staging.ending == Ending(settled=True)
+    assert staging.ending == Ending(settled=True, rows=(number,))
     found = staging.channel
     assert (found["depth"], found["in_flight_count"]) == (6000 - number, 0)
     assert (found["requeue_count"], found["timeout_count"]) == (0, 0)
@@ -276,7 +274,8 @@ async def test_no_order_of_commands_lets_nsqd_send_more_than_the_quota(
 def test_rows_have_the_schema_of_the_ledger_even_for_empty_bodies() -> None:
     at = 1_700_000_000_123_456_789
     messages = [Message(b"0" * 16, b"", at, 3), Message(b"1" * 16, b"x", 0, 1)]
-    (rows,) = rows_of(RowOrigin("t", "c", "n:1"), *make_segment(messages, "n:1").serialise())
+    queue = ("t", "n:1")
+    (rows,) = rows_of("c", *make_segment([(queue, messages)]).serialise())
     rows.validate(full=True)
     assert rows.schema == ROW_SCHEMA
     first, second = rows.to_pylist()
@@ -284,7 +283,7 @@ def test_rows_have_the_schema_of_the_ledger_even_for_empty_bodies() -> None:
     assert first["timestamp_ns"] == at
     assert first["timestamp"].isoformat() == "2023-11-14T22:13:20.123456+00:00"
     with pytest.raises(ProtocolError, match=r"^n:1: "):
-        make_segment([Message(b"\xff" * 16, b"", 0, 1)], "n:1")
+        make_segment([(queue, [Message(b"\xff" * 16, b"", 0, 1)])])
 
 
 def test_large_bodies_make_the_window_smaller(staging: Staging, look: Looks) -> None:
@@ -429,7 +428,6 @@ async def test_what_was_staged_when_the_connection_went_comes_again_and_is_finis
             assert f"{proxy.address}: topic {staging.topic}: " in note
             eventually(lambda: staging.depth == 100)
             staging.check(numbered(100), rows, staging.pull(100, proxy.address))
-            assert staging.ending.again == len(rows)
 
         await asyncio.to_thread(pull)
 
@@ -553,7 +551,7 @@ async def test_a_message_that_comes_twice_in_one_segment_is_staged_once(staging:
         limits: dict[str, Any] = {"maxInFlight": "10", "idleTimeoutMs": "1000"}
         rows = await asyncio.to_thread(staging.pull, 100, nsqd.address, **limits)
     assert sorted(int(row["message_id"], 16) for row in rows) == list(range(5))
-    assert staging.ending.again == 5
+    assert (staging.ending.rows, staging.ending.silent) == ((5,), ())
 
 
 async def test_of_several_connections_one_may_be_cut(make_nsqd: MakeNsqd, staging: Staging) -> None:

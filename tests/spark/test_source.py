@@ -101,22 +101,22 @@ def test_a_stream_has_an_id_of_its_own_or_goes_on_with_what_one_of_its_name_has_
 ) -> None:
     offset = driven.reader.initialOffset()
     assert driven.reader.initialOffset() == offset
-    assert (offset["batch"], offset["quotas"]) == (0, ())
+    assert (offset["batch"], offset["plan"]) == (0, "")
     assert driven.anew().reader.initialOffset()["stream"] != offset["stream"]
     driven.publish(5)
     first = driven.anew(streamName="mine")
     start, done, _ = first.first(ReadMaxRows(2))
-    assert start == Offset("mine", 0, ()).to_json()
+    assert start == Offset("mine", 0).to_json()
     planned = first.plan(done, ReadMaxRows(2))
     first.reader.commit(done)
     rows = first.read(done, planned)
     driven.nsqd.empty(driven.topic, "c")
     again = first.anew()
-    assert again.reader.initialOffset() == Offset("mine", 1, ()).to_json()
+    assert again.reader.initialOffset() == Offset("mine", 1).to_json()
     last, batches = again.drain()
     assert batches == [rows]
     again.reader.commit(last)
-    assert first.anew().reader.initialOffset() == Offset("mine", 2, ()).to_json()
+    assert first.anew().reader.initialOffset() == Offset("mine", 2).to_json()
 
 
 def test_batches_have_messages_up_to_the_limit_which_connections_share(driven: Driven) -> None:
@@ -127,7 +127,7 @@ def test_batches_have_messages_up_to_the_limit_which_connections_share(driven: D
     start = driven.reader.initialOffset()
     assert driven.plan(start) == start
     driven.publish(250)
-    assert len(driven.plan(start, limit)["quotas"]) == 3
+    assert len(driven.reader.partitions(start, driven.plan(start, limit))) == 3
     assert driven.reader.reportLatestOffset() == {"backlog": 150, "notes": []}
     _, batches = driven.drain(start, limit)
     assert [len(rows) for rows in batches] == [100, 100, 50]
@@ -243,7 +243,8 @@ def test_what_comes_again_and_is_staged_is_no_reason_to_end_or_to_rest(
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.reader.partitions(start, end)
-    claim = claim_of(driven.ledger(end), Offset.from_json(end), 0)
+    (quotas,) = (plan := driven.ledger(end).expect(Offset.from_json(end))).tasks
+    claim = claim_of(driven.ledger(end), plan, 0)
     assert isinstance(claim, Claim)
     add = claim.add
 
@@ -253,7 +254,7 @@ def test_what_comes_again_and_is_staged_is_no_reason_to_end_or_to_rest(
 
     monkeypatch.setattr(claim, "add", staged_and_given_back)
     with pytest.raises(OutputError, match="as it were"):
-        receive(Offset.from_json(end).quotas[0], driven.settings, claim)
+        receive(quotas, driven.settings, claim)
     eventually(lambda: driven.depth == 10)
     assert bodies_of(driven.read(start, end)) == Counter(numbered(10))
     driven.publish(10, 30)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from nsqtools.spark.jobs.checkpoint import Stamp
-    from nsqtools.spark.source.plans import Quota
+    from nsqtools.spark.source.plans import BatchPlan
 
 _PER_TASK = 10_000
 """Messages for which another task is worth another file."""
@@ -79,8 +79,7 @@ class BatchFiles:
         if table:
             partitions = table.partitions(partitions)
             rows = rows.toDF(*table.names(rows.columns))
-        offsets = self._stamp.checkpoint.planned() if few else []
-        tasks = tasks_for([quota for offset in offsets for quota in offset.quotas])
+        tasks = tasks_for(self._stamp.checkpoint.planned() if few else [])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
         files = write_files(
             *(rows, self._output, self._form),
@@ -94,13 +93,13 @@ class BatchFiles:
         return summary(files)
 
 
-def tasks_for(quotas: Sequence[Quota]) -> int | None:
-    """Return the number of tasks that write a batch, at most one per quota; None for no quotas.
+def tasks_for(plans: Sequence[BatchPlan]) -> int | None:
+    """Return the number of tasks that write a batch, at most as many as receive; None without one.
 
     It follows from the plan alone, so a retry has the same tasks on any machine.
     """
-    count = sum(quota.count for quota in quotas)
-    return min(len(quotas), -(-count // _PER_TASK)) or None
+    count = sum(plan.messages for plan in plans)
+    return min(sum(len(plan.tasks) for plan in plans), -(-count // _PER_TASK)) or None
 
 
 def named(query: str, batch: int) -> str:
