@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigError, OutputError
@@ -17,78 +16,20 @@ from nsqtools.spark.source.datasource import SCHEMA, NsqDataSource
 from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.source import NsqStreamReader
-from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.source.stagingreader import StagingReader
-from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import StaleError
 from nsqtools.spark.staging.partitions import Claim
-from nsqtools.stores import open_store
+from tests.support.driving import ALL, Driven
 from tests.support.eventually import eventually
 from tests.support.ledgers import bodies_of, claim_of
 from tests.support.servers import drained, free_port
-from tests.support.streaming import numbered, publish, source
+from tests.support.streaming import numbered, source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from nsqtools.spark.rows import Segment
     from tests.support.servers import Nsqd
-
-    Json = dict[str, Any]
-
-ALL = ReadAllAvailable()
-
-
-class Driven:
-    """A reader of a topic that is driven as Spark does, without a JVM."""
-
-    def __init__(self, nsqd: Nsqd, topic: str, options: Mapping[str, str]) -> None:
-        self.nsqd, self.topic, self.options = nsqd, topic, options
-        self.settings = parse_source(options)
-        self.reader = NsqStreamReader(self.settings)
-
-    def anew(self, **more: str) -> Driven:
-        """Another process, with some other options."""
-        changed = {name.replace("__", "."): text for name, text in more.items()}
-        return Driven(self.nsqd, self.topic, {**self.options, **changed})
-
-    def publish(self, *numbers: int) -> None:
-        publish(self.nsqd, self.topic, numbered(*numbers))
-
-    @property
-    def depth(self) -> int:
-        depth: int = self.nsqd.channel(self.topic, "c")["depth"]
-        return depth
-
-    def plan(self, start: Json | None = None, limit: Any = ALL) -> Json:
-        return self.reader.latestOffset(start or self.reader.initialOffset(), limit)
-
-    def read(self, start: Json, end: Json) -> list[Json]:
-        """What executors read: each partition by a copy of its own."""
-        rows = []
-        for partition in self.reader.partitions(start, end):
-            executor, sent = pickle.loads(pickle.dumps((self.reader, partition)))
-            rows += [row for batch in executor.read(sent) for row in batch.to_pylist()]
-        return rows
-
-    def first(self, limit: Any = ALL) -> tuple[Json, Json, list[Json]]:
-        """The first batch: its start, its end and its rows."""
-        start = self.reader.initialOffset()
-        end = self.plan(start, limit)
-        return start, end, self.read(start, end)
-
-    def drain(self, start: Json | None = None, limit: Any = ALL) -> tuple[Json, list[list[Json]]]:
-        """All batches until there is nothing to read."""
-        batches = []
-        start = start or self.reader.initialOffset()
-        while (end := self.plan(start, limit)) != start:
-            batches.append(self.read(start, end))
-            start = end
-        return start, batches
-
-    def ledger(self, offset: Json) -> Ledger:
-        return Ledger(open_store(self.options["stagingLocation"]), offset["stream"])
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_REQUESTS = 8
+"""Maximum number of requests to an nsqd at once."""
 
 
 class Depths:
@@ -123,6 +124,7 @@ class Depths:
         try:
             async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
                 stats = await _topics(nsqd, [topic for topic, _ in places])
+                without = []
                 for topic, address in places:
                     found[topic, address] = depth(stats.get(topic), channel)
                     if topic in stats:
@@ -130,13 +132,31 @@ class Depths:
                     elif not self._creates:
                         continue
                     if not _has_channel(stats, topic, channel):
-                        # nsqd gives a channel what is published after it was made, and it is made
-                        # by its first consumer: without messages there would never be one.
-                        fixed = bool(self._settings.nsqds)
-                        await _create_channel(nsqd, topic, channel, with_topic=fixed)
+                        without.append(topic)
+                # nsqd gives a channel what is published after it was made, and it is made by its
+                # first consumer: without messages there would never be one.
+                parts = [without[number::_MOST_REQUESTS] for number in range(_MOST_REQUESTS)]
+                await call_each(parts, lambda part: self._create_channels(nsqd, part, stats))
         except HTTPError as error:
             return error
         return found
+
+    async def _create_channels(
+        self, nsqd: NsqdHTTP, topics: Sequence[str], stats: Mapping[str, TopicStats]
+    ) -> None:
+        """Make channels as SUB would; raises HTTPError.
+
+        Topics that do not exist are made on fixed nsqds alone: others may just have been deleted.
+        """
+        fixed = bool(self._settings.nsqds)
+        for topic in topics:
+            if fixed and topic not in stats:
+                await nsqd.change("topic/create", topic=topic)
+            try:
+                await nsqd.change("channel/create", topic=topic, channel=self._settings.channel)
+            except HTTPError as error:
+                if error.code != "TOPIC_NOT_FOUND":
+                    raise
 
     def _with_secret(self) -> ConsumerConfig:
         """The configuration for requests to nsqlookupd."""
@@ -178,17 +198,3 @@ async def _topics(nsqd: NsqdHTTP, topics: Sequence[str]) -> dict[str, TopicStats
 
 def _has_channel(stats: Mapping[str, TopicStats], topic: str, channel: str) -> bool:
     return topic in stats and any(each.name == channel for each in stats[topic].channels)
-
-
-async def _create_channel(nsqd: NsqdHTTP, topic: str, channel: str, *, with_topic: bool) -> None:
-    """Make a channel as SUB would; raises HTTPError.
-
-    A topic that is gone is not made again unless ``with_topic``.
-    """
-    try:
-        if with_topic:
-            await nsqd.change("topic/create", topic=topic)
-        await nsqd.change("channel/create", topic=topic, channel=channel)
-    except HTTPError as error:
-        if with_topic or error.code != "TOPIC_NOT_FOUND":
-            raise

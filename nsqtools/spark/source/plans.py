@@ -23,6 +23,8 @@ TopicOnNsqd: TypeAlias = tuple[str, str]
 """A topic and an nsqd (``host:tcp_port``) that has messages of it."""
 
 _STREAM = re.compile(r"[a-z0-9-]{1,64}")
+LINE = 512
+"""The size of the first line of a plan's file: the offset can be read without the rest."""
 _PLAN = re.compile(r"[0-9a-f]{0,64}")
 _CONNECTION = 100
 """Messages that take about as long as to open and close a connection."""
@@ -105,8 +107,8 @@ class BatchPlan:
         ]
 
     def to_bytes(self) -> bytes:
-        """Return the content of its file: the offset in the first line, then the tasks."""
-        return f"{json.dumps(self.offset.to_json())}\n{self._text()}".encode()
+        """Return the content of its file: the offset in a line of LINE bytes, then the tasks."""
+        return f"{json.dumps(self.offset.to_json()).ljust(LINE - 1)}\n{self._text()}".encode()
 
     def _text(self) -> str:
         tasks = [[(each.topic, each.nsqd, each.count) for each in task] for task in self.tasks]

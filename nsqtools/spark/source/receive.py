@@ -293,7 +293,7 @@ class _Task:
     def __init__(self, quotas: Sequence[Quota], settings: SourceSettings, claim: Claim) -> None:
         self.settings = settings
         self.config = settings.config
-        self.window = min(settings.max_in_flight, WINDOW)
+        self._window = min(settings.max_in_flight, WINDOW)
         self.unreachable: set[str] = set()
         """The nsqds that could not be reached: each takes a timeout."""
         self.is_stopped = False
@@ -302,25 +302,30 @@ class _Task:
         self._quotas = quotas
         self._pulls: dict[int, _Pull] = {}
         self._started: deque[tuple[asyncio.Task[None], int]] = deque()
-        self._free = self.window
+        self._free = self._window
         self._error: Exception | None = None
 
     async def run(self) -> Ending:
         """Receive; raises the first error, after all connections are closed."""
         adopted = self._claim.adopted()
+        rest = [quota.count - adopted[quota.queue] for quota in self._quotas]
         segments = _Segments(self._claim)
-        for number, quota in enumerate(self._quotas):
-            if (left := quota.count - adopted[quota.queue]) <= 0:
+        total = sum(left for left in rest if left > 0)
+        if total:
+            self.config = with_secret(self.settings)
+        for number, (quota, left) in enumerate(zip(self._quotas, rest, strict=True)):
+            if left <= 0:
                 continue
-            if not self._pulls:
-                self.config = with_secret(self.settings)
-            pull = _Pull(self, segments, quota, left)
-            await self._wait_for_room(pull.window)
+            window = min(left, self._window)
+            # The part of the bytes in flight that the window is of all windows.
+            size = self.config.max_in_flight_bytes * window // min(total, self._window)
+            await self._wait_for_room(window)
             if self.is_stopped:
                 break
+            pull = _Pull(self, segments, quota, left, (window, max(1, size)))
             self._pulls[number] = pull
-            self._free -= pull.window
-            self._started.append((asyncio.create_task(self._receive(pull)), pull.window))
+            self._free -= window
+            self._started.append((asyncio.create_task(self._receive(pull)), window))
         await asyncio.gather(*(task for task, _ in self._started))
         if self._error:
             raise self._error
@@ -367,9 +372,15 @@ class _Pull:
     is divided among several connections, whose messages share segments.
     """
 
-    def __init__(self, task: _Task, segments: _Segments, quota: Quota, left: int) -> None:
-        self.window = min(left, task.window)
-        """Maximum messages in flight."""
+    def __init__(
+        self,
+        task: _Task,
+        segments: _Segments,
+        quota: Quota,
+        left: int,
+        in_flight: tuple[int, int],
+    ) -> None:
+        """``in_flight`` limits the number and the bytes of messages in flight."""
         self.wake = asyncio.Event()
         self.rows = 0
         self.settled = True
@@ -379,6 +390,7 @@ class _Pull:
         self._segments = segments
         self._quota = quota
         self._left = left
+        self._in_flight = in_flight
         self._links: list[_QuotaLink] = []
         self._loop = asyncio.get_running_loop()
         self._end = 0.0
@@ -394,6 +406,7 @@ class _Pull:
         """Connect, pull, hang up. Raises errors as ``receive`` does."""
         nsqd = self._quota.nsqd
         if nsqd in self._task.unreachable:
+            self._was_stopped = True
             return
         try:
             await self._connect()
@@ -419,7 +432,7 @@ class _Pull:
         """Open as many connections as the window needs; raises the errors of Connection.open."""
         self._links = [first := await self._open()]
         most = first.connection.features.max_rdy_count
-        number = min(-(-self.window // most), _MOST_LINKS)
+        number = min(-(-self._in_flight[0] // most), _MOST_LINKS)
         others = [self._open() for _ in range(1, number)]
         for each in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(each, _QuotaLink):
@@ -444,16 +457,10 @@ class _Pull:
         """Share quota and window among the connections."""
         number = len(self._links)
         each, more = divmod(self._left, number)
-        window = -(-self.window // number)
-        size = self._bytes // number
+        window, size = self._in_flight
+        share = -(-window // number), max(1, size // number)
         for index, link in enumerate(self._links):
-            link.begin(each + (index < more), (window, max(1, size)))
-
-    @property
-    def _bytes(self) -> int:
-        """The maximum bytes in flight: the part of the task's that the window is of its window."""
-        part = self._task.config.max_in_flight_bytes * self.window // self._task.window
-        return max(1, part)
+            link.begin(each + (index < more), share)
 
     async def _pull(self) -> str:
         """Stage segments until the quota is complete or a reason to stop, and return the reason."""
@@ -500,7 +507,7 @@ class _Pull:
         return (
             2 * sum(len(link.pending) for link in links)
             >= sum(link.connection.ready for link in links)
-            or 2 * sum(link.size for link in links) >= self._bytes
+            or 2 * sum(link.size for link in links) >= self._in_flight[1]
             or all(link.is_done for link in links)
         )
 

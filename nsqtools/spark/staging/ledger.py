@@ -36,7 +36,7 @@ from uuid import uuid4
 
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.source.plans import BatchPlan, Offset
+from nsqtools.spark.source.plans import LINE, BatchPlan, Offset
 from nsqtools.spark.staging import redelivered
 from nsqtools.spark.staging.log import EntryKind, PartitionLog, StaleError, damaged
 from nsqtools.spark.staging.partitions import Claim, Sealed
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OFFSET = "offset"
-_LINE = 512  # bytes; the first line of an offset's file is shorter
 _MARKS = 16
 
 
@@ -156,7 +155,7 @@ class Ledger:
         path = f"{self._batch(batch)}/{_OFFSET}"
         with as_output_error(path):
             try:
-                line, newline, _ = self.store.get(path, 0, _LINE).partition(b"\n")
+                line, newline, _ = self.store.get(path, 0, LINE).partition(b"\n")
             except FileNotFoundError:
                 raise self._missing(batch) from None
         if not newline:  # of an earlier version
@@ -184,7 +183,7 @@ class Ledger:
     ) -> list[Sealed | None]:
         """Return partitions of a batch, by default all; None for incomplete or deleted partitions.
 
-        It takes a listing, and a request for each partition.
+        It takes a listing, and two requests for each partition.
         """
         if self._complete and self._complete[0] == plan and numbers is None:
             return self._complete[1]

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 HEADER = 512
 _ALIGNMENT = 64
 _DIGITS = 8
-_SEAL = 1 << 18  # bytes; seals are smaller, and segments are rarely read as one
 _TRIES = 100
 _PAUSE = 0.1  # seconds
 
@@ -186,32 +185,27 @@ class PartitionLog:
         return entries[len(known) :]
 
     def _header(self, number: int) -> LogEntry | None:
+        file = self._file(_name(number))
         try:
-            return self._parsed(number, self.store.get(self._file(_name(number)), 0, HEADER))
+            header = self.store.get(file, 0, HEADER)
         except FileNotFoundError:
             return None
-
-    def _parsed(self, number: int, header: bytes) -> LogEntry:
         try:
             return LogEntry.from_json(number, json.loads(header))
         except (ValueError, TypeError, KeyError):
-            raise damaged(self.store.url(self._file(_name(number)))) from None
+            raise damaged(self.store.url(file)) from None
 
     def seal(self, names: Iterable[str]) -> tuple[LogEntry, pa.Buffer] | None:
         """Return the seal with its part; ``names`` are those in the folder.
 
-        Returns None if the newest entry is no seal, or was just deleted.
+        Returns None if the newest entry is no seal, or was just deleted. It takes two requests.
         """
-        number = max((int(name) for name in names if name.isdecimal()), default=None)
-        if number is None:
+        number = max((int(name) for name in names if name.isdecimal()), default=0)
+        entry = self._header(number)
+        if entry is None or entry.kind is not EntryKind.SEAL:
             return None
         try:
-            data = pa.py_buffer(self.store.get(self._file(_name(number)), 0, _SEAL))
-            entry = self._parsed(number, bytes(data[:HEADER]))
-            if entry.kind is not EntryKind.SEAL:
-                return None
-            is_whole = data.size < _SEAL
-            (part,) = self._parts(entry, data.slice(HEADER)) if is_whole else self.read(entry)
+            (part,) = self.read(entry)
         except FileNotFoundError:
             return None
         return entry, part
@@ -220,12 +214,9 @@ class PartitionLog:
         """Return the parts of an entry, or the first ``count``. Raises OutputError if a checksum
         is wrong.
         """
-        size = sum(map(_padded, entry.sizes[:count]))
-        data = pa.py_buffer(self.store.get(self._file(entry.name), HEADER, size))
-        return self._parts(entry, data, count)
-
-    def _parts(self, entry: LogEntry, data: pa.Buffer, count: int | None = None) -> list[pa.Buffer]:
-        file, sizes = self._file(entry.name), entry.sizes[:count]
+        file = self._file(entry.name)
+        sizes = entry.sizes[:count]
+        data = pa.py_buffer(self.store.get(file, HEADER, sum(map(_padded, sizes))))
         if data.size < sum(map(_padded, sizes)):
             raise damaged(self.store.url(file))
         parts, start = [], 0
