@@ -75,7 +75,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
-        """Return the content of a file, or a part of it."""
+        """Return the content of a file, or a part of it, as much as there is."""
 
     @abstractmethod
     def list(self, path: str) -> list[str]:
