@@ -184,7 +184,10 @@ class StreamOptions(Options):
         "Maximum messages per batch; 0 for all waiting messages.", 500_000
     )
     connections: int = integer(
-        "Maximum connections per topic and nsqd, each in a task of its own.", 2, minimum=1, maximum=256
+        "Maximum connections per topic and nsqd, each in a task of its own.",
+        2,
+        minimum=1,
+        maximum=256,
     )
     checkpoint: str = path(
         "Directory or URL for the state of the stream: a run continues where the last run ended.",

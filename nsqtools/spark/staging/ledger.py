@@ -75,10 +75,13 @@ class Ledger:
         """
         folder = self._batch(plan.batch)
         with as_output_error(folder):
-            self.store.put_if_absent(f"{folder}/{_OFFSET}", plan.to_bytes())
+            created = self.store.put_if_absent(f"{folder}/{_OFFSET}", plan.to_bytes())
             self.store.sync(folder)
         # Check after the put: a driver not yet visible here will find the batch and remove it.
-        self.expect(plan.offset)
+        if created:
+            self._check_live(plan.batch)
+        else:
+            self.expect(plan.offset)
 
     def expect(self, offset: Offset) -> BatchPlan:
         """Driver: return the plan of a batch in Spark's log, which must be prepared here.
@@ -230,8 +233,9 @@ class Ledger:
                     if batch not in done:
                         self._retire(batch)
                     self._remove(batch)
-            redelivered.prune(self)
-            for batch in sorted(_numbers("done-", self.names()))[:-_MARKS]:
+            names = self.names()
+            redelivered.prune(self, names)
+            for batch in sorted(_numbers("done-", names))[:-_MARKS]:
                 self.store.delete(f"{self.folder}/{_mark('done', batch)}")
             self.store.sweep(self.folder)  # only drivers write there, and none relies on success
         except OSError as error:
@@ -248,7 +252,8 @@ class Ledger:
 
     def _retire(self, batch: int) -> None:
         """End the logs of a committed batch, keep keys for redeliveries, mark the batch as done."""
-        plan = self.prepared(batch)
+        known = self._complete[0] if self._complete else None
+        plan = known if known and known.batch == batch else self.prepared(batch)
         found: list[Sealed | None] = []
         unread: list[int] = []
         if plan:
@@ -262,10 +267,11 @@ class Ledger:
                 self.store.threads,
             )
             unread = [k for k, has_rows in enumerate(ended) if has_rows]
-        if _mark("done", batch) in self.names():
+        names = self.names()
+        if _mark("done", batch) in names:
             return  # marked by another driver, which may have deleted the missing files
         if plan:
-            self._remember(plan)
+            self._remember(plan, names)
         if unread:
             self._put_mark("unread", batch)
             # nsqd may still have some of these messages, and deliver and stage them again.
@@ -282,7 +288,9 @@ class Ledger:
         entries = self.partition_log(batch, k).put_last(EntryKind.END, uuid4().hex)
         return entries[-1].kind is EntryKind.END and any(entry.rows for entry in entries)
 
-    def _remember(self, plan: BatchPlan) -> None:
+    def _remember(self, plan: BatchPlan, names: Iterable[str]) -> None:
+        if any(kept.batch == plan.batch for kept in redelivered.kept_keys(names)):
+            return
         try:
             redelivered.keep(self, plan.batch, self.complete(plan))
         except (OutputError, OSError) as error:

@@ -142,9 +142,9 @@ class Redelivered:
                     found |= _among(self._keys(log, entry), keys, ids)
         if earlier:  # before its removal, a batch removed meanwhile has left a file of keys
             names = ledger.names()
-        for name in filter(KeptKeys.parse, names):
+        for kept in kept_keys(names):
             with contextlib.suppress(FileNotFoundError):
-                found |= _among(self._kept(name), keys, ids)
+                found |= _among(self._kept(str(kept)), keys, ids)
         for entry in unfinished(self.entries):
             table = self._added.get(entry.number)
             found |= _among(self._keys(self.own, entry) if table is None else table, keys, ids)
@@ -211,8 +211,6 @@ def keep(ledger: Ledger, batch: int, partitions: Iterable[Sealed | None]) -> Non
 
     Raises OutputError for damaged files, and OSError.
     """
-    if any(kept.batch == batch for kept in map(KeptKeys.parse, ledger.names()) if kept):
-        return
     found = list(_unfinished_of(partitions))
     tables = in_threads(lambda each: each[0].keys(each[1]), found, ledger.store.threads)
     if rows := sum(table.num_rows for table in tables):
@@ -226,10 +224,15 @@ def keep(ledger: Ledger, batch: int, partitions: Iterable[Sealed | None]) -> Non
         )
 
 
-def prune(ledger: Ledger) -> None:
-    """Driver: remove the oldest files of keys."""
+def kept_keys(names: Iterable[str]) -> list[KeptKeys]:
+    """Return the files of keys among the names in the folder of a stream, the newest first."""
+    return sorted(filter(None, map(KeptKeys.parse, names)), reverse=True)
+
+
+def prune(ledger: Ledger, names: Iterable[str]) -> None:
+    """Driver: remove the oldest files of keys among the names in the folder of the stream."""
     rows = 0
-    for kept in sorted(filter(None, map(KeptKeys.parse, ledger.names())), reverse=True):
+    for kept in kept_keys(names):
         if rows and rows + kept.rows > _MOST:
             ledger.store.delete(f"{ledger.folder}/{kept}")
         rows += kept.rows
