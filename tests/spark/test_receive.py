@@ -149,6 +149,7 @@ class CountingNsqd:
     def __init__(self, max_rdy_count: int = 2500) -> None:
         self._max_rdy_count = max_rdy_count
         self.connections = self.requeued = self.finished = 0
+        self.topics: dict[asyncio.StreamWriter, str] = {}
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -167,7 +168,8 @@ class CountingNsqd:
                 match command.split():
                     case ["IDENTIFY", *_]:
                         writer.write(wire.negotiated(max_rdy_count=self._max_rdy_count))
-                    case ["SUB", *_]:
+                    case ["SUB", topic, *_]:
+                        self.topics[writer] = topic
                         writer.write(wire.OK)
                     case ["RDY", count]:
                         self.on_ready(int(count), writer)
@@ -178,7 +180,7 @@ class CountingNsqd:
                         self.requeued += 1
                     case ["CLS"]:
                         self.on_ready(0, writer)
-                        writer.write(wire.CLOSE_WAIT)
+                        self.on_close(writer)
         writer.close()
 
     def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
@@ -186,6 +188,10 @@ class CountingNsqd:
 
     def on_finish(self, writer: asyncio.StreamWriter) -> None:
         """A FIN has come."""
+
+    def on_close(self, writer: asyncio.StreamWriter) -> None:
+        """CLS has come."""
+        writer.write(wire.CLOSE_WAIT)
 
 
 @pytest.fixture
@@ -256,6 +262,38 @@ class EagerNsqd(CountingNsqd):
     def on_finish(self, writer: asyncio.StreamWriter) -> None:
         self.in_flight[writer] -= 1
         self.on_ready(self.ready[writer], writer)
+
+
+async def test_while_a_topic_stalls_its_task_stages_no_more_than_a_window(
+    staging: Staging,
+) -> None:
+    """So the messages whose FINs nsqd may not have processed are among the last rows."""
+
+    class Stalling(CountingNsqd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sent: Counter[asyncio.StreamWriter] = Counter()
+
+        def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
+            for _ in range(min(count, 10 - self.sent[writer])):
+                writer.write(wire.message(self.sent[writer]))
+                self.sent[writer] += 1
+
+        def on_close(self, writer: asyncio.StreamWriter) -> None:
+            if self.topics[writer] != "t0":
+                super().on_close(writer)
+
+    async with Stalling() as nsqd:
+        quotas = tuple(Quota(f"t{number}", str(nsqd.address), 10) for number in range(30))
+        staging.plans[1] = BatchPlan(STREAM, 1, (quotas,))
+        staging.ledger.prepare(staging.plans[1])
+        _, claim = staging.claim(1)
+        given = {"subscribe": "t", "channel": "c", "stagingLocation": "/unused"}
+        settings = parse_source({**given, "maxInFlight": "50"})
+        ending = await asyncio.to_thread(receive, quotas, settings, claim)
+    assert not ending.settled
+    assert ending.rows[0] == 10
+    assert sum(ending.rows) <= 50
 
 
 @pytest.mark.parametrize("allowed", [7, 100, 2500])

@@ -297,7 +297,7 @@ class _Task:
         self.unreachable: set[str] = set()
         """The nsqds that could not be reached: each takes a timeout."""
         self.is_stopped = False
-        """Whether FINs are lost or were too late: nothing more may be staged."""
+        """Whether all quotas have to end."""
         self._claim = claim
         self._quotas = quotas
         self._pulls: dict[int, _Pull] = {}
@@ -476,11 +476,10 @@ class _Pull:
 
     @property
     def _in_trouble(self) -> bool:
-        if any(link.connection.is_lost or link.too_late for link in self._links):
-            self._task.stop()
-        elif self._task.is_stopped:
-            self._was_stopped = True
-        return self._task.is_stopped
+        """Whether FINs are lost or were too late, here or elsewhere: nothing more may be staged."""
+        is_own = any(link.connection.is_lost or link.too_late for link in self._links)
+        self._was_stopped = self._task.is_stopped and not is_own
+        return self._task.is_stopped or is_own
 
     async def _next_segment(self) -> str:
         """Wait for a segment, or fewer messages in a pause; return a reason to stop, or ''."""
