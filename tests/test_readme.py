@@ -138,7 +138,7 @@ def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
 
 
 def test_every_command_named_in_prose_exists() -> None:
-    pages = {node.words: node.command for node in walk(cli)}
+    pages = {node.command_path: node.command for node in walk(cli)}
     named = [code.split() for code in INLINE if code.startswith("nsqtools ")]
     assert named
     for words in named:

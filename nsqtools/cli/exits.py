@@ -160,7 +160,7 @@ def _outcome(error: BaseException) -> int:
         from traceback import format_exception
 
         _write("".join(format_exception(error)))
-    _report(words(error))
+    _report(error_line(error))
     match error:
         case ConfigError():
             return Exit.USAGE
@@ -198,7 +198,7 @@ def with_fix(text: str) -> str:
     return text[: found.start()] + fix
 
 
-def words(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """The line for the user about the error ending a run."""
     from nsqtools.errors import NSQError, UnreachableError
 

@@ -336,7 +336,7 @@ def options(
     default of its own needs an option class of its own. Two classes declaring an option of the same
     name share its flag. A contradiction between options is a usage error. Every command also gets
     the flags of LogOptions and ConfigFileOptions, handled here; a command with ConfigFileOptions
-    among its classes handles the file itself.
+    among its classes handles the file itself. The command finds its Resolver in ``ctx.obj``.
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
@@ -352,7 +352,7 @@ def options(
             ctx = click.get_current_context()
             try:
                 selected = SelectedFile.of(ctx) if reads_file else None
-                resolver = Resolver(ctx, bound, selected.tables(ctx) if selected else ())
+                ctx.obj = resolver = Resolver(ctx, bound, selected.tables(ctx) if selected else ())
                 made = resolver.instances()
             except ConfigFileError:
                 raise

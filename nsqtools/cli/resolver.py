@@ -152,6 +152,10 @@ class Resolver:
             found[name] = resolved.get(name, default)
         return found
 
+    def is_default(self, keyword: str, name: str) -> bool:
+        """Whether an option is set nowhere."""
+        return self.values(keyword)[name].source is Source.DEFAULT
+
     def _layers(self, cls: type[Options]) -> Iterator[dict[str, ResolvedValue]]:
         if not self._tables_only:
             yield from self._flags(cls)
@@ -178,13 +182,16 @@ class Resolver:
     def _variables(self, cls: type[Options]) -> Iterator[dict[str, ResolvedValue]]:
         found = {}
         for name, declared in cls.declared().items():
-            if variable := set_variable(self._ctx, name, shared=cls.shares(declared)):
+            if variable := self._variable(name, shared=cls.shares(declared)):
                 found[name] = _from_variable(variable, declared)
         yield found
-        if (pairs := pairs_key(cls)) and (
-            variable := set_variable(self._ctx, pairs, shared=cls.shared)
-        ):
+        if (pairs := pairs_key(cls)) and (variable := self._variable(pairs, shared=cls.shared)):
             yield self._pairs(cls, _from_variable(variable, PAIRS))
+
+    def _variable(self, name: str, *, shared: bool) -> str:
+        """The variable giving a value to an option; empty if all are unset."""
+        names = variables(self._ctx, name, shared=shared)
+        return next((each for each in names if os.environ.get(each)), "")
 
     def _of_table(self, cls: type[Options], table: Table) -> Iterator[dict[str, ResolvedValue]]:
         yield {
@@ -229,11 +236,6 @@ def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]
     return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
 
 
-def set_variable(ctx: click.Context, name: str, *, shared: bool) -> str:
-    """The variable giving a value to an option; empty if all are unset."""
-    return next((v for v in variables(ctx, name, shared=shared) if os.environ.get(v)), "")
-
-
 def named(options: Options, ctx: click.Context) -> Options:
     """Put the command into the user agent, to tell commands apart in nsqadmin."""
     if not isinstance(options, ClientConfig):
@@ -242,13 +244,6 @@ def named(options: Options, ctx: click.Context) -> Options:
     if options.user_agent != usual:
         return options
     return options.with_values(user_agent=f"{usual} ({' '.join(words(ctx))})")
-
-
-def is_default(ctx: click.Context, keyword: str, name: str) -> bool:
-    """Whether this option of the running command is set nowhere."""
-    tables = SelectedFile.of(ctx).tables(ctx)
-    values = Resolver(ctx, groups_of(ctx.command), tables).values(keyword)
-    return values[name].source is Source.DEFAULT
 
 
 def _related(cls: type[Options], name: str, relation: Literal["excludes", "outranks"]) -> set[str]:

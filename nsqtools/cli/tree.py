@@ -138,14 +138,14 @@ class CommandNode:
         return self.ctx.command
 
     @property
-    def words(self) -> str:
+    def command_path(self) -> str:
         """The command as typed: ``nsqtools lookup nodes``."""
         return self.ctx.command_path
 
     @property
     def page(self) -> str:
         """Name of the page: ``nsqtools-lookup-nodes``."""
-        return self.words.replace(" ", "-")
+        return self.command_path.replace(" ", "-")
 
     @property
     def table(self) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.configfile import Source, load
-from nsqtools.cli.resolver import ResolvedValue, Resolver, SelectedFile, set_variable
+from nsqtools.cli.resolver import ResolvedValue, Resolver, SelectedFile
 from nsqtools.cli.tree import groups_of
 from nsqtools.config.admin import LookupOptions
 from nsqtools.config.program import ConfigFileOptions
@@ -30,7 +29,7 @@ _SERVERS = {
     "nsqd_tcp_address": (NSQD_TCP_PORT, 1),
 }
 
-_HERE = {_LOOKUPD: ("127.0.0.1",), "nsqd_http_address": ("127.0.0.1",)}
+_HERE: dict[str, tuple[str, ...]] = {_LOOKUPD: ("127.0.0.1",), "nsqd_http_address": ("127.0.0.1",)}
 
 
 def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
@@ -78,14 +77,12 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
         topics = ""
     servers_of = (_LOOKUPD,) if values == "node" else _SERVERS
     addresses = {name: settings[name] for name in servers_of if name in settings}
-    configured = {n: s for n, s in addresses.items() if s.value and s.source is not Source.DEFAULT}
+    configured = {n: s for n, s in addresses.items() if s.source is not Source.DEFAULT}
     servers = {name: _HERE[name] for name in servers_of if name in _HERE}
-    if not configured and any(setting.value is None for setting in addresses.values()):
-        return []  # an invalid address was given: do not ask this host instead
     if configured:
         ranks = list(Source)
         name = min(configured, key=lambda name: ranks.index(configured[name].source))
-        servers = {name: configured[name].value}
+        servers = {name: configured[name].value or ()}  # None for an invalid flag
     return [
         _question(name, text, topic, cafile, nodes=values == "node")
         for topic in ([topics] if isinstance(topics, str) else topics or ())
@@ -101,10 +98,6 @@ def _resolved(ctx: click.Context) -> dict[str, ResolvedValue]:
     found: dict[str, ResolvedValue] = {}
     for keyword in groups:
         found |= resolver.values(keyword)
-    for name in {_LOOKUPD, *(_SERVERS.keys() & found.keys())}:
-        variable = set_variable(ctx, name, shared=True)
-        if variable and ctx.params.get(name) is None:  # no flag, or an invalid value
-            found[name] = ResolvedValue(os.environ[variable].split(), Source.ENVIRONMENT, variable)
     return found
 
 

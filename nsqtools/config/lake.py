@@ -38,7 +38,12 @@ _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(s
 _TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
 
 OUTPUT = path("Directory or URL to write to.", metavar="DIR", hides=USER_INFO, required=True)
-EVOLVE = flag("Add new columns of the messages to the table; with --format delta.")
+CATALOG = text(
+    "Catalog of the table with --format iceberg, as pyiceberg's configuration names it; --output is"
+    " NAMESPACE.TABLE.",
+    metavar="NAME",
+)
+EVOLVE = flag("Add new columns of the messages to the table; with --format delta or iceberg.")
 
 
 def _master(value: str) -> None:
@@ -232,9 +237,10 @@ class LakeOptions(Options):
         default_note="none",
     )
     format: str = choice(
-        "Format of files, or delta for a table of Delta Lake.",
-        *("parquet", "json", "delta"),
+        "Format of files, or of a table.",
+        *("parquet", "json", "delta", "iceberg"),
     )
+    catalog: str = CATALOG
     evolve: bool = EVOLVE
     where: str = text(
         "Write only messages for which this SQL condition is true; finish the others, too.",
@@ -251,8 +257,8 @@ class LakeOptions(Options):
     )
 
     def validate(self) -> None:
-        """Raise ConfigError if ``evolve`` has no table."""
-        _check_evolve(self.evolve, self.format)
+        """Raise ConfigError if an option of tables has no table."""
+        _check_table(self.format, self.catalog, evolve=self.evolve)
 
 
 class InputOptions(Options):
@@ -261,7 +267,7 @@ class InputOptions(Options):
     title = "Input"
 
     input: tuple[str, ...] = paths(
-        "Archive to read: a path, pattern or URL (s3a, hdfs, gs, abfss); may be repeated.",
+        "Archive or table: a path, pattern or URL (s3a, hdfs, gs, abfss); may be repeated.",
         required=True,
     )
     input_format: str = choice(
@@ -311,12 +317,13 @@ class QueryOptions(Options):
         needs="watermark",
     )
     format: str = choice(
-        "Format of the result: files, a Delta table, a table on standard output, or messages of a "
-        "topic.",
-        *("", "parquet", "json", "delta", "console", "topic"),
+        "Format of the result: files, a table of Delta Lake or Iceberg, text on standard output, "
+        "or messages of a topic.",
+        *("", "parquet", "json", "delta", "iceberg", "console", "topic"),
         default_note="parquet with --output, topic with --destination-topic, else console",
     )
     output: str = like(OUTPUT, required=False)
+    catalog: str = CATALOG
     evolve: bool = EVOLVE
     output_mode: str = choice(
         "Rows of a streaming aggregation to write after each batch: final rows, changed rows, or "
@@ -335,14 +342,9 @@ class QueryOptions(Options):
     def validate(self) -> None:
         """Raise ConfigError if ``format`` and destination do not fit together."""
         kind = result_format(self)
-        _check_evolve(self.evolve, kind)
-        wanted = {
-            "parquet": "output",
-            "json": "output",
-            "delta": "output",
-            "topic": "destination_topic",
-        }
-        need = wanted.get(kind, "")
+        _check_table(kind, self.catalog, evolve=self.evolve)
+        wanted = {"console": "", "topic": "destination_topic"}
+        need = wanted.get(kind, "output")
         for name in ("output", "destination_topic"):
             given = bool(getattr(self, name))
             if given and name != need:
@@ -353,13 +355,18 @@ class QueryOptions(Options):
                 raise ConfigError(text, options=("format",))
 
 
-def _check_evolve(evolve: bool, form: str) -> None:
-    if evolve and form != "delta":
-        raise ConfigError("--evolve needs --format delta", options=("evolve", "format"))
+def _check_table(form: str, catalog: str, *, evolve: bool) -> None:
+    if evolve and form not in ("delta", "iceberg"):
+        text = "--evolve needs --format delta or --format iceberg"
+        raise ConfigError(text, options=("evolve", "format"))
+    if catalog and form != "iceberg":
+        raise ConfigError("--catalog needs --format iceberg", options=("catalog", "format"))
+    if form == "iceberg" and not catalog:
+        raise ConfigError("--format iceberg needs --catalog", options=("format", "catalog"))
 
 
 def result_format(asked: QueryOptions) -> str:
-    """Return the format: ``parquet``, ``json``, ``delta``, ``console`` or ``topic``."""
+    """Return the format, of which one without ``format`` follows from the destination."""
     if asked.format:
         return asked.format
     return "parquet" if asked.output else "topic" if asked.destination_topic else "console"
@@ -370,7 +377,7 @@ class CompactOptions(Options):
 
     title = "Compaction"
 
-    output: str = OUTPUT
+    output: str = like(OUTPUT, required=False, default_note="none, for tables")
     since: str = text(
         f"Read files of --input from this hour on: {_TIME}",
         metavar="TIME",
@@ -387,7 +394,9 @@ class CompactOptions(Options):
         "Skip files of --input changed within this time; a later run takes them.", 0.0
     )
     file_size: int = size(
-        "Bytes of bodies per file and task, before compression.", 256 << 20, minimum=1 << 20
+        "Bytes of bodies per file and task, before compression; of a table, bytes per file.",
+        256 << 20,
+        minimum=1 << 20,
     )
     delete_inputs: bool = flag("Delete files of --input after the new files were read back.")
     dry_run: bool = flag("Print the plan; change nothing.")

@@ -21,18 +21,16 @@ from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Connector, NsqdFinder, Subscription
 from nsqtools.engine.handler import Batch, Handler, check_handler
 from nsqtools.engine.outages import FailureLog
-from nsqtools.engine.rdycontroller import RdyController, RdyLink, stop_messages
+from nsqtools.engine.rdycontroller import ConsumerConnection, RdyController, stop_messages
 from nsqtools.engine.totals import ConsumerStats
 from nsqtools.engine.unsettled import UnsettledBatches, forget_expired
 from nsqtools.errors import ConfigError, MessageSizeError, NSQError
 from nsqtools.names import check_type
-from nsqtools.net.connection import Connection
-from nsqtools.policy.backoff import requeue_delay
-from nsqtools.policy.rdy import is_starved
+from nsqtools.net.connection import Connection, Listener
 from nsqtools.tasks import Tasks, beside, end, interruptible, is_cancelled, together
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from nsqtools.engine.limit import MessageLimit
     from nsqtools.errors import PeerError, ServerError
@@ -53,86 +51,7 @@ _CHECK_INTERVAL, _SLOW = 0.1, 0.25
 _LINGER = 0.02
 
 
-class ConsumerLink(RdyLink):
-    """Links one connection to its consumer, and settles the batches of that connection."""
-
-    __slots__ = ("_consumer", "last_finish")
-
-    def __init__(self, consumer: Consumer) -> None:
-        super().__init__()
-        self.last_finish = 0.0
-        """Event loop time of the last FIN; 0 before the first."""
-        self._consumer = consumer
-
-    # Called by the connection, as its Listener.
-
-    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
-        """Queue the messages of one read, and plan RDY if it may have to change."""
-        was_fresh, self.is_fresh = self.is_fresh, False
-        try:
-            self.last_message, is_limit_new = self._consumer._received(self, messages)
-            if (
-                is_limit_new
-                or was_fresh
-                or connection.in_flight > connection.ready
-                or (self.counts_down and 4 * connection.received >= 3 * connection.ready)
-            ):
-                self._consumer._plan()
-        except Exception as error:  # asyncio would close the connection, and we would reconnect
-            self._consumer._break(error)
-
-    def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """Count the refusal, without backoff: the handler has not failed (go-nsq#116)."""
-        log.debug("%s", error)
-        self._consumer._refused(connection.address, error)
-
-    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """Share the connection's RDY among the other connections."""
-        self._consumer._disconnected(self, error)
-
-    # Called by batches, as their Settler.
-
-    def finish(self, messages: Sequence[Message]) -> None:
-        """Send FIN."""
-        self.last_finish = self._consumer._loop.time()
-        self._consumer._settled(finished=len(messages))
-        self.connection.settle(finish=[message.id for message in messages])
-        self._plan_if_paused()
-
-    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
-        """Send REQ with ``delay`` seconds, or with the configured delay."""
-        if self.connection.is_lost:
-            return
-        count = len(messages)
-        self._consumer._settled(failed=count * backoff, requeued=count * (not backoff))
-        delay_of = self._consumer._requeue_delay
-        delays = [
-            (message.id, round(1000 * (delay_of(message.attempts) if delay is None else delay)))
-            for message in messages
-        ]
-        self.connection.settle(requeue=delays)
-        self._plan_if_paused()
-
-    def touch(self, messages: Sequence[Message]) -> None:
-        """Send TOUCH, unless the connection is lost."""
-        if not self.connection.is_lost:
-            self._consumer._stats.touched += len(messages)
-            self.connection.settle(touch=[message.id for message in messages])
-
-    def forget(self, messages: Sequence[Message]) -> None:
-        """Send nothing, but count the messages as timed out and no longer in flight."""
-        self._consumer._stats.too_late += len(messages)
-        if not self.connection.is_lost:
-            self.connection.forget(len(messages))
-            self._plan_if_paused()
-
-    def _plan_if_paused(self) -> None:
-        """Plan RDY for a connection at 0: with few messages in flight it may get RDY again."""
-        if not self.connection.ready:
-            self._consumer._plan()
-
-
-class Consumer:
+class Consumer(Listener):
     """Consumes one topic and channel with one handler until ``stop`` is called.
 
     Print one message::
@@ -187,7 +106,6 @@ class Consumer:
         self._limit = limit
         self._stats = ConsumerStats()
         self._rdy = RdyController(config, rng)
-        self._links: dict[Address, ConsumerLink] = {}
         self._connecting = Tasks(self._break)
         self._connector = Connector(
             subscription,
@@ -211,7 +129,6 @@ class Consumer:
         self._bug: BaseException | None = None
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        self._check_soon = asyncio.Event()
 
     async def run(self) -> ConsumerStats:
         """Open the handler, consume until ``stop``, drain, and return the totals.
@@ -226,8 +143,8 @@ class Consumer:
         self._has_run = True
         try:
             if await interruptible(self._handler.open(), self._stop):
-                if failed := self._handler.failed:
-                    failed.add_done_callback(lambda _: self.stop())
+                if ended := self._handler.ended:
+                    ended.add_done_callback(lambda _: self.stop())
                 await self.consume()
         except BaseException as error:
             at_once = isinstance(error, asyncio.CancelledError) or is_cancelled()
@@ -237,8 +154,8 @@ class Consumer:
                 log.error("%s", another, exc_info=not isinstance(another, NSQError))
             raise
         await self._end_handler("close", self._handler.close())
-        failed = self._handler.failed
-        if failed and failed.done() and (failure := failed.exception()):
+        ended = self._handler.ended
+        if ended and ended.done() and (failure := ended.exception()):
             raise failure
         if self.drain_error:
             raise self.drain_error
@@ -286,8 +203,8 @@ class Consumer:
             self._rdy.stop()
             if self._limit:
                 self._limit.remove(self)
-            for link in list(self._links.values()):
-                link.connection.abort()
+            for connection in self._connections():
+                connection.abort()
             await self._connecting.close()
             await background.close()
             await end([worker], within=_CANCEL_TIMEOUT)
@@ -313,22 +230,22 @@ class Consumer:
     def share_out(self, n: int) -> None:
         """Like ``set_max_in_flight``, without checking ``n``."""
         self._rdy.budget.set_max_in_flight(n)
-        self._plan()
+        self._rdy.plan()
 
     def is_starved(self) -> bool:
         """Whether an nsqd is about to stop sending until messages are settled."""
-        return any(_is_starved(link.connection) for link in self._links.values())
+        return any(each.is_starved for each in self._rdy.connections.values())
 
     @property
     def in_flight(self) -> int:
         """Messages of open connections, received and not settled."""
-        return sum(link.connection.in_flight for link in self._links.values())
+        return sum(connection.in_flight for connection in self._connections())
 
     def stats(self) -> ConsumerStats:
         """Return a copy of the totals, with the present state."""
         return replace(
             self._stats,
-            connections=len(self._links),
+            connections=len(self._rdy.connections),
             in_flight=self.in_flight,
             backoff_level=self._rdy.backoff_level,
         )
@@ -337,29 +254,31 @@ class Consumer:
 
     async def _connect(self, address: Address) -> Connection:
         """Open a connection and share RDY with it."""
-        link = ConsumerLink(self)
         connection = await self._dial(
             address,
             self._config,
-            link,
+            self,
             subscription=(self._subscription.topic, self._subscription.channel),
             auth_secret=self._config.auth_secret,
         )
         log.info("connected to %s", address)
         self._stats.connected += 1
-        link.begin(connection, self._loop.time())
-        self._links[address] = link
-        self._plan()
-        self._check_soon.set()  # its msg_timeout may be shorter
+        self._rdy.connections[address] = ConsumerConnection(
+            connection, self._rdy, self._config, self._stats
+        )
+        self._rdy.plan()
+        self._rdy.check_soon.set()  # its msg_timeout may be shorter
         return connection
 
-    def _disconnected(self, link: ConsumerLink, error: PeerError | None) -> None:
+    def _connections(self) -> list[Connection]:
+        return [each.connection for each in self._rdy.connections.values()]
+
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """Share the RDY of a lost connection; ``error`` is None if we closed it."""
-        address = link.connection.address
-        if self._links.get(address) is not link:
+        address = connection.address
+        if not (lost := self._rdy.connections.pop(address, None)):
             return
-        del self._links[address]
-        if error and link.last_finish >= link.connection.last_read:
+        if error and lost.last_finish >= connection.last_read:
             self._stats.unconfirmed += 1  # nsqd may not have read the last FINs
         if self._stopping or error is None:
             return
@@ -368,79 +287,81 @@ class Consumer:
             level = logging.INFO if address in self._oversize else logging.ERROR
             self._oversize.add(address)
         log.log(level, "connection lost: %s", error)
-        self._plan()
+        self._rdy.plan()
 
     def _break(self, error: BaseException) -> None:
         """Drain, and let ``run`` raise the error of a bug."""
         self._bug = self._bug or error
         self.stop()
 
-    def _plan(self) -> None:
-        if self._links:  # otherwise the event loop may not run yet
-            self._rdy.plan(self._links, self._loop.time())
-
     async def _control(self) -> None:
         """Touch messages, see whether the handler is slow, end backoff waits, and plan RDY.
 
-        Repeated at intervals, when a wait ends, and soon after ``_check_soon`` was set.
+        Repeated at intervals, when a wait ends, and soon after ``check_soon`` was set.
         """
         while True:
             now = self._loop.time()
-            links = self._links.values()
-            timeouts = [link.connection.features.msg_timeout for link in links]
+            timeouts = [each.features.msg_timeout for each in self._connections()]
             msg_timeout = min(timeouts, default=_USUAL_MSG_TIMEOUT)
             self._unsettled.touch(now)
             batch = self._unsettled.handled
             if batch and now > batch.arrived + _SLOW * msg_timeout:
                 self._rdy.fall_behind()
             self._rdy.check(now)
-            self._plan()
+            self._rdy.plan()
             due = now + min(self._config.rdy_redistribute_interval, _CHECK_INTERVAL * msg_timeout)
-            self._check_soon.clear()
+            self._rdy.check_soon.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(due, self._rdy.backoff_until or due)):
-                    await self._check_soon.wait()
+                    await self._rdy.check_soon.wait()
 
     # Batches.
 
-    def _received(self, link: ConsumerLink, messages: list[Message]) -> tuple[float, bool]:
-        """Queue the messages of one read, those over ``max_attempts`` in a second batch.
+    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
+        """Queue the messages of one read, and plan RDY if it may have to change."""
+        try:
+            now, size = self._loop.time(), sum([len(message.body) for message in messages])
+            receiver = self._rdy.connections[connection.address]
+            is_due = receiver.note_messages(now)
+            is_limit_new = self._rdy.budget.note(len(messages), size)
+            self._queue(receiver, messages, size, now)
+            if is_due or is_limit_new:
+                self._rdy.plan()
+        except Exception as error:  # asyncio would close the connection, and we would reconnect
+            self._break(error)
 
-        Returns the time, and whether the limit of messages in flight has changed.
-        """
-        now, count, limit = self._loop.time(), len(messages), self._config.max_attempts
-        size = sum([len(message.body) for message in messages])
-        stats = self._stats
+    def _queue(
+        self, receiver: ConsumerConnection, messages: list[Message], size: int, now: float
+    ) -> None:
+        """Queue the messages of one read, those over ``max_attempts`` in a second batch."""
+        count, limit, stats = len(messages), self._config.max_attempts, self._stats
         stats.received += count
         stats.received_bytes += size
         stats.last_message = now
-        is_limit_new = self._rdy.budget.note(count, size)
         given_up = [message for message in messages if message.attempts > limit] if limit else []
         if given_up:
             messages = [message for message in messages if message.attempts <= limit]
-        connection, features = link.connection, link.connection.features
-        deadline = now + features.max_msg_timeout
+        features = receiver.connection.features
         for part in (messages, given_up):
             if not part:
                 continue
             batch = Batch(
                 part,
-                link,
+                receiver,
                 topic=self._subscription.topic,
                 channel=self._subscription.channel,
-                source=connection.address,
-                starved=_is_starved(connection),
+                source=receiver.connection.address,
+                starved=receiver.is_starved,
                 msg_timeout=features.msg_timeout,
-                is_lost=lambda: connection.is_lost or self._loop.time() > deadline,
                 size=size if len(part) == count else None,
             )
-            batch.arrived, batch.expires, batch.deadline = now, now + batch.msg_timeout, deadline
+            batch.arrived, batch.expires = now, now + batch.msg_timeout
+            batch.deadline = now + features.max_msg_timeout
             if self._all_delivered:  # nsqd may send a message after answering CLS
                 batch.requeue(delay=0, backoff=False)
             else:
                 self._unsettled.waiting.append(batch)
         self._wake.set()
-        return now, is_limit_new
 
     async def _work(self) -> None:
         """Pass batches to the handler until the connections are drained and the queue is empty."""
@@ -450,7 +371,7 @@ class Consumer:
                 await self._handle(waiting.popleft())
             if self._rdy.is_behind:
                 self._rdy.is_behind = False
-                self._plan()
+                self._rdy.plan()
             if self._all_delivered or self._given_up_waiting:
                 return
             self._wake.clear()
@@ -495,28 +416,11 @@ class Consumer:
             if not (batch.held or batch.is_settled):
                 batch.finish()
 
-    def _settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
-        """Count results before sending FIN and REQ, so a change of RDY goes out first."""
-        self._stats.finished += finished
-        self._stats.requeued += failed + requeued
-        if failed or not self._rdy.is_running:
-            counts = {"finished": finished, "failed": failed, "requeued": requeued}
-            if self._rdy.record(**counts, now=self._loop.time()):
-                self._plan()
-                self._check_soon.set()
-
-    def _requeue_delay(self, attempts: int) -> float:
-        """The configured delay of a REQ in seconds; 0 if the next delivery gives the message up."""
-        config = self._config
-        if attempts == config.max_attempts:
-            return 0.0
-        default, longest = config.default_requeue_delay, config.max_requeue_delay
-        return requeue_delay(attempts, default_delay=default, max_delay=longest)
-
-    def _refused(self, address: Address, error: ServerError) -> None:
-        """Note the refusal of a late FIN, REQ or TOUCH."""
+    def command_failed(self, connection: Connection, error: ServerError) -> None:
+        """Count the refusal, without backoff: the handler has not failed (go-nsq#116)."""
+        log.debug("%s", error)
         # nsqd names the message (protocol_v2.go, FIN and TOUCH).
-        late = [(address, word.encode()) for word in error.text.split()[2:3]]
+        late = [(connection.address, word.encode()) for word in error.text.split()[2:3]]
         if error.code == "E_TOUCH_FAILED":
             self._unsettled.untouchable.update(late)
             return
@@ -542,7 +446,7 @@ class Consumer:
         await self._connecting.close()
         topic, drain_timeout = self._subscription.topic, self._config.drain_timeout
         self._deadline = self._loop.time() + drain_timeout
-        connections = [link.connection for link in self._links.values()]
+        connections = self._connections()
         await stop_messages(connections, within=drain_timeout)
         self._all_delivered = True
         self._wake.set()
@@ -558,10 +462,9 @@ class Consumer:
         self._unsettled.give_back()
         if connections:
             await asyncio.sleep(_LINGER)
-        links = list(self._links.values())
-        for link in links:
-            self._stats.unconfirmed += bool(link.last_finish) and not link.connection.answered_cls
-        ending = [link.connection for link in links]
+        for each in self._rdy.connections.values():
+            self._stats.unconfirmed += bool(each.last_finish) and not each.connection.answered_cls
+        ending = self._connections()
         await together(*(c.close() if c.answered_cls else c.close(drain=0.0) for c in ending))
         if worker.done() and not worker.cancelled():
             worker.result()
@@ -585,7 +488,3 @@ class Consumer:
                 self._subscription.topic,
                 name,
             )
-
-
-def _is_starved(connection: Connection) -> bool:
-    return not connection.closing and is_starved(connection.in_flight, connection.ready)

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 class Settler(Protocol):
     """Sends FIN, REQ and TOUCH for a batch, with at most one FIN or REQ per message."""
 
+    def is_lost(self, deadline: float) -> bool:
+        """Whether the connection has ended or ``deadline``, an event loop time, has passed."""
+
     def finish(self, messages: Sequence[Message]) -> None:
         """Send FIN."""
 
@@ -69,7 +72,6 @@ class Batch(Sequence[Message]):
         "deadline",
         "expires",
         "held",
-        "is_lost",
         "msg_timeout",
         "on_settled",
         "source",
@@ -88,7 +90,6 @@ class Batch(Sequence[Message]):
         source: Address,
         starved: bool = False,
         msg_timeout: float = 60.0,
-        is_lost: Callable[[], bool] = lambda: False,
         size: int | None = None,
     ) -> None:
         self.topic = topic
@@ -96,7 +97,6 @@ class Batch(Sequence[Message]):
         self.source = source
         self.starved = starved
         self.msg_timeout = msg_timeout
-        self.is_lost = is_lost
         self.held = False
         self.arrived = 0.0
         """Event loop time of the arrival."""
@@ -114,6 +114,10 @@ class Batch(Sequence[Message]):
         self._settler = settler
         # Keyed by object: one read may hold two deliveries of a message. None means all messages.
         self._unsettled: dict[Message, None] | None = None
+
+    def is_lost(self) -> bool:
+        """Whether nsqd is certain to redeliver the messages."""
+        return self._settler.is_lost(self.deadline)
 
     def finish(self, messages: Iterable[Message] | None = None) -> None:
         """Finish these messages, or all unsettled ones; forget them if the batch is lost."""
@@ -190,7 +194,6 @@ class Batch(Sequence[Message]):
             source=self.source,
             starved=self.starved,
             msg_timeout=self.msg_timeout,
-            is_lost=self.is_lost,
         )
         part._watchers = self._watchers
         part.expires, part.deadline, part.touched = self.expires, self.deadline, self.touched
@@ -276,7 +279,7 @@ class Handler(ABC):
                 self.count += len(batch)
     """
 
-    failed: asyncio.Future[None] | None = None
+    ended: asyncio.Future[None] | None = None
     """A future that ``open`` may set; once the future is done, the run drains and ends.
 
     Its exception is the cause; it has a result if the handler needs no more messages.

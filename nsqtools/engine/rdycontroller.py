@@ -1,4 +1,4 @@
-"""Controls the RDY of a consumer's connections, with backoff and for slow handlers."""
+"""The connections of a consumer, and the control of their RDY."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from nsqtools.net.connection import Listener
-from nsqtools.policy.backoff import Backoff
-from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
+from nsqtools.policy.backoff import Backoff, requeue_delay
+from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner, is_starved
 from nsqtools.tasks import end
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from random import Random
 
     from nsqtools.config.connection import ConsumerConfig
+    from nsqtools.engine.totals import ConsumerStats
     from nsqtools.names import Address
     from nsqtools.net.connection import Connection
+    from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
 
@@ -25,23 +26,104 @@ log = logging.getLogger(__name__)
 _CLS_TIMEOUT, _CLS_GRACE = 2.0, 0.5
 
 
-class RdyLink(Listener):
-    """A connection with controlled RDY, and the facts for the planner."""
+class ConsumerConnection:
+    """A connection of a consumer: it settles batches, and knows the facts for planning RDY.
 
-    __slots__ = ("_rdy_since", "_served", "connection", "counts_down", "is_fresh", "last_message")
+    ``stats`` are the totals of the consumer. Times are the event loop's.
+    """
 
-    connection: Connection
-
-    def __init__(self) -> None:
-        self.is_fresh = True
-        """Whether the first message is still to come."""
+    def __init__(
+        self,
+        connection: Connection,
+        rdy: RdyController,
+        config: ConsumerConfig,
+        stats: ConsumerStats,
+    ) -> None:
+        self.connection = connection
+        self.last_finish = 0.0
+        """Time of the last FIN; 0 before the first."""
+        self._rdy = rdy
+        self._config = config
+        self._stats = stats
+        self._loop = asyncio.get_running_loop()
+        self._is_fresh = True
+        self._counts_down = connection.features.counts_rdy_down
+        self._last_message = self._rdy_since = self._loop.time()
         self._served = float("-inf")
 
-    def begin(self, connection: Connection, now: float) -> None:
-        """Set the connection, made at ``now``."""
-        self.connection = connection
-        self.counts_down = connection.features.counts_rdy_down
-        self.last_message = self._rdy_since = now
+    @property
+    def is_starved(self) -> bool:
+        """Whether nsqd is about to stop sending until messages are settled."""
+        connection = self.connection
+        return not connection.closing and is_starved(connection.in_flight, connection.ready)
+
+    # Called by batches, as their Settler.
+
+    def is_lost(self, deadline: float) -> bool:
+        """Whether the connection has ended or ``deadline`` has passed."""
+        return self.connection.is_lost or self._loop.time() > deadline
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        """Send FIN."""
+        self.last_finish = self._loop.time()
+        self._stats.finished += len(messages)
+        self._rdy.record(finished=len(messages))
+        self.connection.settle(finish=[message.id for message in messages])
+        self._plan_if_paused()
+
+    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
+        """Send REQ with ``delay`` seconds, or with the configured delay."""
+        if self.connection.is_lost:
+            return
+        count = len(messages)
+        self._stats.requeued += count
+        self._rdy.record(failed=count * backoff, requeued=count * (not backoff))
+        delay_of = self._requeue_delay
+        delays = [
+            (message.id, round(1000 * (delay_of(message.attempts) if delay is None else delay)))
+            for message in messages
+        ]
+        self.connection.settle(requeue=delays)
+        self._plan_if_paused()
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        """Send TOUCH, unless the connection is lost."""
+        if not self.connection.is_lost:
+            self._stats.touched += len(messages)
+            self.connection.settle(touch=[message.id for message in messages])
+
+    def forget(self, messages: Sequence[Message]) -> None:
+        """Send nothing, but count the messages as timed out and no longer in flight."""
+        self._stats.too_late += len(messages)
+        if not self.connection.is_lost:
+            self.connection.forget(len(messages))
+            self._plan_if_paused()
+
+    def _plan_if_paused(self) -> None:
+        """Plan RDY for a connection at 0: with few messages in flight it may get RDY again."""
+        if not self.connection.ready:
+            self._rdy.plan()
+
+    def _requeue_delay(self, attempts: int) -> float:
+        """The configured delay of a REQ in seconds; 0 if the next delivery gives the message up."""
+        config = self._config
+        if attempts == config.max_attempts:
+            return 0.0
+        default, longest = config.default_requeue_delay, config.max_requeue_delay
+        return requeue_delay(attempts, default_delay=default, max_delay=longest)
+
+    # For the distribution of RDY.
+
+    def note_messages(self, now: float) -> bool:
+        """Note a read of messages; return whether RDY may have to change."""
+        was_fresh, self._is_fresh = self._is_fresh, False
+        self._last_message = now
+        connection = self.connection
+        return (
+            was_fresh
+            or connection.in_flight > connection.ready
+            or (self._counts_down and 4 * connection.received >= 3 * connection.ready)
+        )
 
     def peer(self) -> Peer:
         """Return the current facts."""
@@ -52,9 +134,9 @@ class RdyLink(Listener):
             max_rdy=connection.features.max_rdy_count,
             in_flight=connection.in_flight,
             received=connection.received,
-            counts_down=self.counts_down,
-            fresh=self.is_fresh,
-            last_message=self.last_message,
+            counts_down=self._counts_down,
+            fresh=self._is_fresh,
+            last_message=self._last_message,
             rdy_since=self._rdy_since,
             served=self._served,
             closing=connection.closing,
@@ -71,16 +153,18 @@ class RdyLink(Listener):
 
 
 class RdyController:
-    """Sends RDY by the policies of backoff and distribution. Times are the event loop's.
+    """Sends RDY to the connections by the policies of backoff and distribution.
 
-    The controller has no timer: call ``plan`` after each change, and ``check`` from time to time.
-    After ``stop`` it sends nothing, because nsqd ignores RDY after CLS.
+    The controller has no timer: call ``plan`` after each change, and ``check`` from time to time,
+    at the latest at ``backoff_until``. After ``stop`` it sends nothing, because nsqd ignores RDY
+    after CLS.
     """
 
     def __init__(self, config: ConsumerConfig, rng: Random) -> None:
+        self.connections: dict[Address, ConsumerConnection] = {}
+        self.check_soon = asyncio.Event()
+        """Set when ``backoff_until`` changes."""
         self.budget = ByteBudget(config.max_in_flight_bytes, config.max_in_flight)
-        self.is_running = True
-        """True without backoff; results then change RDY only if messages failed."""
         self.is_behind = False
         """Whether the handler is slow; RDY is then 0."""
         self._rng = rng
@@ -104,29 +188,36 @@ class RdyController:
         """Send no more RDY."""
         self._stopped = True
 
-    def plan(self, links: Mapping[Address, RdyLink], now: float) -> None:
+    def plan(self) -> None:
         """Send the RDY values required by the current facts."""
-        if self._stopped:
+        if self._stopped or not self.connections:  # without any, the event loop may not run yet
             return
+        now = asyncio.get_running_loop().time()
         plan = self._planner.plan(
-            [each.peer() for each in links.values()],
+            [each.peer() for each in self.connections.values()],
             max_in_flight=self.budget.limit,
             mode=Mode.STOPPED if self.is_behind else self._backoff.mode,
             now=now,
             rng=self._rng,
         )
         for address, count in plan.items():
-            links[address].set_ready(count, now)
+            self.connections[address].set_ready(count, now)
 
-    def record(self, *, finished: int, failed: int, requeued: int, now: float) -> bool:
-        """Count results for backoff; return whether to plan RDY again."""
+    def record(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
+        """Count results for backoff before FIN and REQ are sent: a change of RDY goes out first."""
+        if not failed and self._backoff.mode is Mode.RUNNING:
+            return  # only a failure changes anything
         change = self._backoff.record(
-            succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
+            succeeded=finished,
+            failed=failed,
+            neutral=requeued,
+            now=asyncio.get_running_loop().time(),
+            rng=self._rng,
         )
         if change:
             log.info("backoff: %s", change)
-            self.is_running = self._backoff.mode is Mode.RUNNING
-        return bool(change)
+            self.plan()
+            self.check_soon.set()
 
     def check(self, now: float) -> None:
         """End the backoff wait if its time is over."""

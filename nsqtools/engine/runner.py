@@ -239,9 +239,9 @@ class Runner:
         return self._topics.by_topic()
 
     async def _consume(self) -> None:
-        failed = self._handler.failed
-        if failed:
-            failed.add_done_callback(lambda _: self._end("stopped"))
+        ended = self._handler.ended
+        if ended:
+            ended.add_done_callback(lambda _: self._end("stopped"))
         try:
             for subscription in self._named:
                 self._add(subscription)
@@ -258,7 +258,7 @@ class Runner:
         finally:
             await self._watching.close()
             await self._consuming.close()
-        if failed and failed.done() and (error := failed.exception()):
+        if ended and ended.done() and (error := ended.exception()):
             self._errors.insert(0, error)
         if self._errors:
             first, *others = self._errors

@@ -261,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send CLS."""
         self.closing = True
         self.ready = 0
-        self._session.close()
+        self._session.stop_messages()
         self._schedule_flush()
 
     async def wait_closing(self) -> None:

@@ -194,7 +194,7 @@ class Session:
         if self.state is not State.CLOSED:
             self._output.append(command)
 
-    def close(self) -> None:
+    def stop_messages(self) -> None:
         """Send CLS; CloseWait follows. Only valid for a consumer that is READY."""
         if self.state is State.READY and self._subscription:
             self._output.append(commands.CLS)

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 class HoldingHandler(Handler):
     """A handler that may fail between batches."""
 
-    failed: asyncio.Future[None]
+    ended: asyncio.Future[None]
 
     async def open(self) -> None:
         """Create ``failed``."""
         self._loop = asyncio.get_running_loop()
-        self.failed = self._loop.create_future()
+        self.ended = self._loop.create_future()
 
     def fail(self, error: BaseException) -> None:
         """Set the error in ``failed``; no batch can be handled afterwards."""
-        if not self.failed.done():
-            self.failed.set_exception(error)
-            self.failed.exception()  # marks the error as retrieved
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # marks the error as retrieved
 
 
 class Held:

@@ -49,8 +49,8 @@ class PeekSink(StreamSink):
 
     def flush(self) -> None:
         """End the run without waiting for more messages."""
-        if not self.failed.done():
-            self.failed.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     async def drain(self, topic: str) -> None:
         """Give back all messages, for delivery at once."""

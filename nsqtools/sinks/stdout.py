@@ -23,7 +23,7 @@ class StreamSink(Handler):
     may share a sink, which writes one whole batch at a time.
     """
 
-    failed: asyncio.Future[None]
+    ended: asyncio.Future[None]
 
     def __init__(self, fd: int, writer: Writer, *, name: str = "standard output") -> None:
         self._output = Output(fd, name)
@@ -36,7 +36,7 @@ class StreamSink(Handler):
     async def open(self) -> None:
         """Open the output. Raises OutputClosedError or OutputError."""
         await self._output.open()
-        self.failed = self._output.failed
+        self.ended = self._output.failed
 
     async def handle(self, batch: Batch) -> None:
         """Write the batch, then finish it; hold it if writing fails, or ``failed`` has ended."""

@@ -50,8 +50,8 @@ class TrimSink(HoldingHandler):
         self._ticking = self._loop.create_task(self._tick())
         if self._archive:
             await self._archive.open()
-            if failed := self._archive.failed:
-                failed.add_done_callback(self._archive_failed)
+            if ended := self._archive.ended:
+                ended.add_done_callback(self._archive_ended)
 
     async def join(self, topic: str) -> None:
         """Prepare the archive; raises its errors."""
@@ -60,7 +60,7 @@ class TrimSink(HoldingHandler):
 
     async def handle(self, batch: Batch) -> None:
         """Sort the batch by age."""
-        if self.failed.done():
+        if self.ended.done():
             batch.requeue(delay=0, backoff=False)
             return
         self._busy = True
@@ -125,9 +125,9 @@ class TrimSink(HoldingHandler):
                 self.flush()
             self._busy = False
             await asyncio.sleep(_INTERVAL)
-        if not self.failed.done():
-            self.failed.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
-    def _archive_failed(self, failed: asyncio.Future[None]) -> None:
-        if not failed.cancelled() and (error := failed.exception()):
+    def _archive_ended(self, ended: asyncio.Future[None]) -> None:
+        if not ended.cancelled() and (error := ended.exception()):
             self.fail(error)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
-from nsqtools.stores.places import s3_server
+from nsqtools.stores.places import is_s3, s3_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
@@ -35,12 +35,19 @@ _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.
 _FEW_CORES = {"spark.sql.shuffle.partitions": "8"}
 """With Spark's default, 200, a batch of an aggregation would take seconds on one machine."""
 
+JAVA_PID = "spark.nsqtools.java"
+"""The id of the Java process that a session was started with; unset for spark-submit's."""
+
 _LOCAL = re.compile(r"local(?:\[([^],]+)(?:,[^]]+)?\])?")
 _TASK_TRIES = 4
 """Attempts per task, as on a cluster; Spark's own default for a local master is 1."""
 
-_PROPERTY = re.compile(r"\s*([^\s#!=:][^\s=:]*)\s*[\s=:]\s*(.*?)\s*")
-"""A line of a Java properties file, in the subset of the syntax common in Spark's files."""
+_VARIABLES = {
+    "access.key": "AWS_ACCESS_KEY_ID",
+    "secret.key": "AWS_SECRET_ACCESS_KEY",
+    "endpoint": "AWS_ENDPOINT_URL",
+}
+"""Properties of S3A, below spark.hadoop.fs.s3a, and the variables for the stores of nsqtools."""
 
 
 def is_local(master: str) -> bool:
@@ -76,6 +83,25 @@ def refuse_speculative_task() -> None:
 
     if task := TaskContext.get():
         refuse_speculation(task.getLocalProperty("spark.speculation"))
+
+
+def check_variables(conf: Iterable[str], places: Iterable[str]) -> None:
+    """Raise ConfigError if properties give Spark access to S3 that nsqtools itself lacks.
+
+    ``conf`` are texts KEY=VALUE. Staging, outputs and tables are read and written without Hadoop,
+    on this machine and by executors.
+    """
+    if not any(is_s3(place) for place in places):
+        return
+    given = {name.strip() for name, _, _ in (text.partition("=") for text in conf)}
+    for name, variable in _VARIABLES.items():
+        known = f"spark.hadoop.fs.s3a.{name}"
+        if known in given | inherited().keys() and variable not in os.environ:
+            raise ConfigError(
+                f"{known} is set, but {variable} is not: export {variable} for this command, and "
+                f"on a cluster set spark.executorEnv.{variable} too: only Spark's own readers use "
+                "the property"
+            )
 
 
 def default_master() -> str:
@@ -118,9 +144,13 @@ def _file_of_defaults() -> dict[str, str]:
     origin = package.origin if package else None
     home = os.environ.get("SPARK_HOME") or (os.path.dirname(origin) if origin else "")
     folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"))
-    with suppress(OSError):
-        lines = folder.joinpath("spark-defaults.conf").read_text("utf-8", "replace").splitlines()
-        return {found[1]: found[2] for line in lines if (found := _PROPERTY.fullmatch(line))}
+    import javaproperties  # executors import this module, and have no need of it
+
+    with (
+        suppress(OSError, ValueError),  # Spark reports the fault
+        folder.joinpath("spark-defaults.conf").open("rb") as file,
+    ):
+        return {name: value.strip() for name, value in javaproperties.load(file).items()}
     return {}
 
 

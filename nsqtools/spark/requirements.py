@@ -16,19 +16,20 @@ from nsqtools.errors import ConfigError
 OLDEST_PYSPARK = (4, 2)
 """The first version with admission control for Python sources (SPARK-55304)."""
 OLDEST_JAVA = 17
+_PACKAGES = ("pyspark", "pyarrow", "javaproperties")
 
 
 def require_spark() -> None:
-    """Raise ConfigError, with the command to run, if pyspark, pyarrow or Java is missing."""
+    """Raise ConfigError, with the command to run, if a package or Java is missing."""
     require_pyspark()
     _require_java()
     _require_same_spark()
 
 
 def require_pyspark() -> None:
-    """Raise ConfigError, with the command to run, if pyspark or pyarrow is missing or too old."""
-    wanted = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
-    install = f"{sys.executable} -m pip install 'pyspark>=4.2' 'pyarrow>=18'"
+    """Raise ConfigError, with the command to run, if a package is missing or too old."""
+    wanted = [name for name in _PACKAGES if find_spec(name) is None]
+    install = f"{sys.executable} -m pip install 'nsqtools[spark]'"
     if wanted:
         verb = "are" if len(wanted) > 1 else "is"
         raise ConfigError(f"{' and '.join(wanted)} {verb} not installed: run {install}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.spark.properties import is_local, on_loopback, properties
+from nsqtools.spark.properties import JAVA_PID, is_local, on_loopback, properties
 from nsqtools.spark.requirements import require_spark
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    Java = subprocess.Popen[bytes] | None
+    """The process of a JVM; None for spark-submit's, which is no child."""
 
 _EXIT_TIMEOUT = 20.0
 _NOISY = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
@@ -48,12 +51,11 @@ def open_session(
     require_spark()
     with _quiet_loggers(), contextlib.ExitStack() as stack:
         with _environment(master, conf):
-            spark = _start(properties(master, conf), app_name, log_file, stack)
-        gateway: Any = spark.sparkContext._gateway
+            spark, java = _start(properties(master, conf), app_name, log_file, stack)
         try:
             yield spark
         except JavaEndedError as error:
-            if _exit_code(gateway) == _OUT_OF_MEMORY:
+            if _exit_code(java) == _OUT_OF_MEMORY:
                 raise NSQError(_NO_HEAP) from error
             if not log_file:
                 raise
@@ -87,8 +89,8 @@ def _start(
     app_name: str,
     log_file: str | None,
     stack: contextlib.ExitStack,
-) -> SparkSession:
-    """Return a new session, to be ended by the stack; raises ConfigError."""
+) -> tuple[SparkSession, Java]:
+    """Return a new session, to be ended by the stack, and its process; raises ConfigError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about pandas, not used here
         from pyspark import SparkConf, SparkContext, java_gateway
@@ -103,13 +105,17 @@ def _start(
             # Signals from a terminal or systemd to this process group must not reach Java.
             own = {"stderr": log, "start_new_session": True}
             gateway = SparkContext._gateway or launch(settings, own)  # spark-submit's, or a new one
+            java: Java = gateway.proc
             stack.callback(_end_jvm, gateway)
             context = SparkContext(conf=settings, gateway=gateway)
             stack.callback(_stop, context)
             # pyspark's accumulator server would print a traceback when the JVM is killed.
             server: Any = context._accumulatorServer
             server.handle_error = lambda *_: None
-            return SparkSession.builder.config(conf=settings).getOrCreate()
+            spark = SparkSession.builder.config(conf=settings).getOrCreate()
+            if java:
+                spark.conf.set(JAVA_PID, java.pid)
+            return spark, java
         except ConfigError:
             raise
         except Exception as error:
@@ -178,11 +184,10 @@ def _end_jvm(gateway: Any) -> None:
         process.wait()
 
 
-def _exit_code(gateway: Any) -> int | None:
+def _exit_code(java: Java) -> int | None:
     """Return the exit code of a JVM about to end; None if it keeps running or is no child."""
-    process: subprocess.Popen[bytes] | None = gateway.proc
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(_EXIT_TIMEOUT) if process else None
+        return java.wait(_EXIT_TIMEOUT) if java else None
     return None
 
 

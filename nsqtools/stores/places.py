@@ -13,6 +13,9 @@ from pathlib import Path
 OURS = "_nsqtools"
 """The directory for nsqtools' own files in an output; readers skip it because of the underscore."""
 
+ICEBERG = "iceberg"
+"""The scheme of tables that a catalog knows: iceberg:CATALOG/NAMESPACE.TABLE."""
+
 HADOOP = frozenset({"hdfs", "viewfs"})
 """Schemes of file systems reached by pyarrow through libhdfs."""
 
@@ -33,8 +36,19 @@ def local(place: str) -> Path | None:
 
 
 def in_object_store(place: str) -> bool:
-    """Whether a path or URL is neither on a mounted file system nor on HDFS."""
-    return local(place) is None and place.partition(":")[0].lower() not in HADOOP
+    """Whether a path or URL is neither on a mounted file system nor on HDFS, nor a table's name."""
+    scheme = place.partition(":")[0].lower()
+    return local(place) is None and scheme not in HADOOP and not is_named(place)
+
+
+def is_named(place: str) -> bool:
+    """Whether a place is the name of a table that a catalog knows."""
+    return place.startswith(f"{ICEBERG}:")
+
+
+def is_s3(place: str) -> bool:
+    """Whether a place is in S3."""
+    return local(place) is None and place.partition(":")[0].lower() in ("s3", "s3a", "s3n")
 
 
 def as_url(place: str) -> str:

@@ -43,7 +43,7 @@ def sent_by(producer: object, rate: float, count: float, batch: int) -> Sender:
 def test_batches_that_wait_for_a_slow_answer_are_late_by_their_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(load, "_RATED_WINDOW", 1)
+    monkeypatch.setattr(load, "_MAX_UNANSWERED_RATED", 1)
     facts = sent_by(SlowOnce(), 100, 200, batch=1).traffic.facts()
     assert (facts["messages"], facts["seconds"]) == (200, pytest.approx(1.99))
     # 100 of them were due in the first second, and had to wait for its end.

@@ -54,7 +54,7 @@ def test_what_is_written_replaces_what_was_there(tmp_path: Path) -> None:
 
 @EACH_NODE
 def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode) -> None:
-    done = CliRunner().invoke(cli, [*node.words.split()[1:], "--help"])
+    done = CliRunner().invoke(cli, [*node.command_path.split()[1:], "--help"])
     assert done.exit_code == 0
     sentence = " ".join(done.output.split("\n\n")[1].split())
     assert sentence == f"{node.summary}."
@@ -70,10 +70,10 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode)
 
 @EACH_NODE
 def test_the_short_help_is_one_screen_of_essential_options_and_examples(node: CommandNode) -> None:
-    done = CliRunner().invoke(cli, [*node.words.split()[1:], "-h"])
+    done = CliRunner().invoke(cli, [*node.command_path.split()[1:], "-h"])
     lines = done.output.splitlines()
     assert (done.exit_code, len(lines) <= 40, max(map(len, lines)) <= 80) == (0, True, True)
-    assert lines[0].startswith(f"Usage: {node.words} ")
+    assert lines[0].startswith(f"Usage: {node.command_path} ")
     for sentence, _ in node.examples[:2]:
         assert f"  {sentence}:" in lines
     declared = [each for each in node.options if isinstance(each, DeclaredFlag)]

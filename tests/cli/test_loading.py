@@ -69,7 +69,7 @@ HEAVY = {
     *("multiprocessing", "pathlib", "pyarrow", "pyspark", "rich", "snappy", "socket", "ssl"),
     *("subprocess", "tempfile", "tomllib", "urllib"),
 }
-LEAVES = [node.words for node in walk(cli) if not isinstance(node.command, click.Group)]
+LEAVES = [node.command_path for node in walk(cli) if not isinstance(node.command, click.Group)]
 
 
 def test_completing_an_option_loads_the_options_of_the_command_and_no_more() -> None:

@@ -146,5 +146,5 @@ def test_a_server_that_does_not_run_at_its_default_address_leads_to_the_fix(
     error = UnreachableError("connection refused", Address("127.0.0.1", port))
     logs.configure(LogOptions())
     log.warning("cannot connect: %s", error)
-    for told in (*said(), exits.words(error)):
+    for told in (*said(), exits.error_line(error)):
         assert told.endswith(f"start one, or give {fix}" if fix else f"{port}: {error.text}")

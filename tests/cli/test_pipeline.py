@@ -109,14 +109,19 @@ class TestOptions:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        assert Places.of(StreamOptions(), "lake") == (
+        assert Places.of(StreamOptions(), "lake", "") == (
             f"{tmp_path}/lake",
             f"{tmp_path}/lake/_nsqtools/checkpoint",
             f"{tmp_path}/lake/_nsqtools/staging",
         )
         given = StreamOptions(checkpoint="hdfs://n/c", staging="/s")
-        assert Places.of(given, "s3a://b/lake/") == ("s3a://b/lake/", "hdfs://n/c", "/s")
-        assert Places.of(StreamOptions(), "hdfs://n/l").staging == "hdfs://n/l/_nsqtools/staging"
+        assert Places.of(given, "s3a://b/lake/", "") == ("s3a://b/lake/", "hdfs://n/c", "/s")
+        assert (
+            Places.of(StreamOptions(), "hdfs://n/l", "").staging == "hdfs://n/l/_nsqtools/staging"
+        )
+        assert Places.of(given, "lake.events", "prod") == ("", "hdfs://n/c", "/s")
+        with pytest.raises(ConfigError, match="--checkpoint is required"):
+            Places.of(StreamOptions(), "lake.events", "prod")
 
 
 class Pipeline:

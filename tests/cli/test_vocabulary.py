@@ -41,9 +41,9 @@ EXCEPTIONS = {
 def _declarations() -> dict[str, list[tuple[str, CommandOption]]]:
     found = defaultdict(list)
     for node in walk(cli):
-        if not node.words.endswith(SERVER):
+        if not node.command_path.endswith(SERVER):
             for each in command_options(node.groups):
-                found[each.name].append((node.words, each))
+                found[each.name].append((node.command_path, each))
     return found
 
 

@@ -411,7 +411,7 @@ async def test_a_handler_that_fails_ends_the_run_with_its_error() -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     run = start(sink, nsqd, topics=["a", "b"])
     await elapse(1)
-    sink.failed.set_exception(OutputError("no space"))
+    sink.ended.set_exception(OutputError("no space"))
     with pytest.raises(OutputError, match="no space"):
         await run
     assert sorted(sink.said) == ["close", "drain a", "drain b", "open"]

@@ -127,7 +127,7 @@ def converse(target: Target, reads: list[bytes]) -> tuple[list[tuple[bytes, byte
             if TLSRequested() in found:
                 session.tls_established()
             if target.closes:
-                session.close()
+                session.stop_messages()
         messages += session.take_messages()
         session.take_output()
     held = sum(len(m.body) for m in messages)

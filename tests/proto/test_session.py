@@ -66,7 +66,7 @@ def test_a_producer_is_ready_without_sub() -> None:
     assert sent(session) == ["PUB t b'one'", "PUB t b'two'"]
     session.receive_data(wire.OK + wire.OK)
     assert session.take_events() == [CommandReply(b"OK"), CommandReply(b"OK")]
-    session.close()
+    session.stop_messages()
     assert (session.take_output(), session.state) == (b"", State.READY)
 
 
@@ -334,8 +334,8 @@ def test_what_stood_before_the_failure_in_the_same_read_is_delivered_and_nothing
 def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
     session = reach(State.READY)
     session.send(commands.ready(5))
-    session.close()
-    session.close()
+    session.stop_messages()
+    session.stop_messages()
     assert sent(session) == ["RDY 5", "CLS"]
     session.receive_data(wire.message(1) + wire.CLOSE_WAIT + wire.HEARTBEAT)
     assert session.take_events() == [CloseWait()]
@@ -345,7 +345,7 @@ def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
     session.receive_eof()
     assert session.take_events() == [Closed(None)]
     early = new()
-    early.close()
+    early.stop_messages()
     assert sent(early) == ["  V2", "IDENTIFY {}"]
 
 

@@ -17,7 +17,7 @@ from nsqtools.names import Address
 from nsqtools.records.compression import load_zstd
 from tests.simulation.lives import CHANNEL, MAX_MSG_TIMEOUT, PATIENCE, TOPIC, Life
 from tests.simulation.outputs import Endpoint
-from tests.simulation.plans import WINDOW, Fault, Plan
+from tests.simulation.plans import ACTIVE_TIME, Fault, Plan
 from tests.simulation.world import Command, Server, World
 from tests.support.processes import Process
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def live(plan: Plan, folder: Path, *, talk: bool = False) -> World:
     """Live a plan; returns the world, with what was ``wrong`` in it. Raises ViolationError."""
-    world = World(str(plan.seed), folder, limit=WINDOW + 20 * PATIENCE, talk=talk)
+    world = World(str(plan.seed), folder, limit=ACTIVE_TIME + 20 * PATIENCE, talk=talk)
     for line in str(plan).splitlines():
         world.log(line)
     world.run(_kind(plan)(world, plan).run())
@@ -156,7 +156,7 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
             self.publish_to(server, self.plan.messages)
         others = self.trim(), self.drain(self.servers[0])
         self.others = [asyncio.ensure_future(each) for each in others]
-        await asyncio.sleep(self.random.random() * WINDOW)  # so that something becomes old
+        await asyncio.sleep(self.random.random() * ACTIVE_TIME)  # so that something becomes old
 
     def argv(self, number: int) -> list[str]:
         return [RelayLife, HttpLife, TailLife][number % 3].argv(self, number)
@@ -183,7 +183,7 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
 
     async def trim(self) -> None:
         for number in range(3):
-            await asyncio.sleep(self.random.random() * WINDOW / 3)
+            await asyncio.sleep(self.random.random() * ACTIVE_TIME / 3)
             argv = ["channel", "trim", TOPIC, self.channel, "--yes", "--archive", self.archive]
             age = f"{1 + int(self.random.random() * 30)}s"
             await self.errand(number, *argv, "--older-than", age)
@@ -191,7 +191,7 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
     async def drain(self, server: Server) -> None:
         """Exit 0 means that nothing was left when nothing was published for two seconds."""
         for number in range(3):
-            await asyncio.sleep(self.random.random() * WINDOW / 3)
+            await asyncio.sleep(self.random.random() * ACTIVE_TIME / 3)
             published = len(self.published)
             command = await self.errand(number, "node", "drain", server.http, "--timeout", "1m")
             left = server.left(TOPIC, self.channel)
@@ -314,7 +314,7 @@ class UntilEmptyLife(EndingLife):
         for server in self.servers:
             self.publish_to(server, self.plan.messages)
         faults = [asyncio.ensure_future(self.suffer(each)) for each in self.plan.faults]
-        await asyncio.sleep(self.random.random() * WINDOW)
+        await asyncio.sleep(self.random.random() * ACTIVE_TIME)
         while self.commands.get(0) is None or self.commands[0].code != 0:
             command = self.start(0)
             await command.wait(PATIENCE)
@@ -357,7 +357,7 @@ class CountLife(EndingLife):
             if fault.kind == "reader":
                 command.output.pauses.append(fault.lasts)
         faults = [asyncio.ensure_future(self.suffer(each)) for each in self.plan.faults]
-        await command.wait(WINDOW + PATIENCE)
+        await command.wait(ACTIVE_TIME + PATIENCE)
         await asyncio.gather(*faults)
         await asyncio.sleep(PATIENCE + MAX_MSG_TIMEOUT)
         if command.process.alive:
@@ -516,7 +516,7 @@ class PubLife(Life):
         await self.begin()
         faults = [asyncio.ensure_future(self.suffer(each)) for each in self.plan.faults]
         for number in range(6):
-            await asyncio.sleep(self.random.random() * WINDOW / 6)
+            await asyncio.sleep(self.random.random() * ACTIVE_TIME / 6)
             words = [f"p{number}-{n}" for n in range(1 + self.plan.messages // 20)]
             mode = self.random.choice(("hostpool", "round-robin", "all"))
             argv = ["pub", "--topic", TOPIC, "--mode", mode, *self.where, *words]

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.names import Address
-from tests.simulation.plans import OF_SERVERS, WINDOW, Fault, Plan
+from tests.simulation.plans import ACTIVE_TIME, OF_SERVERS, Fault, Plan
 from tests.simulation.world import Command, Lookupd, Server, World
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Life:
     async def publish(self) -> None:
         """Publish the messages in the window, in a few bursts."""
         left, bursts = self.plan.messages, self.random.choice((1, 3, 20, 200))
-        moments = sorted(self.random.random() * WINDOW for _ in range(bursts))
+        moments = sorted(self.random.random() * ACTIVE_TIME for _ in range(bursts))
         for number, moment in enumerate(moments):
             await asyncio.sleep(max(0.0, moment - self.world.now))
             size = left if number == bursts - 1 else min(left, -(-self.plan.messages // bursts))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.loop import SimulatedLoop
     from tests.support.processes import Process
 
-WINDOW = 64 << 10
+SOCKET_BUFFERS = 64 << 10
 """Bytes that systems hold between two processes before the sender has to wait."""
 _FIRST_PORT = 50_000
 
@@ -263,7 +263,7 @@ class End(asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def get_write_buffer_size(self) -> int:
-        return max(0, len(self._outbox) + self.peer._unread - WINDOW)
+        return max(0, len(self._outbox) + self.peer._unread - SOCKET_BUFFERS)
 
     def can_write_eof(self) -> bool:
         return True
@@ -340,7 +340,7 @@ class End(asyncio.Transport):
         """Let what is to be sent travel, as much as the other side has room for."""
         if self._flying or self.over:
             return
-        size = min(len(self._outbox), max(0, WINDOW - self.peer._unread))
+        size = min(len(self._outbox), max(0, SOCKET_BUFFERS - self.peer._unread))
         if not size and not (self._ended_out and not self._outbox and not self._eof_sent):
             return
         data = bytes(self._outbox[:size])

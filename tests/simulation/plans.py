@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-WINDOW = 90.0
+ACTIVE_TIME = 90.0
 """Seconds in which messages are published and faults begin."""
 
 CALM = frozenset({"reader", "endpoint", "hup", "clock"})
@@ -109,8 +109,8 @@ def plan_of(seed: int, kind: str) -> Plan:
             [e for e in known if e in (_OF_STAGING if kind == "staging" else OF_SERVERS)],
         )
     )
-    span = WINDOW * rng.choice((1.0, 1.0, 0.2))  # also those that come together
-    first = rng.random() * (WINDOW - span)
+    span = ACTIVE_TIME * rng.choice((1.0, 1.0, 0.2))  # also those that come together
+    first = rng.random() * (ACTIVE_TIME - span)
     faults = sorted(
         (
             _fault(rng, rng.choice(kinds), first + rng.random() * span)

@@ -3,16 +3,15 @@
 import asyncio
 
 from nsqtools.sinks.holding import Held
-from tests.support.archiving import Settled, batch
+from tests.support.archiving import LOST, Settled, batch
 from tests.support.clock import elapse, virtual
 
 
 async def test_what_nsqd_took_back_is_forgotten_in_place_of_requeued() -> None:
     held, settled = Held(), Settled()
-    is_lost = False
-    held.add(each := batch(b"one", b"two", settled=settled, is_lost=lambda: is_lost))
+    held.add(each := batch(b"one", b"two", settled=settled))
     assert not held.forget_lost(each)
-    is_lost = True
+    each.deadline = LOST
     held.requeue(each, each[:1])
     held.give_back(each)
     assert settled.requeued == []

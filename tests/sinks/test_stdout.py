@@ -105,7 +105,7 @@ async def read(fd: int, size: int) -> bytes:
 async def failure(sink: StreamSink) -> OutputError:
     async with asyncio.timeout(GUARD):
         with pytest.raises(OutputError) as caught:
-            await sink.failed
+            await sink.ended
     return caught.value
 
 
@@ -128,7 +128,7 @@ class TestWriting:
             assert (sink.messages, sink.bytes) == (2, 8)
             sink.flush()
             await sink.drain("events")
-            assert not sink.failed.done()
+            assert not sink.ended.done()
             await sink.close()
         os.write(sides.writer, b"after")
         assert os.read(sides.reader, 10) == b"after"
@@ -203,7 +203,7 @@ class TestFailures:
     async def test_a_reader_that_leaves_is_noticed_without_a_message(self, sides: Sides) -> None:
         async with opened(sides.writer) as sink:
             await turns()
-            assert not sink.failed.done()
+            assert not sink.ended.done()
             sides.close_reader()
             assert isinstance(await failure(sink), OutputClosedError)
 
@@ -212,7 +212,7 @@ class TestFailures:
         async with opened(sides.writer) as sink:
             os.write(sides.reader, b"ignored")
             await turns()
-            assert not sink.failed.done()
+            assert not sink.ended.done()
             sides.close_reader()
             assert isinstance(await failure(sink), OutputClosedError)
 
@@ -276,7 +276,7 @@ async def test_what_the_reader_of_a_socket_sends_is_ignored(settled: Settled) ->
         async with opened(ours.fileno()) as sink:
             theirs.send(b"typed")
             await turns()
-            assert not sink.failed.done()
+            assert not sink.ended.done()
             await sink.handle(batch(b"1", settled=settled))
             assert theirs.recv(100) == b"1\n"
 
@@ -287,11 +287,11 @@ async def test_a_peek_writes_its_count_and_gives_back_what_it_writes_and_what_it
         sink = PeekSink(file.fileno(), make_writer(Layout()), 3)
         await sink.open()
         await sink.handle(batch(b"1", b"2", settled=settled))
-        assert not sink.failed.done()
+        assert not sink.ended.done()
         await sink.gave_up(batch(b"3", b"4", b"5", settled=settled))
         assert settled.requeued == [(b"4", 0, False), (b"5", 0, False)]
         await sink.handle(batch(b"6", settled=settled))
-        await sink.failed
+        await sink.ended
         await sink.drain("t")
         await sink.close()
         file.seek(0)

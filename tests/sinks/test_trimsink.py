@@ -44,7 +44,7 @@ async def test_younger_messages_are_held_without_bodies_and_others_are_deferred(
         assert settled.finished == [b"old", b"older"]
         assert settled.requeued == [(b"away", 30.0, False)]
         assert [each.body for each in parts[1:3]] == [b"", b""]
-        await sink.failed  # all five were seen
+        await sink.ended  # all five were seen
         late = batch(message(b"late", timestamp=0, number=9), settled=settled)
         await sink.handle(late)
         await sink.drain("events")
@@ -63,12 +63,12 @@ class Archive(HoldingHandler):
 async def test_a_failure_of_the_archive_is_that_of_the_trim_and_its_end_is_not() -> None:
     settled, archive = Settled(), Archive()
     async with opened(expected=5, room=2, archive=archive) as sink:
-        archive.failed.cancel()
+        archive.ended.cancel()
         await asyncio.sleep(0)
-        assert not sink.failed.done()
+        assert not sink.ended.done()
     async with opened(expected=5, room=2, archive=archive) as sink:
         archive.fail(OutputError("the disk is full"))
         with pytest.raises(OutputError, match="the disk is full"):
-            await sink.failed
+            await sink.ended
         await sink.handle(batch(message(b"old", timestamp=0), settled=settled))
     assert settled.requeued == [(b"old", 0, False)]

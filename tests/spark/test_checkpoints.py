@@ -90,3 +90,16 @@ def test_a_commit_lasts_before_its_batch_is_removed(
         checkpoint.clean({plan.stream: 1})
     assert "input/output error" in caplog.text
     assert Ledger(checkpoint.staging, plan.stream).pending() == plan
+
+
+def test_only_an_unfinished_batch_can_have_left_files_of_other_settings(tmp_path: Path) -> None:
+    """So a new checkpoint, and new settings after a finished batch, cost no listing of a lake."""
+    checkpoint = Checkpoint(str(tmp_path / "state"), str(tmp_path / "staging"))
+    stamp = {"topics": ["t"], "channel": "c", "output": "/lake"}
+    first, second = ({**stamp, "where": text} for text in ("a", "b"))
+    assert not Stamp(checkpoint, first).changed
+    for log in ("offsets", "commits"):
+        checkpoint.store.put(f"{log}/0", b"")
+        assert Stamp(checkpoint, first).changed is False
+        assert Stamp(checkpoint, second).changed is (log == "offsets")
+    assert not Stamp(checkpoint, first).changed

@@ -6,7 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import date, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from opendal import Operator
 
 from nsqtools.errors import ConfigError, LockedError
 from nsqtools.spark.jobs import compacted
-from nsqtools.spark.jobs.compacted import CompactOutput, HourFile, Known, prefix
+from nsqtools.spark.jobs.compacted import CompactOutput, FileFacts, HourFile, Known, prefix
 from nsqtools.spark.lake.inputs import Input, find
 from nsqtools.stores import open_store
 from nsqtools.stores.objectstore import ObjectStore
@@ -49,7 +52,7 @@ class Lake(Mortal):
             self.place = "s3a://bucket/out"
             memory = Operator("memory")
             store = ObjectStore(self.place, memory, memory)
-            for name in ("put_if_absent", "delete"):
+            for name in ("put_if_absent", "put", "delete"):
                 self._monkeypatch.setattr(store, name, self.deadly(getattr(store, name)))
             for module in (compacted, sys.modules[__name__]):
                 self._monkeypatch.setattr(module, "open_store", lambda *_: store)
@@ -70,7 +73,7 @@ Made = tuple[str, dict[str, HourFile]]
 
 def make(output: CompactOutput, hours: Mapping[str, str]) -> Made:
     """A file with this text in each hour."""
-    run = output.begin()
+    run = output.begin({"2026-11-21"})
     parts = {}
     for hour, text in hours.items():
         path = f"{hour}/{prefix(run)}00000-000.parquet"
@@ -84,6 +87,7 @@ def opened(root: Path | str) -> CompactOutput:
     """An output as a run finds it."""
     output = CompactOutput(str(root))
     output.recover()
+    output.meeting([NINE // 60_000_000_000], 0)
     return output
 
 
@@ -133,7 +137,9 @@ def test_a_new_state_replaces_hours_and_remembers_inputs(tmp_path: Path) -> None
     assert output.divide([first, second]) == ([], [first, second])
     assert sorted(part.size for part in output.files.values()) == [1, 2]
     assert [path.name for path in (root / "_nsqtools").iterdir()] == ["compact"]
-    assert len(list((root / "_nsqtools/compact").iterdir())) == 1
+    assert len(list((root / "_nsqtools/compact").glob("0*"))) == 1
+    assert len(list((root / "_nsqtools/compact").glob("files/*/*"))) == 1
+    assert len(list((root / "_nsqtools/compact").glob("inputs/*/*"))) == 2
 
 
 def test_a_run_killed_at_any_step_has_happened_or_not(lake: Lake, tmp_path: Path) -> None:
@@ -229,7 +235,10 @@ def test_inputs_are_kept_that_were_read_before_an_hour_was_removed(tmp_path: Pat
     root = tmp_path / "out"
     made(root, OLD, known(before))
     shutil.rmtree(root / NINE_O_CLOCK)
-    output = made(root, {NINE_O_CLOCK: "late"}, known(after))
+    output = opened(root)
+    facts, _ = output.recognised([after], {after.path: FileFacts(1, 1, 1, 1)})
+    commit(output, make(output, {NINE_O_CLOCK: "late"}), facts)
+    output = opened(root)
     assert output.divide([before, after]) == ([], [before, after])
     assert output.delete([before, after], quiet) == (1, 1)
     assert os.path.exists(before.path)
@@ -256,7 +265,7 @@ def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> 
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "nsqtools compact 3"}', "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "nsqtools compact 4"}', "\xff"])
 def test_a_state_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "_nsqtools/compact").mkdir(parents=True)
     (tmp_path / "_nsqtools/compact/0000000001").write_text(text, encoding="latin-1")
@@ -265,15 +274,99 @@ def test_a_state_that_is_none_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_the_state_forgets_keyed_files_that_are_gone(tmp_path: Path) -> None:
-    keyed, bare = raw(tmp_path / "keyed.log", b"a"), raw(tmp_path / "bare.log", b"b")
-    facts = {keyed.path: Known(keyed.size, keyed.mtime_ns, 1)}
-    made(tmp_path / "out", {}, facts | known(bare))
-    os.unlink(keyed.path)
-    os.unlink(bare.path)
-    made(tmp_path / "out", {})
-    [path] = (tmp_path / "out/_nsqtools/compact").iterdir()
-    state = json.loads(path.read_text())
-    assert list(state["inputs"]) == [bare.path]
+    logs = tmp_path / "logs"
+    inputs = [raw(logs / name, b"a") for name in ("keyed.log", "bare.log", "left.log")]
+    elsewhere = raw(tmp_path / "other/keyed.log", b"a")
+    facts = known(inputs[1])
+    for each in (inputs[0], inputs[2], elsewhere):
+        facts[each.path] = Known(each.size, each.mtime_ns, 1)
+    output = made(tmp_path / "out", {NINE_O_CLOCK: "x"}, facts)
+    for each in (*inputs[:2], elsewhere):
+        os.unlink(each.path)
+    found = find([str(logs)], RAW)
+    assert output.gone(found) == []
+    output.divide([*inputs, raw(logs / "new.log", b"b")])
+    assert output.gone(found) == [inputs[0].path]
+    output.commit(*make(output, {TEN_O_CLOCK: "y"}), [], {}, output.gone(found))
+    output = opened(tmp_path / "out")
+    again = [raw(Path(each.path), b"a") for each in (*inputs, elsewhere)]
+    assert output.divide(again) == (again[:1], again[1:])
+
+
+def test_a_state_in_one_file_of_an_earlier_version_is_divided_once(
+    lake: Lake, tmp_path: Path
+) -> None:
+    """Whenever the run that does so is killed; and what that version had to do is done."""
+    inputs = [raw(tmp_path / "logs" / name, b"a") for name in ("a.log", "b.log", "c.log")]
+    paths = [each.path for each in inputs]
+    old, new = (f"{hour}/part-{hour[-1] * 32}-00000-000.parquet" for hour in NEW)
+    ingested = {"size": 2, "mtime_ns": NINE, "rows": 1, "checksum": "1", "whole": True}
+    state = {
+        "format": "nsqtools compact 2",
+        "remove": [old],
+        "deleting": paths[2:],
+        "unfinished": ["f" * 32],
+        "files": {new: asdict(HourFile(3, 1, 3, 0, 0))},
+        "inputs": {path: ingested | {"whole": path != paths[1]} for path in paths},
+    }
+    os.unlink(paths[2])
+    for step in count():
+        lake.anew()
+        store = open_store(lake.place)
+        for path, text in {
+            old: "old",
+            new: "new",
+            f"{NINE_O_CLOCK}/{prefix('f' * 32)}0.parquet": "torn",
+            "_nsqtools/compact/0000000041": json.dumps(state),
+        }.items():
+            store.put(path, text.encode())
+        survived = lake.survived(step, lambda: opened(lake.place))
+        lake.rest()
+        output = opened(lake.place)
+        assert lake.contents() == [(TEN_O_CLOCK, "new")]
+        assert output.divide(inputs) == (inputs[2:], inputs[:2])
+        assert output.delete(inputs[1:2], quiet) == (0, 1)
+        assert [name for name in store.list("_nsqtools/compact") if name.isdecimal()] > [
+            "0000000041"
+        ]
+        if survived:
+            assert step > 5
+            return
+
+
+@pytest.mark.parametrize("kind", ["lake", "logs"])
+def test_a_run_loads_no_part_of_the_state_that_it_does_not_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of 500 inputs of 50 days that were ingested before, 2 of the last day are new or changed."""
+    lake = Lake(tmp_path, "s3a", monkeypatch)
+    names = {"lake": "date={}/batch=0a-{}/part-0.parquet", "logs": "events.{}-{}.log"}
+    days = [(date(2026, 1, 1) + timedelta(n)).isoformat() for n in range(50)]
+    inputs = [
+        Input(f"s3a://b/{names[kind].format(day, number)}", 5, 5, "records", "s3a://b")
+        for day in days
+        for number in range(10)
+    ]
+    made(lake.place, NEW, {each.path: Known(5, 5, 1) for each in inputs})
+    store = open_store(lake.place)
+    requests: list[str] = []
+
+    def counted(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def request(*args: object) -> object:
+            requests.append(name)
+            return call(*args)
+
+        return request
+
+    for name in ("get", "put", "put_if_absent", "stat", "list", "files", "delete"):
+        monkeypatch.setattr(store, name, counted(name, getattr(store, name)))
+    changed = [replace(inputs[-1], size=6), replace(inputs[-1], path=f"{inputs[-1].path}.parquet")]
+    output = opened(lake.place)
+    assert output.divide([*inputs[:-1], *changed]) == (changed, inputs[:-1])
+    facts = {each.path: Known(each.size, 5, 1) for each in changed}
+    output.commit(*make(output, NEW), [*output.files], facts)
+    assert Counter(requests)["get"] == 3, "the step, the files of a day, and the inputs of a day"
+    assert len(requests) < 30
 
 
 def test_in_a_store_a_run_that_was_taken_over_replaces_nothing(

@@ -36,14 +36,6 @@ def rows(path: Path, layout: Layout) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_changed_lately_is_not_even_looked_at(tmp_path: Path) -> None:
-    old = at(to_parquet(tmp_path / "old.parquet", sent(b"a")), NINE)
-    at(to_parquet(tmp_path / "new.parquet", sent(b"b")), NINE + 1)
-    (tmp_path / "damaged.parquet").touch()
-    found = find([str(tmp_path), str(tmp_path / "new.parquet")], None, until=NINE)
-    assert [each.path for each in found] == [str(old)]
-
-
 def test_a_pattern_is_what_matches_it_unless_a_file_has_that_name(tmp_path: Path) -> None:
     for day in ("date=2026-11-20", "date=2026-11-21", "date=2026-12-01"):
         to_parquet(tmp_path / day / f"{day}.parquet", sent(b"a"))

@@ -9,6 +9,7 @@ import pytest
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.properties import (
+    check_variables,
     default_master,
     is_local,
     properties,
@@ -102,6 +103,21 @@ def test_s3a_is_told_what_the_variables_of_aws_say_unless_a_property_does(
     assert s3a(endpoint="http://other")["endpoint"] == "http://other"
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert s3a()["endpoint.region"] == "us-east-1"  # S3A has no default for an endpoint
+
+
+def test_access_to_s3_by_properties_alone_is_refused_where_nsqtools_needs_it(
+    conf_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [f"{S3A}endpoint=http://minio:9000"]
+    check_variables(given, ["/lake", "hdfs://n/lake"])
+    with pytest.raises(ConfigError, match=r"s3a\.endpoint is set, but AWS_ENDPOINT_URL is not"):
+        check_variables(given, ["/lake", "s3a://b/lake"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    check_variables(given, ["s3://b/lake"])
+    (conf_dir / "spark-defaults.conf").write_text(f"{S3A}secret.key s3cret\n")
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY") as refused:
+        check_variables(given, ["s3://b/lake"])
+    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("value", "refused"), [("true", True), ("false", False), (None, False)])

@@ -264,7 +264,7 @@ class EagerNsqd(CountingNsqd):
         self.on_ready(self.ready[writer], writer)
 
 
-async def test_while_a_topic_stalls_its_task_stages_no_more_than_a_window(
+async def test_while_a_topic_stalls_its_task_stages_no_more_than_max_in_flight(
     staging: Staging,
 ) -> None:
     """So the messages whose FINs nsqd may not have processed are among the last rows."""

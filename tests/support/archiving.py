@@ -30,6 +30,10 @@ FORMATS = ["raw", "json", "length-prefixed"]
 START = int(datetime(2026, 11, 20, 19, tzinfo=UTC).timestamp()) * SECOND
 
 
+LOST = -1.0
+"""The deadline of a batch that nsqd is certain to redeliver."""
+
+
 class Settled:
     """What became of messages, by body and in order."""
 
@@ -38,6 +42,9 @@ class Settled:
         self.requeued: list[tuple[bytes, float | None, bool]] = []
         self.touched: list[bytes] = []
         self.forgotten: list[bytes] = []
+
+    def is_lost(self, deadline: float) -> bool:
+        return deadline == LOST
 
     def finish(self, messages: Sequence[Message]) -> None:
         self.finished += [message.body for message in messages]
@@ -65,7 +72,11 @@ def message(
 
 
 def batch(
-    *bodies: bytes | Message, settled: Settled | None = None, topic: str = "events", **more: Any
+    *bodies: bytes | Message,
+    settled: Settled | None = None,
+    topic: str = "events",
+    is_lost: bool = False,
+    **more: Any,
 ) -> Batch:
     """A batch; bodies are numbered from 1, and ``more`` is Batch's."""
     messages = [
@@ -73,9 +84,12 @@ def batch(
         for number, body in enumerate(bodies, 1)
     ]
     source = Address("127.0.0.1", 4150)
-    return Batch(
+    made = Batch(
         messages, settled or Settled(), topic=topic, channel="archive", source=source, **more
     )
+    if is_lost:
+        made.deadline = LOST
+    return made
 
 
 def make_rules(

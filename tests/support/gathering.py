@@ -36,7 +36,7 @@ class Gathering(Handler):
     """
 
     def __init__(self, act: Callable[[], Awaitable[object]] | None = None) -> None:
-        self.failed: asyncio.Future[None]
+        self.ended: asyncio.Future[None]
         self.said: list[str] = []
         self.flushed: list[float] = []
         self.bodies: list[bytes] = []
@@ -55,7 +55,7 @@ class Gathering(Handler):
         self.said.append("open")
         if self.opening:
             await self.opening()
-        self.failed = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.get_running_loop().create_future()
 
     async def join(self, topic: str) -> None:
         self.joined.append(topic)

@@ -88,8 +88,8 @@ PATHS: dict[State, tuple[Mapping[str, Any], Sequence[Step]]] = {
     State.AUTHENTICATING: ({"secret": "s3cret"}, [wire.negotiated(auth_required=True)]),
     State.SUBSCRIBING: ({}, [IDENTIFIED]),
     State.READY: ({}, [IDENTIFIED, wire.OK]),
-    State.CLOSING: ({}, [IDENTIFIED, wire.OK, Session.close]),
-    State.CLOSED: ({}, [IDENTIFIED, wire.OK, Session.close, Session.receive_eof]),
+    State.CLOSING: ({}, [IDENTIFIED, wire.OK, Session.stop_messages]),
+    State.CLOSED: ({}, [IDENTIFIED, wire.OK, Session.stop_messages, Session.receive_eof]),
 }
 
 

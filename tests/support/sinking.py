@@ -96,13 +96,17 @@ async def sinking(
     *,
     threads: Threads | None = None,
     topics: tuple[str, ...] = ("events",),
-    window: int = 100,
+    max_in_flight: int = 100,
     **more: Any,
 ) -> AsyncIterator[Sinking]:
     """``more`` is that of ``make_rules``; names have no time in them unless told."""
     more.setdefault("filename_format", "<TOPIC><REV>.log")
     rules = make_rules(folder, **more)
-    sink = FileSink(make_archives(rules, topics=topics), window=window, threads=threads or InLoop())
+    sink = FileSink(
+        make_archives(rules, topics=topics),
+        max_in_flight=max_in_flight,
+        threads=threads or InLoop(),
+    )
     await sink.open()
     for topic in topics:
         await sink.join(topic)

@@ -93,11 +93,11 @@ async def test_a_sink_whose_close_fails_gives_all_back_first(nsqd: ScriptedNsqd)
 async def test_a_sink_that_has_failed_ends_the_run_with_its_error(nsqd: ScriptedNsqd) -> None:
     class Sink(Recorder):
         async def open(self) -> None:
-            self.failed = asyncio.get_running_loop().create_future()
+            self.ended = asyncio.get_running_loop().create_future()
 
         async def handle(self, batch: Batch) -> None:
-            assert self.failed
-            self.failed.set_exception(OutputError("no space left on device"))
+            assert self.ended
+            self.ended.set_exception(OutputError("no space left on device"))
 
         async def close(self, *, at_once: bool = False) -> None:
             raise ValueError("what it raises then is only logged")

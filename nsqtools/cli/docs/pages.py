@@ -72,7 +72,7 @@ def page(root: click.Context, topic: Sequence[str]) -> Page | None:
         return Page("nsqtools", 1, "Exit codes of all commands", {_EXIT_STATUS: _exit_codes()})
     nodes = [CommandNode(each) for each in contexts(root)]
     path = " ".join(["nsqtools", *topic])
-    return next((command_page(each, nodes) for each in nodes if each.words == path), None)
+    return next((command_page(each, nodes) for each in nodes if each.command_path == path), None)
 
 
 def guide_page(name: str) -> Page:
@@ -85,7 +85,7 @@ def guide_page(name: str) -> Page:
 
 
 def _synopsis(node: CommandNode) -> Paragraph:
-    spans = [Span(node.words, "code"), Span(" ["), Span("OPTION", "value"), Span(" ...]")]
+    spans = [Span(node.command_path, "code"), Span(" ["), Span("OPTION", "value"), Span(" ...]")]
     if isinstance(node.command, click.Group):
         spans += [Span(" "), Span("COMMAND", "value")]
         spans += [Span(" ["), Span("ARGUMENT", "value"), Span(" ...]")]
@@ -273,7 +273,9 @@ def _examples(node: CommandNode, nodes: Sequence[CommandNode]) -> Sequence[Block
     """The command's examples, or for a group the first example of each of its commands."""
     shown = list(node.examples)
     for child in (each for each in nodes if each.ctx.parent is node.ctx):
-        below = [each for each in nodes if f"{each.words} ".startswith(f"{child.words} ")]
+        below = [
+            each for each in nodes if f"{each.command_path} ".startswith(f"{child.command_path} ")
+        ]
         shown += next(([each.examples[0]] for each in below if each.examples), [])
     return [
         block for sentence, line in shown for block in (plain(f"{sentence}:"), Verbatim((line,)))
@@ -295,4 +297,4 @@ def _related(node: CommandNode, other: CommandNode) -> bool:
     if node.ctx.parent and node.ctx.parent is other.ctx.parent and node.section == other.section:
         return True
     texts = [node.help, *(line for _, line in node.examples)]
-    return any(re.search(rf"\b{re.escape(other.words)}\b(?! [a-z])", text) for text in texts)
+    return any(re.search(rf"\b{re.escape(other.command_path)}\b(?! [a-z])", text) for text in texts)

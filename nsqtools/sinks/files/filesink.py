@@ -64,21 +64,23 @@ def file_sink(
     if source.topic_pattern or len(set(source.topic)) > 1:
         rules.check_several_topics()
     topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
-    return FileSink(Archives(rules, topics), window=config.max_in_flight)
+    return FileSink(Archives(rules, topics), max_in_flight=config.max_in_flight)
 
 
 class FileSink(HoldingHandler):
     """A handler for archives of topics, each in files of its own.
 
-    ``window`` is max_in_flight. A sync starts when a quarter of it waits, so that more messages
+    A sync starts when a quarter of ``max_in_flight`` waits, so that more messages
     arrive meanwhile, or when a batch is ``starved``. The maximum wait is ``--sync-interval``, or
     half of the batches' ``msg_timeout`` if that is shorter. Messages that cannot be written are
-    requeued with backoff; with ``--fail-fast`` the error ends ``failed`` instead.
+    requeued with backoff; with ``--fail-fast`` the error ends the run instead.
     """
 
-    def __init__(self, archives: Archives, *, window: int, threads: Threads | None = None) -> None:
+    def __init__(
+        self, archives: Archives, *, max_in_flight: int, threads: Threads | None = None
+    ) -> None:
         self.archives = archives
-        self.window = window
+        self.max_in_flight = max_in_flight
         self._options = archives.rules.options
         self._topics: dict[str, _TopicQueue] = {}
         self.threads = threads or Threads(_THREADS, "archive")
@@ -228,7 +230,7 @@ class _TopicQueue:
         self._arrivals.append(Arrival(time.time_ns(), batch))
         self._count += len(batch)
         self._size += batch.size
-        full = _SHARE * self._count >= self._sink.window or self._size >= _SYNC_SIZE
+        full = _SHARE * self._count >= self._sink.max_in_flight or self._size >= _SYNC_SIZE
         if batch.starved or full:
             self.flush()
 

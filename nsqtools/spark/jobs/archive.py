@@ -14,15 +14,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError
-from nsqtools.spark.jobs.batches import BatchFiles
+from nsqtools.spark.jobs.batches import BatchFiles, LakeOutput
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.streams import Stream, read, run
 from nsqtools.spark.lake.bodies import (
     CORRUPT,
-    DATE,
-    HOUR,
-    PARTITIONS,
     counted_corrupt,
+    date_of,
+    hour_of,
     with_columns,
 )
 from nsqtools.spark.lake.dataframes import body_schema
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
 
 _VIEW = "nsqtools_archive"
 _PUBLISHED = "_nsqtools_published"
+_HOURS = {"date": date_of("timestamp"), "hour": hour_of("timestamp")}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Format, columns and rows of the files; empty texts mean all.
+    """Columns and rows of the files; empty texts mean all.
 
     ``schema`` and ``infer`` are parameters of ``dataframes.body_schema``.
     ``partition_by`` is empty or ``topic``: the directories below date and hour.
     """
 
-    format: str = "parquet"
     schema: str = ""
     infer: str = ""
     where: str = ""
@@ -58,16 +57,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSettings:
-    """An archive: ``source`` has options of the source ``nsq``, ``output`` is a path or URL.
-
-    With ``evolve``, a table gets the columns that it lacks.
-    """
+    """An archive; ``source`` has options of the source ``nsq``."""
 
     source: Mapping[str, str]
-    output: str
+    output: LakeOutput
     stream: Stream
     shape: Shape = Shape()
-    evolve: bool = False
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -77,7 +72,13 @@ class ArchiveSettings:
     @property
     def stamp(self) -> dict[str, Any]:
         """The settings that batches of a checkpoint depend on."""
-        return stamp_of(self.source, self.stream.checkpoint, self.output, **asdict(self.shape))
+        return stamp_of(
+            self.source,
+            self.stream.checkpoint,
+            self.output.id,
+            format=self.output.format,
+            **asdict(self.shape),
+        )
 
 
 def archive(
@@ -107,9 +108,11 @@ class ArchiveWriter:
     def __init__(self, settings: ArchiveSettings, stamp: Stamp) -> None:
         self._settings = settings
         shape = settings.shape
+        # Iceberg has the hour of a timestamp as a partition, and needs no columns for it.
+        self._hours = {} if settings.output.format == "iceberg" else _HOURS
         more = [shape.partition_by] if shape.partition_by else []
-        self._partitions = (*PARTITIONS[:2], *more)
-        self._files = BatchFiles(settings.output, shape.format, stamp, evolve=settings.evolve)
+        self._partitions = [*(self._hours or ["timestamp"]), *more]
+        self._files = BatchFiles(settings.output, stamp)
 
     def check(self, frame: DataFrame) -> None:
         """Raise ConfigError if the columns cannot be selected or the format cannot be written."""
@@ -137,7 +140,7 @@ class ArchiveWriter:
                 raise ConfigError(f"--where: {first_line(error)}") from error
         found = _selected(frame, shape.select or "*")
         names = [name.lower() for name in found.columns]
-        more = [f"{DATE} AS date", f"{HOUR} AS hour"]
+        more = [f"{value} AS {name}" for name, value in self._hours.items()]
         if shape.partition_by and shape.partition_by not in names:
             more.append(shape.partition_by)
         if not _is_distinct(found):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import posixpath
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.progress import Written
-from nsqtools.spark.lake.delta import DeltaOutput
+from nsqtools.spark.lake.tables import Token
 from nsqtools.spark.lake.write import summary, write_files
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
+from nsqtools.stores.places import ICEBERG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,24 +20,59 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from nsqtools.spark.jobs.checkpoint import Stamp
+    from nsqtools.spark.lake.tables import LakeTable
     from nsqtools.spark.source.plans import BatchPlan
 
 _PER_TASK = 10_000
 """Messages for which another task is worth another file."""
 
 
-class BatchFiles:
-    """Writes batches of a checkpoint to an output, as ``form``: parquet, json or delta.
+@dataclass(frozen=True, slots=True)
+class LakeOutput:
+    """Where rows go, as ``format``: parquet, json, delta or iceberg.
 
-    With ``evolve``, a table gets the columns that it lacks. Raises ConfigError if the package for
-    the format is missing.
+    ``place`` is a path or URL, for iceberg the name of a table of ``catalog``. With ``evolve``, a
+    table gets the columns that it lacks.
     """
 
-    def __init__(self, output: str, form: str, stamp: Stamp, *, evolve: bool = False) -> None:
+    place: str
+    format: str = "parquet"
+    catalog: str = ""
+    evolve: bool = False
+
+    @property
+    def id(self) -> str:
+        """The place, with its catalog."""
+        return f"{ICEBERG}:{self.catalog}/{self.place}" if self.catalog else self.place
+
+    @property
+    def files(self) -> str:
+        """The format of the files: parquet or json."""
+        return "json" if self.format == "json" else "parquet"
+
+    def open(self) -> LakeTable | None:
+        """Return the table; None for an output of files alone.
+
+        Raises ConfigError if its package is missing, or for an unknown catalog.
+        """
+        if self.format == "delta":
+            from nsqtools.spark.lake.delta import DeltaTable
+
+            return DeltaTable(self.place, evolve=self.evolve)
+        if self.format == "iceberg":
+            from nsqtools.spark.lake.iceberg import IcebergTable
+
+            return IcebergTable(self.catalog, self.place, evolve=self.evolve)
+        return None
+
+
+class BatchFiles:
+    """Writes batches of a checkpoint to an output. Raises what ``LakeOutput.open`` raises."""
+
+    def __init__(self, output: LakeOutput, stamp: Stamp) -> None:
         self._output = output
-        self._form = "parquet" if form == "delta" else form
         self._stamp = stamp
-        self._table = DeltaOutput(output, evolve=evolve) if form == "delta" else None
+        self._table = output.open()
 
     def check(self, rows: DataFrame, flag: str, times: str = "") -> None:
         """Raise ConfigError if the output cannot take these rows without the column ``times``.
@@ -68,28 +105,29 @@ class BatchFiles:
         ``times`` are arguments of ``write_files``; a table that exists has its own partitions.
         Raises OutputError.
         """
-        name, table = named(query, number), self._table
-        is_there = table is not None and table.has(query, number)
-        if self._stamp.changed:
-            if not is_there:
-                remove_batch(self._output, name)
+        name, token, table = named(query, number), Token(query, number), self._table
+        if table and table.has(token):
             self._stamp.confirm()
-        if is_there:
             return Written(0)
+        place = self._output.place
         if table:
-            partitions = table.partitions(partitions)
-            rows = rows.toDF(*table.names(rows.columns))
+            rows = table.spelled(rows)
+            schema = rows.drop(times).schema
+            place, rows, partitions = table.prepare(rows, schema, partitions)
+        if self._stamp.changed:
+            remove_batch(place, name)
+            self._stamp.confirm()
         tasks = tasks_for(self._stamp.checkpoint.planned() if few else [])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
         files = write_files(
-            *(rows, self._output, self._form),
+            *(rows, place, self._output.files),
             name=name,
             tasks=tasks,
             partitions=partitions,
             times=times,
         )
         if table:
-            table.commit(files, rows.drop(times).schema, partitions, query, number)
+            table.commit(files, schema, partitions, token)
         return summary(files)
 
 

@@ -142,10 +142,11 @@ class Stamp:
         """The beginning of the names of its streams, for the source."""
         self._stamp = {**stamp, _GROUP: self.group}
         found = self.check(checkpoint, stamp)
-        # Without a stamp what was left is not known: until that is removed this is not like it.
-        self.changed = found != self._stamp
-        """Whether files of other settings may have been left."""
-        if found is None or _GROUP not in found:
+        self.changed = found != self._stamp and not checkpoint.is_finished()
+        """Whether an unfinished batch may have left files of other settings."""
+        if not self.changed and found != self._stamp:
+            self._write(self._stamp)
+        elif found is None or _GROUP not in found:
             self._write({**self._stamp, "settled": False})
 
     @staticmethod

@@ -31,12 +31,18 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.interrupts import StoppedError, interruptible
-from nsqtools.spark.jobs.compacted import ALL, CompactOutput, FileFacts, HourFile, prefix
+from nsqtools.spark.jobs.compacted import (
+    ALL,
+    CompactOutput,
+    FileFacts,
+    HourFile,
+    days_of,
+    prefix,
+)
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.lake.dataframes import FILE, STRICT, dated, frame, is_keyed, united
-from nsqtools.spark.lake.inputs import Input, check_unchanged, find, real
+from nsqtools.spark.lake.inputs import Input, check_unchanged, checked, list_files, real
 from nsqtools.spark.lake.write import write_files
-from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import OURS, below, literal
 
@@ -161,11 +167,16 @@ class _Compaction:
 
     def run(self) -> Compacted:
         chosen = self.settings
-        limit = time.time_ns() - round(chosen.older_than * 1e9) if chosen.older_than else None
-        listed = find(chosen.inputs, chosen.layout, exclude=[self.output.place], until=limit)
-        found = [each for each in listed if chosen.since <= _time(each) < chosen.until]
+        limit = time.time_ns() - round(chosen.older_than * 1e9) if chosen.older_than else inf
+        listed = list_files(chosen.inputs, exclude=[self.output.place])
+        found = [
+            each
+            for each in listed
+            if each.mtime_ns <= limit and chosen.since <= _time(each) < chosen.until
+        ]
         new, known = self.output.divide(found)
-        done = self._merge(new) if new else Compacted()
+        new = checked(new, chosen.layout)
+        done = self._merge(new, self.output.gone(listed)) if new else Compacted()
         if chosen.delete_inputs and chosen.dry_run:
             done = replace(done, deleted=len(found))
         elif chosen.delete_inputs:
@@ -173,7 +184,7 @@ class _Compaction:
             done = replace(done, deleted=deleted, kept=kept)
         return replace(done, known=len(known))
 
-    def _merge(self, new: Sequence[Input]) -> Compacted:
+    def _merge(self, new: Sequence[Input], forgotten: Sequence[str]) -> Compacted:
         output, file_size = self.output, self.settings.file_size
         with self._step("reading"):
             data = dated(frame(self.spark, new))
@@ -204,7 +215,7 @@ class _Compaction:
         done = Compacted(inputs=len(rows), read=read, replaced=len(old))
         if self.settings.dry_run:
             return replace(done, files=plan.files, rows=read + there)
-        run = output.begin()
+        run = output.begin(days_of(minutes))
         try:
             made = self._write(united(parts), plan, run) if plan.table else {}
             check_unchanged(new)
@@ -213,7 +224,7 @@ class _Compaction:
         except BaseException:
             output.discard()
             raise
-        output.commit(run, made, old, known)
+        output.commit(run, made, old, known, forgotten)
         written = sum(part.rows for part in made.values())
         return replace(done, files=len(made), rows=written, duplicates=read + there - written)
 
@@ -259,20 +270,23 @@ def _measured(
     found = data.select(
         F.col(FILE).alias("file"),
         F.expr(_MINUTE_OF).alias("minute"),
+        F.expr(_MINUTE_OF).alias("at"),
         F.greatest(F.octet_length("body"), F.lit(_LEAST)).alias("size"),
         mark.alias("mark"),
         F.when(~_is_new(starts), mark).alias("start"),
     )
     sums = found.groupingSets([["file"], ["minute"]], "file", "minute").agg(
-        *(F.count("*"), F.count("mark"), F.sum("mark"), F.sum("start"), F.sum("size"))
+        *(F.count("*"), F.count("mark"), F.sum("mark"), F.sum("start"), F.sum("size")),
+        *(F.min("at"), F.max("at")),
     )
     files: dict[str, FileFacts] = {}
     minutes: Counter[int] = Counter()
-    for file, minute, rows, unkeyed, checksum, start, size in sums.collect():
+    for file, minute, rows, unkeyed, checksum, start, size, first, last in sums.collect():
         if file is None:
             minutes[minute] = size
         else:
-            files[file] = FileFacts(rows, unkeyed, int(checksum or 0), int(start or 0))
+            marks = int(checksum or 0), int(start or 0)
+            files[file] = FileFacts(rows, unkeyed, *marks, first, last)
     return files, minutes
 
 
@@ -359,11 +373,10 @@ def _written(data: DataFrame, place: str, run: str) -> tuple[dict[str, Any], dic
         times=_TIME,
         size=sys.maxsize,
     )
-    store = open_store(place)
     files = {}
     for each in written:
         minutes = [(us or 0) // 60_000_000 for us in (each.oldest, each.newest)]
-        files[each.path] = HourFile(store.stat(each.path).size, each.rows, each.size, *minutes)
+        files[each.path] = HourFile(each.length, each.rows, each.size, *minutes)
     return observed.get, files
 
 

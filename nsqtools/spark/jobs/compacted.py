@@ -1,13 +1,17 @@
 """The output of ``compact``: its files, and their inputs.
 
-    <output>/date=2026-11-21/hour=07/part-<run>-*.parquet    the files for readers
-    <output>/_nsqtools/compact/0000000007                    the state: every file, every input
-    <output>/_nsqtools/compact-<run>/date=.../               a run's files on a mounted file system
+    <output>/date=2026-11-21/hour=07/part-<run>-*.parquet     the files for readers
+    <output>/_nsqtools/compact/0000000007                     the newest step of a run
+    <output>/_nsqtools/compact/files/2026-11-21/0000000007-   the state: the files of a day
+    <output>/_nsqtools/compact/inputs/2026-11-21/0000000007-* the state: ingested inputs
+    <output>/_nsqtools/compact-<run>/date=.../                a run's files on a mounted file system
 
-The state lists the ingested inputs and the current files of the output together, so each record is
-ingested once. A run writes its files, makes them durable, and then puts the next state, unless
-another run has put one: at this moment the run is committed. The state also lists the remaining
-work, for the next run if this run is killed. Files of runs killed before their commit are removed.
+A run writes its files, makes them durable, and then puts a step that names the new files, the
+replaced files and the ingested inputs, unless another run has put one: at this moment the run is
+committed, and each record is ingested once. Then it does what the step says, and changes the parts
+of the state that the step touches. If the run is killed, the next run does so. Files of runs killed
+before their commit are removed. The state is divided by day, so a run reads and writes parts of the
+state that belong to its inputs, however many other inputs were ingested before.
 
 On a mounted file system a run writes its files to a separate directory, and moves them after the
 commit; elsewhere it writes them in place. Then it deletes the replaced files. Until their deletion
@@ -19,20 +23,25 @@ Hold the lock of the output before changing it. All calls block and raise OSErro
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import posixpath
+import re
 import shutil
 import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark.jobs.versions import Versions
+from nsqtools.spark.jobs.versions import Shares, Versions
 from nsqtools.spark.lake.inputs import check_same, remove
-from nsqtools.stores import open_store, stored
+from nsqtools.stores import in_threads, open_store
 from nsqtools.stores.mounted import sync_directory
 from nsqtools.stores.places import OURS, below, local
 
@@ -43,11 +52,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STATES = f"{OURS}/compact"
+_STATE = f"{OURS}/compact"
 _WORK = f"{OURS}/compact-"
-_FORMAT = "nsqtools compact 2"
+_FORMAT, _ONE_FILE = "nsqtools compact 3", "nsqtools compact 2"
 _RUNS = 20  # unfinished runs with recognised files
 _THREADS = 8
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_SHARES = 256
+"""Parts of the state for inputs without a date in their names."""
 ALL = sys.maxsize
 """A number of ingested records that means: every record of the file."""
 
@@ -70,32 +82,36 @@ class HourFile:
 class Known:
     """An ingested input, with its size and time at that moment.
 
-    ``checksum`` covers the rows identified only by their place, and is empty without such rows.
-    ``whole`` becomes false when an hour is removed from the output.
+    ``checksum`` covers the rows identified only by their place, and is empty without such rows. The
+    step number ``at`` ingested it, with rows of the minutes ``first`` to ``last`` since the epoch.
     """
 
     size: int
     mtime_ns: int
     rows: int
     checksum: str = ""
-    whole: bool = True
+    at: int = 0
+    first: int = 0
+    last: int = sys.maxsize
 
 
 class FileFacts(NamedTuple):
     """The rows found in a file, and the number of ``unkeyed`` rows, identified only by place.
 
     ``checksum`` covers the unkeyed rows, in any order; ``start`` covers the unkeyed rows already
-    read by an earlier run.
+    read by an earlier run. Rows are of the minutes ``first`` to ``last``.
     """
 
     rows: int = 0
     unkeyed: int = 0
     checksum: int = 0
     start: int = 0
+    first: int = 0
+    last: int = -1
 
 
 class CompactOutput:
-    """The ``files`` of an output by path, and their ``inputs``, from its state.
+    """The ``files`` of an output by path, and their ``inputs``, as far as they were needed.
 
     Raises ConfigError if the state cannot be read.
     """
@@ -106,25 +122,32 @@ class CompactOutput:
         self.inputs: dict[str, Known] = {}
         self._store = open_store(place, "--output")
         self._folder = local(place)
-        self._unfinished: list[str] = []
-        self._found: set[str] = set()
-        self._versions = Versions(self._store, _STATES)
+        self._steps = Versions(self._store, _STATE)
+        self._days = Shares(self._store, f"{_STATE}/files")
+        self._shares = Shares(self._store, f"{_STATE}/inputs")
+        self._loaded: set[tuple[Shares, str]] = set()
+        self._unfinished: dict[str, list[str]] = {}
+        self._removed = -1  # the last step before an hour was removed from the output
+        self._gone: list[str] = []
         self._todo = self._load()
 
     def recover(self) -> None:
         """Complete or remove the work of a killed run.
 
-        Raises ConfigError if the output has files from other programs.
+        Raises ConfigError if the output has files from other programs, and no state.
         """
+        if not self._steps.number:
+            self._check(_day(name) for name in self._store.list("") if name.startswith("date="))
         if self._todo:
-            self._settle(**self._todo)
-            self._save()
-        self._check(self._sweep())
+            self._do(**self._todo)
+        self._sweep()
 
-    def begin(self) -> str:
-        """Return the name of a new run."""
-        self._unfinished = [*self._unfinished, run := uuid4().hex][-_RUNS:]
+    def begin(self, days: Iterable[str]) -> str:
+        """Return the name of a new run, which writes files of these days."""
+        run = uuid4().hex
         if self._folder is None:
+            known = [*self._unfinished.items(), (run, sorted(days))]
+            self._unfinished = dict(known[-_RUNS:])
             self._save()
         return run
 
@@ -139,14 +162,34 @@ class CompactOutput:
 
     def divide(self, found: Iterable[Input]) -> tuple[list[Input], list[Input]]:
         """Return the new or changed inputs, and the others."""
+        found = list(found)
+        shares: dict[str, dict[str, Input]] = {}
+        for each in found:
+            shares.setdefault(_share(each.path), {})[each.path] = each
+        as_listed = {
+            name for name, inputs in shares.items() if _mark(inputs) == self._shares.mark(name)
+        }
+        self._load_inputs(shares.keys() - as_listed)
         new: list[Input] = []
         known: list[Input] = []
         for each in found:
-            self._found.add(each.path)
             before = self.inputs.get(each.path)
             same = before and (before.size, before.mtime_ns) == (each.size, each.mtime_ns)
-            (known if same else new).append(each)
+            (known if same or _share(each.path) in as_listed else new).append(each)
         return new, known
+
+    def gone(self, found: Iterable[Input]) -> list[str]:
+        """Return ingested inputs to forget: they are not among all files found in their places.
+
+        Files with unkeyed rows are not forgotten: they may have been moved, and come again.
+        """
+        listed = {each.path: each.place for each in found}
+        places = set(listed.values())
+        return [
+            path
+            for path, known in self.inputs.items()
+            if not known.checksum and path not in listed and not places.isdisjoint(_above(path))
+        ]
 
     def starts(self, new: Iterable[Input]) -> dict[str, int]:
         """Return the earlier number of records of each changed file with unkeyed rows.
@@ -169,7 +212,8 @@ class CompactOutput:
         for each in new:
             facts = found.get(each.path, FileFacts())
             checksum = str(facts.checksum) if facts.unkeyed else ""
-            mine = other = Known(each.size, each.mtime_ns, facts.rows, checksum)
+            span = {"at": self._steps.number + 1, "first": facts.first, "last": facts.last}
+            mine = other = Known(each.size, each.mtime_ns, facts.rows, checksum, **span)
             before = self.inputs.get(each.path)
             if before and before.checksum and before.checksum == str(facts.start):
                 other = before
@@ -178,11 +222,16 @@ class CompactOutput:
                 other = alike.setdefault(_looks(each.path, mine), mine)
                 if other is not mine:
                     read[each.path] = ALL
-            known[each.path] = replace(mine, whole=other.whole)
+            first, last = min(mine.first, other.first), max(mine.last, other.last)
+            known[each.path] = replace(mine, at=other.at, first=first, last=last)
         return known, read
 
-    def meeting(self, minutes: Mapping[int, int], file_size: int) -> dict[str, HourFile]:
-        """Return files with rows of the same minutes, and small files of the same hours."""
+    def meeting(self, minutes: Collection[int], file_size: int) -> dict[str, HourFile]:
+        """Return files with rows of the same minutes, and small files of the same hours.
+
+        Raises ConfigError if the days of these minutes have files from other programs.
+        """
+        self._check(days_of(minutes))
         hours = {minute // 60 for minute in minutes}
         return {
             path: part
@@ -195,38 +244,37 @@ class CompactOutput:
         self,
         run: str,
         files: Mapping[str, HourFile],
-        replaced: Collection[str],
+        replaced: Iterable[str],
         inputs: Mapping[str, Known],
+        forgotten: Iterable[str] = (),
     ) -> None:
         """Add the durable files of a run, in place of others, and record inputs as read.
 
         Raises LockedError if another run has taken over.
         """
-        kept = {path: part for path, part in self.files.items() if path not in replaced}
-        self.files = {**kept, **files}
-        # A deleted file without unkeyed rows may be forgotten: its rows are recognised by key.
-        self.inputs = {
-            path: known
-            for path, known in self.inputs.items()
-            if known.checksum or path in self._found or not _is_gone(path)
-        } | dict(inputs)
-        todo: dict[str, Any] = {"run": run, "remove": [*replaced]}
-        self._unfinished = [each for each in self._unfinished if each != run]
-        self._save(**todo)
-        self._settle(**todo)
-        self._save()
+        self._unfinished.pop(run, None)
+        self._do(
+            run=run,
+            files={path: asdict(part) for path, part in files.items()},
+            remove=[*replaced, *self._gone],
+            inputs={path: asdict(known) for path, known in inputs.items()},
+            forget=[*forgotten],
+        )
+        self._gone = []
         self._sweep()
 
     def delete(self, found: Sequence[Input], report: Callable[[int, int], None]) -> tuple[int, int]:
         """Delete ingested inputs; return the numbers of deleted and kept files.
 
-        A file is kept if it has changed since, if a process has locked it, or if one of its hours
-        was removed from the output.
+        A file is kept if it has changed since, if a process has locked it, or if an hour was
+        removed from the output after it was ingested.
         """
+        self._load_inputs({_share(each.path) for each in found})
+        self._check_hours(self.inputs[each.path] for each in found if each.path in self.inputs)
         doomed, kept = [], 0
         for each in found:
             known = self.inputs.get(each.path)
-            if known and known.whole:
+            if known and known.at > self._removed:
                 doomed.append(each)
             else:
                 log.warning("%s: not deleted: an hour of the output was removed", each.path)
@@ -234,7 +282,7 @@ class CompactOutput:
         if not doomed:
             return 0, kept
         self._save(deleting=[each.path for each in doomed])
-        folders = set()
+        deleted: list[str] = []
         with ThreadPoolExecutor(_THREADS) as pool:
             for number, (each, reason) in enumerate(
                 zip(doomed, pool.map(remove, doomed), strict=True), 1
@@ -244,109 +292,247 @@ class CompactOutput:
                     log.warning("%s: not deleted: %s", each.path, reason)
                     kept += 1
                 else:
-                    del self.inputs[each.path]
-                    folders.add(posixpath.dirname(each.path))
-        for folder in folders:
+                    deleted.append(each.path)
+        for folder in {posixpath.dirname(path) for path in deleted}:
             if local(folder) is not None:
                 sync_directory(folder)
                 if os.path.basename(folder).startswith("batch="):
                     with contextlib.suppress(OSError):  # not empty
                         os.rmdir(folder)
-        self._save()
+        self._do(forget=deleted)
         return len(found) - kept, kept
 
     def _load(self) -> dict[str, Any]:
-        """Read the state; return a killed run's remaining work, as arguments of ``_settle``."""
+        """Read the newest step; return it if it is not done, as arguments of ``_do``."""
         try:
-            state = self._versions.load()
+            state = self._steps.load()
+            if state["format"] == _ONE_FILE:
+                return self._converted(state)
             if state["format"] != _FORMAT:
                 raise ValueError
-            self.files = {path: HourFile(**part) for path, part in state["files"].items()}
-            self.inputs = {path: Known(**facts) for path, facts in state["inputs"].items()}
-            self._unfinished = state.get("unfinished", [])
-            return {key: state[key] for key in ("run", "remove", "deleting") if state.get(key)}
+            self._unfinished, self._removed = state["unfinished"], state["removed"]
+            todo: dict[str, Any] = state["todo"]
+            return todo
         except FileNotFoundError:
             return {}
         except (AttributeError, LookupError, TypeError, ValueError):
-            raise ConfigError(
-                f"{self._versions.url}: is damaged, or was written by another version: restore "
-                "it, or give another --output and this output as an --input"
-            ) from None
+            raise self._damaged() from None
+
+    def _converted(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a step that makes the parts of the state that an earlier version had in one."""
+        inputs = state["inputs"]
+        for facts in inputs.values():
+            facts["at"] = 0 if facts.pop("whole") else -1
+        self.files = {path: HourFile(**part) for path, part in state["files"].items()}
+        self.inputs = {path: Known(**known) for path, known in inputs.items()}
+        days = sorted({_day(path) for path in self.files})
+        self._unfinished = dict.fromkeys(state.get("unfinished", []), days)
+        todo = {key: state[key] for key in ("run", "remove", "deleting") if state.get(key)}
+        return {"files": state["files"], "inputs": inputs, **todo}
+
+    def _damaged(self) -> ConfigError:
+        return ConfigError(
+            f"{self._steps.url}: is damaged, or was written by another version: restore it, or "
+            "give another --output and this output as an --input"
+        )
+
+    def _read(self, shares: Shares, names: Iterable[str]) -> dict[str, Any]:
+        """Return the entries of parts of the state that were not read before."""
+        missing = [name for name in names if (shares, name) not in self._loaded]
+        self._loaded.update((shares, name) for name in missing)
+        try:
+            found: dict[str, Any] = {}
+            for entries in shares.load(missing):
+                found |= entries
+        except (TypeError, ValueError):
+            raise self._damaged() from None
+        return found
+
+    def _load_inputs(self, names: Iterable[str]) -> None:
+        found = self._read(self._shares, names)
+        self.inputs |= {path: Known(**facts) for path, facts in found.items()}
+
+    def _load_files(self, days: Iterable[str]) -> None:
+        found = self._read(self._days, days)
+        self.files |= {path: HourFile(**facts) for path, facts in found.items()}
 
     def _save(self, **todo: Any) -> None:
-        """Put the next state; raises LockedError if another run has done so."""
+        """Put the next step; raises LockedError if another run has done so."""
         state = {
             "format": _FORMAT,
-            **todo,
+            "todo": todo,
             "unfinished": self._unfinished,
-            "files": {path: asdict(part) for path, part in self.files.items()},
-            "inputs": {path: asdict(known) for path, known in self.inputs.items()},
-            "nonce": uuid4().hex,  # distinguishes this state from another run's
+            "removed": self._removed,
+            "nonce": uuid4().hex,  # distinguishes this step from another run's
         }
-        self._versions.save(state)
+        self._steps.save(state)
 
-    def _settle(
-        self, run: str = "", remove: Iterable[str] = (), deleting: Iterable[str] = ()
+    def _do(
+        self,
+        *,
+        run: str = "",
+        files: Mapping[str, Any] | None = None,
+        remove: Collection[str] = (),
+        inputs: Mapping[str, Any] | None = None,
+        forget: Collection[str] = (),
+        deleting: Collection[str] = (),
     ) -> None:
-        """Do the remaining work: put files in place, and remove the replaced files.
+        """Put a step and do it: put files in place, remove others, and change the state.
 
-        Deleted inputs are forgotten: another file with the same name is a new input.
+        Of the inputs that a killed run was ``deleting``, those that are gone or have changed are
+        forgotten: another file with the same name is a new input.
         """
+        files, inputs = files or {}, inputs or {}
+        todo = {"run": run, "files": files, "remove": remove, "inputs": inputs}
+        self._save(**todo, forget=forget, deleting=deleting)
         if run and self._folder is not None:
-            self._publish(run)
-        for path in remove:
-            self._store.delete(path)
+            self._publish(run, files)
+        in_threads(self._store.delete, remove)
         self._sync(remove)
-        for path in deleting:
-            known = self.inputs.get(path)
-            with contextlib.suppress(RecordError):
-                if known:
-                    check_same(path, known.size, known.mtime_ns)
-                    continue
+        days = {_day(path) for path in chain(files, remove)}
+        self._load_files(days)
+        self.files |= {path: HourFile(**part) for path, part in files.items()}
+        for path in remove:
+            self.files.pop(path, None)
+        shares = {_share(path) for path in chain(inputs, forget, deleting)}
+        self._load_inputs(shares)
+        self.inputs |= {path: Known(**known) for path, known in inputs.items()}
+        unchanged = in_threads(self._is_unchanged, deleting)
+        deleted = [path for path, there in zip(deleting, unchanged, strict=True) if not there]
+        for path in chain(forget, deleted):
             self.inputs.pop(path, None)
+        self._save_parts(days, shares)
+        self._save()
 
-    def _publish(self, run: str) -> None:
+    def _save_parts(self, days: Collection[str], shares: Collection[str]) -> None:
+        """Write the parts of the state of these days and names."""
+        by_day: dict[str, dict[str, HourFile]] = {day: {} for day in days}
+        for path, part in self.files.items():
+            if _day(path) in by_day:
+                by_day[_day(path)][path] = part
+        by_share: dict[str, dict[str, Known]] = {name: {} for name in shares}
+        for path, known in self.inputs.items():
+            if _share(path) in by_share:
+                by_share[_share(path)][path] = known
+        number = self._steps.number
+        self._days.save(number, {day: ("", _plain(parts)) for day, parts in by_day.items()})
+        self._shares.save(
+            number, {name: (_mark(known), _plain(known)) for name, known in by_share.items()}
+        )
+
+    def _is_unchanged(self, path: str) -> bool:
+        known = self.inputs.get(path)
+        try:
+            if known:
+                check_same(path, known.size, known.mtime_ns)
+        except RecordError:
+            return False
+        return known is not None
+
+    def _publish(self, run: str, files: Collection[str]) -> None:
         """Put a run's files in place, except those already there, and make them durable."""
-        mine = [path for path in self.files if posixpath.basename(path).startswith(prefix(run))]
-        for path in mine:
+        for path in files:
             os.makedirs(below(self.place, posixpath.dirname(path)), exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.rename(below(self.work(run), path), below(self.place, path))
-        self._sync(mine)
+        self._sync(files)
 
     def _sync(self, paths: Iterable[str]) -> None:
         for folder in {posixpath.dirname(path) for path in paths}:
             self._store.sync(folder)
 
-    def _sweep(self) -> dict[str, int]:
-        """Remove the files of ended runs; return the sizes of the files visible to readers."""
+    def _sweep(self) -> None:
+        """Remove the files of ended runs."""
         for path in self._folder.glob(f"{_WORK}*") if self._folder else ():
             shutil.rmtree(path, ignore_errors=True)
-        there = {}
         ended = tuple(map(prefix, self._unfinished))
-        days = [name for name in self._store.list("") if name.startswith("date=")]
-        for each in [each for day in days for each in self._store.files(day)]:
-            names = each.path.split("/")
-            if names[-1].startswith(ended):
-                self._store.delete(each.path)
-            elif not any(name.startswith((".", "_")) for name in names):
-                there[each.path] = each.size
-        return there
+        days = sorted({day for days in self._unfinished.values() for day in days})
+        there = chain.from_iterable(in_threads(self._listed, days))
+        doomed = [path for path, _ in there if posixpath.basename(path).startswith(ended)]
+        in_threads(self._store.delete, doomed)
 
-    def _check(self, there: Mapping[str, int]) -> None:
-        """Raise ConfigError for what is not ours; hours that are gone are forgotten."""
+    def _listed(self, day: str) -> list[tuple[str, int]]:
+        """Return the files of a day with their sizes."""
+        return [(each.path, each.size) for each in self._store.files(f"date={day}")]
+
+    def _check(self, days: Iterable[str]) -> None:
+        """Read the state of days, and compare it with the files visible to readers.
+
+        Raises ConfigError for files that are not ours; hours that are gone are forgotten.
+        """
+        names = {*days}
+        self._load_files(names)
+        ended = tuple(map(prefix, self._unfinished))
+        there = {
+            path: size
+            for path, size in chain.from_iterable(in_threads(self._listed, sorted(names)))
+            if not any(name.startswith((".", "_")) for name in path.split("/"))
+            and not (ended and posixpath.basename(path).startswith(ended))
+        }
+        known = {path: part.size for path, part in self.files.items() if _day(path) in names}
         hours = set(map(posixpath.dirname, there))
-        gone = {posixpath.dirname(path) for path in self.files} - hours
-        for hour in sorted(gone):
+        for hour in sorted({posixpath.dirname(path) for path in known} - hours):
             log.warning("%s: %s was removed from the output", self.place, hour)
-        self.files = {p: part for p, part in self.files.items() if posixpath.dirname(p) in hours}
-        if gone:
-            self.inputs = {p: replace(known, whole=False) for p, known in self.inputs.items()}
-        if odd := there.items() ^ {(path, part.size) for path, part in self.files.items()}:
+            self._removed = self._steps.number
+            for path in [path for path in known if posixpath.dirname(path) == hour]:
+                del known[path], self.files[path]
+                self._gone.append(path)
+        if odd := there.items() ^ known.items():
             raise ConfigError(
                 f"{self._store.url(min(odd)[0])}: is not as compact left it: give another "
                 "--output, or move the directory away and give it as an --input"
             )
+
+    def _check_hours(self, ingested: Iterable[Known]) -> None:
+        """Notice whether an hour is gone that has rows of these inputs."""
+        spans = {(_named(each.first), _named(each.last)) for each in ingested}
+        self._check(
+            day for day in self._days.names() if any(first <= day <= last for first, last in spans)
+        )
+
+
+def days_of(minutes: Iterable[int]) -> set[str]:
+    """Return the days of minutes since the epoch, as in the names of directories."""
+    return {_named(each * 1440) for each in {minute // 1440 for minute in minutes}}
+
+
+def _named(minute: int) -> str:
+    """Return the day of a minute."""
+    days = min(minute // 1440, (date.max - date(1970, 1, 1)).days)
+    return (date(1970, 1, 1) + timedelta(days)).isoformat()
+
+
+def _day(path: str) -> str:
+    """Return the day of a file of the output."""
+    return path.partition("/")[0].removeprefix("date=")
+
+
+def _share(path: str) -> str:
+    """Return the name of the part of the state that has an input, by its date if it has one.
+
+    A file that grows or is moved keeps its name, and so its part of the state.
+    """
+    name = posixpath.basename(path)
+    is_lake = name.endswith(".parquet") or "/batch=" in path
+    dates = _DATE.findall(path if is_lake else name)
+    return dates[-1] if dates else f"{zlib.crc32(name.encode()) % _SHARES:02x}"
+
+
+def _mark(entries: Mapping[str, Input] | Mapping[str, Known]) -> str:
+    """Return a digest of inputs with their sizes and times."""
+    texts = sorted(f"{path}\0{each.size}\0{each.mtime_ns}\n" for path, each in entries.items())
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:32]
+
+
+def _plain(entries: Mapping[str, HourFile] | Mapping[str, Known]) -> dict[str, Any]:
+    return {path: asdict(each) for path, each in entries.items()}
+
+
+def _above(path: str) -> Iterable[str]:
+    """Yield the directories that contain a file."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path or "/"
 
 
 def _looks(path: str, known: Known) -> tuple[object, ...]:
@@ -357,14 +543,3 @@ def _looks(path: str, known: Known) -> tuple[object, ...]:
 def prefix(run: str) -> str:
     """Return the prefix of the file names of a run."""
     return f"part-{run}-"
-
-
-def _is_gone(path: str) -> bool:
-    store, relative = stored(path)
-    try:
-        store.stat(relative)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False

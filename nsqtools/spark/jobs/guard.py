@@ -24,6 +24,7 @@ from nsqtools.errors import ConfigError, LockedError, OutputError
 from nsqtools.sinks.files.disk import make_directory
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.jobs.versions import Versions
+from nsqtools.spark.properties import JAVA_PID
 from nsqtools.stores import open_store, probe
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import local
@@ -234,9 +235,8 @@ class Lease(RunGuard):
 
 
 def _java_of(spark: SparkSession) -> tuple[str, str] | None:
-    gateway: Any = spark.sparkContext._gateway
-    process = gateway.proc if gateway else None
-    return _process(process.pid) if process is not None else None
+    pid = spark.conf.get(JAVA_PID, None)
+    return _process(int(pid)) if pid else None
 
 
 def _kernel() -> str:

@@ -20,13 +20,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.spark.interrupts import interruptible
-from nsqtools.spark.jobs.batches import BatchFiles
+from nsqtools.spark.jobs.batches import BatchFiles, LakeOutput, remove_batch
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.jobs.streams import Stream, read, run
 from nsqtools.spark.lake.bodies import counted_corrupt, with_columns
 from nsqtools.spark.lake.dataframes import body_schema, view
-from nsqtools.spark.lake.delta import DeltaOutput
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.lake.write import write_files
 from nsqtools.spark.sparksession import first_line
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from nsqtools.records.layout import Layout
     from nsqtools.spark.jobs.progress import Progress, Totals
-    from nsqtools.spark.lake.write import PartFile
+    from nsqtools.spark.lake.tables import LakeTable
 
     Show = Callable[[Sequence[str], Iterator[Sequence[Any]]], None]
     """Called with the names of columns and the rows to show, in the thread of the job."""
@@ -56,15 +55,12 @@ _CHANGES = ("query", "schema", "infer", "timestamp", "watermark", "mode")
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The destination of rows: ``kind`` is parquet, json, delta, console or topic.
+    """The destination of rows: an output, a topic or the console.
 
-    ``output`` is a path or URL for files, ``sink`` has options of the sink ``nsq`` for a topic, and
-    ``show`` is called for the console. With ``evolve``, a table gets the columns that it lacks.
+    ``sink`` has options of the sink ``nsq`` for a topic, ``show`` is called for the console.
     """
 
-    kind: str
-    output: str = ""
-    evolve: bool = False
+    output: LakeOutput | None = None
     sink: Mapping[str, str] = field(default_factory=dict)
     show: Show | None = None
 
@@ -95,13 +91,14 @@ class StreamSettings:
     @property
     def stamp(self) -> dict[str, Any]:
         """The settings that batches of a checkpoint depend on."""
+        target = self.target
         return stamp_of(
             self.source,
             self.stream.checkpoint,
-            self.target.output,
+            target.output.id if target.output else "",
             **asdict(self.query) | {"query": self.query.text},
             mode=self.stream.output_mode,
-            kind=self.target.kind,
+            kind=target.output.format if target.output else "topic" if target.sink else "console",
         )
 
 
@@ -158,24 +155,21 @@ def query_archives(
     with interruptible(spark, stop):
         found = _of_archives(spark, settings)
         columns = found.columns
-        table = DeltaOutput(target.output) if target.kind == "delta" else None
+        table = target.output.open() if target.output else None
         if table:
             table.check(found.schema)
-    if target.output:
-        _check_empty(target.output)
+    if target.output and not table:
+        _check_empty(target.output.place)
     report("querying", 0, 0)
-    if target.kind == "console":
-        assert target.show
+    if target.show:
         with contextlib.closing(_rows(found, stop)) as rows:
             target.show(columns, rows)
         return
     with interruptible(spark, stop):
-        if target.kind == "topic":
+        if target.sink:
             _publish(found, target.sink)
-        else:
-            files = _write_once(found, target.output, "parquet" if table else target.kind)
-            if table:
-                table.commit(files, found.schema, (), uuid4().hex, 0)
+        elif target.output:
+            _write_once(found, target.output, table)
 
 
 def _rows(found: DataFrame, stop: threading.Event) -> Generator[Sequence[Any]]:
@@ -259,13 +253,13 @@ class _ResultWriter:
         self._settings = settings
         self._target = settings.target
         self._stamp = stamp
-        target = settings.target
-        self._files = BatchFiles(target.output, target.kind, stamp, evolve=target.evolve)
+        output = settings.target.output
+        self._files = BatchFiles(output, stamp) if output else None
         self._is_stateful = False
 
     def check(self, rows: DataFrame) -> None:
         """Raise ConfigError if the query cannot be run, or its destination cannot take the rows."""
-        if self._target.output:
+        if self._files:
             self._files.check(rows, "--query")
         if not rows.isStreaming:
             raise ConfigError(f"--query: expected a SELECT on the table {_TABLE}, or on a topic")
@@ -300,10 +294,10 @@ class _ResultWriter:
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
         """Write the result of a batch; it replaces files of an earlier attempt."""
         target = self._target
-        if target.output:  # state has as many partitions as the first run made
+        if self._files:  # state has as many partitions as the first run made
             return self._files.write(batch, query, number, few=not self._is_stateful)
         self._stamp.confirm()
-        if target.kind == "topic":
+        if target.sink:
             return Written(_publish(batch, target.sink))
         assert target.show
         counter = itertools.count()
@@ -330,10 +324,26 @@ def _publish(rows: DataFrame, sink: Mapping[str, str]) -> int:
         raise
 
 
-def _write_once(rows: DataFrame, output: str, form: str) -> list[PartFile]:
-    """Write files into an output without files, and return them; after an error none are left."""
+def _write_once(rows: DataFrame, output: LakeOutput, table: LakeTable | None) -> None:
+    """Write rows into an output without files, or add them to a table in one commit."""
+    if table is None:
+        _write_files(rows, output.place, output.files)
+        return
+    rows = table.spelled(rows)
+    schema, name = rows.schema, uuid4().hex
+    place, rows, partitions = table.prepare(rows, schema, ())
     try:
-        return write_files(rows, output, form, replace=True)
+        files = write_files(rows, place, output.files, name=name, partitions=partitions)
+    except BaseException:
+        remove_batch(place, name)
+        raise
+    table.commit(files, schema, partitions)
+
+
+def _write_files(rows: DataFrame, output: str, form: str) -> None:
+    """Write files into an output without files; after an error none are left."""
+    try:
+        write_files(rows, output, form, replace=True)
     except BaseException:
         store = open_store(output)
         with contextlib.suppress(OSError):

@@ -101,8 +101,6 @@ def run(
         with contextlib.suppress(Exception):
             streams.removeListener(listener)
         stamp.checkpoint.clean(listener.committed)
-    if stream.trigger is None and not stop.is_set():
-        stamp.confirm()
     return listener.totals
 
 

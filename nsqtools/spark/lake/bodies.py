@@ -23,19 +23,23 @@ CORRUPT_COUNT = "nsqtools_corrupt"
 """The prefix of names of observed metrics that count rows with a value in this column."""
 PARTITIONS = ("date", "hour", "batch")
 
-# Of the timestamp itself they would depend on the session's time zone.
-_MICROS = "unix_micros(timestamp)"
 _DAY_US, _HOUR_US = 86_400_000_000, 3_600_000_000
-_DAY = f"({_MICROS} - pmod({_MICROS}, {_DAY_US})) div {_DAY_US}"
-DATE = f"date_from_unix_date(cast({_DAY} as int))"
-HOUR = f"cast(pmod({_MICROS}, {_DAY_US}) div {_HOUR_US} as int)"
-"""SQL for the day and the hour of the column timestamp, in UTC."""
-
 _JSON = "_nsqtools_json"
 
 _FLAT = r"^[^}]*\}[ \t\r\n]*\z"
 _END = f"end_{uuid4().hex}"
 """Nobody's field."""
+
+
+def date_of(name: str) -> str:
+    """Return SQL for the day of a timestamp in UTC, whatever the session's time zone."""
+    micros = f"unix_micros({name})"
+    return f"date_from_unix_date(cast(({micros} - pmod({micros}, {_DAY_US})) div {_DAY_US} as int))"
+
+
+def hour_of(name: str) -> str:
+    """Return SQL for the hour of a timestamp in UTC, from 0 to 23."""
+    return f"cast(pmod(unix_micros({name}), {_DAY_US}) div {_HOUR_US} as int)"
 
 
 def read_schema(text: str) -> StructType:

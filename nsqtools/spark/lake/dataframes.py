@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -27,7 +28,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.records.layout import Layout
 from nsqtools.spark.executors import check_executors, readers_of
 from nsqtools.spark.lake.archives import ArchiveSource, as_option
-from nsqtools.spark.lake.bodies import CORRUPT, DATE, HOUR, PARTITIONS, read_schema
+from nsqtools.spark.lake.bodies import CORRUPT, PARTITIONS, date_of, hour_of, read_schema
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.stores.places import as_url, literal
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from nsqtools.spark.lake.inputs import Input
+    from nsqtools.spark.lake.snapshots import TableSchema
 
 __all__ = ["FILE", "STRICT", "body_schema", "dated", "frame", "is_keyed", "united", "view"]
 
@@ -114,7 +116,7 @@ def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | N
     found = reader.json(bodies.select(F.col("body").cast("string"))).drop(CORRUPT)
     if not found.columns:
         raise ConfigError(f"--infer {sample}: no body is a JSON object with fields")
-    log.info("--infer %s: %s", sample, found._jdf.schema().toDDL())
+    log.info("--infer %s: %s", sample, found.schema.toDDL())
     return read_schema(found.schema.json())
 
 
@@ -129,7 +131,7 @@ def united(parts: Sequence[DataFrame]) -> DataFrame:
 
 def dated(found: DataFrame) -> DataFrame:
     """Return the frame with ``date`` and ``hour`` (0 to 23), if need be from ``timestamp``."""
-    for name, value in (("date", DATE), ("hour", HOUR)):
+    for name, value in (("date", date_of("timestamp")), ("hour", hour_of("timestamp"))):
         if name not in found.columns:
             found = found.withColumn(name, F.expr(value))
     return found
@@ -145,11 +147,15 @@ def is_keyed() -> Column:
 
 
 class _Tree(NamedTuple):
-    """The place of files of a kind: ``columns`` are in directory names below ``base``."""
+    """The place of files of a kind: ``columns`` are in directory names below ``base``.
+
+    The files of a table have its ``schema``.
+    """
 
     kind: str
     base: str = ""
     columns: tuple[str, ...] = ()
+    schema: TableSchema | None = None
 
 
 def _trees(
@@ -187,6 +193,8 @@ def _tree(each: Input) -> _Tree:
     """
     if each.kind == "records":
         return _Tree(each.kind)
+    if each.schema and not each.schema.partitions:
+        return _Tree(each.kind, schema=each.schema)
     folders = each.path.split("/")[:-1]
     end, top = len(folders), each.place.count("/") + 1
     while end > top and "=" not in folders[end - 1]:
@@ -195,9 +203,9 @@ def _tree(each: Input) -> _Tree:
     while start and "=" in folders[start - 1]:
         start -= 1
     if start == end:
-        return _Tree(each.kind)
+        return _Tree(each.kind, schema=each.schema)
     columns = tuple(name.partition("=")[0] for name in folders[start:end])
-    return _Tree(each.kind, "/".join(folders[:start]) or "/", columns)
+    return _Tree(each.kind, "/".join(folders[:start]) or "/", columns, each.schema)
 
 
 def _part(
@@ -214,14 +222,11 @@ def _part(
     """
     if tree.kind == "records":
         return _records(spark, files)
-    sample = [literal(each.path) for each in (files if len(files) <= look else _ends(files))]
-    data = (
-        _parquet_columns(spark, sample) if tree.kind == "parquet" else _json_columns(spark, sample)
-    )
-    if required and required not in [field.name.lower() for field in data]:
+    schema = _table_columns(tree) if tree.schema else _file_columns(spark, tree, files, look)
+    if required and required not in [field.name.lower() for field in schema]:
         raise ConfigError(f"{files[0].path}: has no column {required}")
     reader = spark.read.options(**STRICT, mode="FAILFAST", pathGlobFilter=_PATTERNS[tree.kind])
-    reader = reader.schema(_with_partitions(data, _partitions(tree, files)))
+    reader = reader.schema(schema)
     if tree.columns:
         reader = reader.option("basePath", as_url(tree.base))
     if tree.kind == "parquet":
@@ -230,6 +235,25 @@ def _part(
     body = F.coalesce(F.encode("body", "UTF-8"), F.unbase64("body_b64"))
     place = F.monotonically_increasing_id()
     return _aligned(raw, place, {"body": body}, hidden=("body_b64",))
+
+
+def _table_columns(tree: _Tree) -> StructType:
+    """Return the columns of a table; those in names of directories are last."""
+    assert tree.schema
+    found = StructType.fromJson(json.loads(tree.schema.columns))
+    names = tree.schema.partitions
+    return StructType(sorted(found.fields, key=lambda field: field.name in names))
+
+
+def _file_columns(
+    spark: SparkSession, tree: _Tree, files: Sequence[Input], look: int
+) -> StructType:
+    """Return the columns of files, and of the names of their directories."""
+    sample = [literal(each.path) for each in (files if len(files) <= look else _ends(files))]
+    data = (
+        _parquet_columns(spark, sample) if tree.kind == "parquet" else _json_columns(spark, sample)
+    )
+    return _with_partitions(data, _partitions(tree, files))
 
 
 def _ends(files: Sequence[Input]) -> list[Input]:

@@ -22,6 +22,7 @@ from nsqtools.policy.filenames import INCOMPLETE
 from nsqtools.records.compression import method_of, require
 from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.disk import is_at
+from nsqtools.spark.lake.snapshots import DELTA, table_at
 from nsqtools.stores import in_threads, stored
 from nsqtools.stores.interface import READ, StoredFile
 from nsqtools.stores.places import OURS, as_url, is_pattern, local
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from nsqtools.records.layout import Layout
+    from nsqtools.spark.lake.snapshots import TableSchema
     from nsqtools.stores.interface import Store
 
     _Listed = tuple[object, StoredFile]
@@ -42,7 +44,6 @@ _INCOMPLETE = (*INCOMPLETE, ".lock")
 _NO_DATA = frozenset(
     {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
 )
-_DELTA = "_delta_log"
 _SPARK_JSON = re.compile(r"/batch=[^/]*/part-[^/]*\.json(?:\.[a-z0-9]+)?")
 _WILD = re.compile(r"[*?\[{]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -55,8 +56,9 @@ class Input:
     """A file as it was found: ``path`` is a URL, or a path without symbolic links.
 
     ``kind`` is ``parquet``, ``rows`` for JSON of ``pipeline archive``, or ``records`` for files of
-    ``to-file``, which have a ``layout``. ``place`` is the searched directory or file; ``whole`` is
-    true if no file of the place was left out.
+    ``to-file``, which have a ``layout``. ``place`` is the searched directory, file or table;
+    ``whole`` is true if a directory has no other files than its inputs. The files of a table have
+    its ``schema``, and no time.
     """
 
     path: str
@@ -66,38 +68,60 @@ class Input:
     place: str
     layout: Layout | None = None
     whole: bool = False
+    schema: TableSchema | None = None
 
 
 def find(
-    places: Iterable[str],
-    layout: Layout | None,
-    *,
-    exclude: Sequence[str] = (),
-    until: int | None = None,
+    places: Iterable[str], layout: Layout | None, *, exclude: Sequence[str] = ()
 ) -> list[Input]:
-    """Return the files of archives by path, each once, whatever its names.
+    """Return the files of archives, ready to be read.
 
-    ``places`` are files, directories and patterns, as paths or URLs; ``layout`` is the format of
-    files not written by ``pipeline archive``. The directories ``exclude``, manifests of
-    ``to-file``, and files changed after ``until``, in ns since the epoch, are left out.
+    Parameters and errors are those of ``list_files`` and ``checked``.
+    """
+    return checked(list_files(places, exclude=exclude), layout)
 
-    Raises ConfigError for an invalid place, and for a file without the necessary layout or library.
+
+def list_files(places: Iterable[str], *, exclude: Sequence[str] = ()) -> list[Input]:
+    """Return the files of archives by path, each once, whatever its names; opens no file.
+
+    ``places`` are files, directories and patterns, as paths or URLs. The directories ``exclude``
+    are left out. Raises ConfigError for an invalid place, and errors of ``table_at``.
     """
     excluded = [real(each) for each in exclude]
-    files: dict[object, tuple[StoredFile, str]] = {}
     partial: set[str] = set()
-    for place in expanded(places):
-        for identity, entry in _files_of(place, excluded, partial):
-            if until is not None and entry.mtime_ns > until:
+
+    def search(place: str) -> tuple[str, TableSchema | None, list[_Listed]]:
+        if table := table_at(place):
+            return place, table.schema, [(each.path, each) for each in table.files]
+        return place, None, list(_files_of(place, excluded, partial))
+
+    files: dict[object, tuple[StoredFile, str, TableSchema | None]] = {}
+    for place, schema, listed in in_threads(search, expanded(places)):
+        for identity, each in listed:
+            known, *_ = files.setdefault(identity, (each, place, schema))
+            if known.path != each.path:
                 partial.add(place)
-                continue
-            known, _ = files.setdefault(identity, (entry, place))
-            if known.path != entry.path:
-                partial.add(place)
-            if entry.path < known.path:
-                files[identity] = entry, place
-    looked = in_threads(lambda each: _look(*each, layout), sorted(files.values()))
-    return [replace(each, whole=each.place not in partial) for each in looked if each]
+            if each.path < known.path:
+                files[identity] = each, place, schema
+    return [
+        Input(
+            *each,
+            _kind(each.path),
+            place,
+            whole=schema is None and place not in partial and not schema,
+            schema=schema,
+        )
+        for each, place, schema in sorted(files.values())
+    ]
+
+
+def checked(files: Iterable[Input], layout: Layout | None) -> list[Input]:
+    """Return the files that can be read, without the manifests of ``to-file``.
+
+    ``layout`` is the format of files not written by ``pipeline archive``. Raises ConfigError for a
+    file without the necessary layout, library or name.
+    """
+    return [each for each in in_threads(lambda each: _checked(each, layout), files) if each]
 
 
 def in_shares(sizes: Sequence[int], count: int) -> Iterator[slice]:
@@ -123,13 +147,13 @@ def open_file(path: str, ahead: int = READ) -> BinaryIO:
 
 
 def check_same(path: str, size: int, mtime_ns: int) -> None:
-    """Raise RecordError unless a file has this size and time."""
+    """Raise RecordError unless a file has this size and time; 0 is any time."""
     store, relative = stored(path)
     try:
         now = store.stat(relative)
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
-    if (now.size, now.mtime_ns) != (size, mtime_ns):
+    if (now.size, now.mtime_ns if mtime_ns else 0) != (size, mtime_ns):
         raise RecordError(
             f"{path}: changed while it was read: omit files that are still being written"
         )
@@ -270,8 +294,8 @@ def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[
     for each in found:
         path = store.url(each.path)
         names = each.path.removeprefix(folder).strip("/").split("/")
-        if _DELTA in names:
-            raise _delta(path.partition(f"/{_DELTA}")[0])
+        if DELTA in names:
+            raise _table_within(place, path.partition(f"/{DELTA}")[0])
         if any(map(_is_hidden, names)) or path.endswith(_INCOMPLETE):
             continue
         if any(_is_within(path, other) for other in excluded):
@@ -289,8 +313,8 @@ def _walk(
     seen.add(folder)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name == _DELTA:
-                raise _delta(folder)
+            if entry.name == DELTA:
+                raise _table_within(place, folder)
             if _is_hidden(entry.name):
                 continue
             path = entry.path
@@ -302,7 +326,7 @@ def _walk(
             elif entry.is_dir():
                 yield from _walk(place, path, excluded, partial, seen)
             elif entry.is_file() and not path.endswith(_INCOMPLETE):
-                yield _entry(path, os.stat(path))
+                yield _entry(path, entry.stat())
 
 
 def _entry(path: str, status: os.stat_result) -> _Listed:
@@ -323,29 +347,27 @@ def _check_published(place: str) -> None:
         raise ConfigError(f"{place}: is not complete yet: to-file renames it when it is complete")
 
 
-def _delta(folder: str) -> ConfigError:
-    return ConfigError(
-        f"{folder}: a Delta table cannot be an --input: 'nsqtools help spark' says how to merge "
-        "its files, and how Spark reads it"
-    )
+def _table_within(place: str, table: str) -> ConfigError:
+    return ConfigError(f"--input {place}: contains the table {table}: give it as another --input")
 
 
-def _look(entry: StoredFile, place: str, layout: Layout | None) -> Input | None:
-    """Return a file with its kind; None for a manifest."""
-    path = entry.path
+def _kind(path: str) -> str:
+    if path.endswith(".parquet"):
+        return "parquet"
+    return "rows" if _SPARK_JSON.search(path) else "records"
+
+
+def _checked(found: Input, layout: Layout | None) -> Input | None:
+    """Return a file with its layout; None for a manifest."""
+    path = found.path
     try:
         path.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{path!r}: the name is not UTF-8: rename the file") from None
-    found = Input(path, entry.size, entry.mtime_ns, "records", place, layout)
-    if path.endswith(".parquet"):
-        if posixpath.basename(path).startswith("_"):
-            raise ConfigError(
-                f"{path}: Spark ignores files whose names begin with _: rename the file"
-            )
-        return replace(found, kind="parquet", layout=None)
-    if _SPARK_JSON.search(path):
-        return replace(found, kind="rows", layout=None)
+    if found.kind == "parquet" and posixpath.basename(path).startswith("_"):
+        raise ConfigError(f"{path}: Spark ignores files whose names begin with _: rename the file")
+    if found.kind != "records":
+        return found
     try:
         with open_file(path, _LINE) as file:
             if is_manifest(file):
@@ -357,4 +379,4 @@ def _look(entry: StoredFile, place: str, layout: Layout | None) -> Input | None:
             f"{path}: is not a Parquet file: give the --input-format that to-file wrote it in"
         )
     require(method_of(path))
-    return found
+    return replace(found, layout=layout)

@@ -37,7 +37,7 @@ from nsqtools.net.connection import Connection, Listener
 from nsqtools.spark.rows import make_segment
 from nsqtools.spark.source.sourceoptions import respelled, with_secret
 from nsqtools.spark.staging.partitions import Ending
-from nsqtools.spark.staging.redelivered import WINDOW
+from nsqtools.spark.staging.redelivered import MAX_IN_FLIGHT
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -173,7 +173,7 @@ class _QuotaLink(Listener):
                     self.settled = not self.connection.is_lost
 
     def _renew_ready(self) -> None:
-        """Send RDY for the window, within the limits on count and bytes and the rest of the quota.
+        """Send RDY within the limits on messages in flight, on their bytes, and on the quota.
 
         Begins with 1: the size of messages is unknown until the first arrives.
         """
@@ -284,16 +284,15 @@ def _once(part: _Staged, staged: Set[MessageKey]) -> Sequence[Message]:
 class _Task:
     """An attempt of a task: receives its quotas, the largest first, several at once.
 
-    All have at most a window of messages in flight. And from the oldest quota still being received
-    to the newest, they have at most a window of messages: if the oldest turns out to have stalled,
-    its messages are among the last rows, see ``redelivered``. So a quota of a whole window is
-    received alone.
+    From the oldest quota still being received to the newest, all together may take max_in_flight
+    messages, or a larger quota is received alone. So if the oldest turns out to have stalled, its
+    messages are among the last rows, see ``redelivered``.
     """
 
     def __init__(self, quotas: Sequence[Quota], settings: SourceSettings, claim: Claim) -> None:
         self.settings = settings
         self.config = settings.config
-        self._window = min(settings.max_in_flight, WINDOW)
+        self._max_in_flight = min(settings.max_in_flight, MAX_IN_FLIGHT)
         self.unreachable: set[str] = set()
         """The nsqds that could not be reached: each takes a timeout."""
         self.is_stopped = False
@@ -302,7 +301,7 @@ class _Task:
         self._quotas = quotas
         self._pulls: dict[int, _Pull] = {}
         self._started: deque[tuple[asyncio.Task[None], int]] = deque()
-        self._free = self._window
+        self._free = self._max_in_flight
         self._error: Exception | None = None
 
     async def run(self) -> Ending:
@@ -316,27 +315,27 @@ class _Task:
         for number, (quota, left) in enumerate(zip(self._quotas, rest, strict=True)):
             if left <= 0:
                 continue
-            window = min(left, self._window)
-            # The part of the bytes in flight that the window is of all windows.
-            size = self.config.max_in_flight_bytes * window // min(total, self._window)
-            await self._wait_for_room(window)
+            most = min(left, self._max_in_flight)
+            # The bytes in flight are divided as the messages are.
+            size = self.config.max_in_flight_bytes * most // min(total, self._max_in_flight)
+            await self._wait_for_room(most)
             if self.is_stopped:
                 break
-            pull = _Pull(self, segments, quota, left, (window, max(1, size)))
+            pull = _Pull(self, segments, quota, left, (most, max(1, size)))
             self._pulls[number] = pull
-            self._free -= window
-            self._started.append((asyncio.create_task(self._receive(pull)), window))
+            self._free -= most
+            self._started.append((asyncio.create_task(self._receive(pull)), most))
         await asyncio.gather(*(task for task, _ in self._started))
         if self._error:
             raise self._error
         return self._ending(adopted)
 
-    async def _wait_for_room(self, window: int) -> None:
+    async def _wait_for_room(self, messages: int) -> None:
         while True:
             while self._started and self._started[0][0].done():
                 self._free += self._started.popleft()[1]
             running = [task for task, _ in self._started if not task.done()]
-            if not running or (window <= self._free and len(running) < _MOST_PULLS):
+            if not running or (messages <= self._free and len(running) < _MOST_PULLS):
                 return
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
@@ -368,8 +367,8 @@ class _Pull:
     """The reception of one quota.
 
     nsqd limits the messages in flight on a connection (``--max-rdy-count``), and the time for a
-    segment depends on the disk rather than on the bytes. So a window too large for one connection
-    is divided among several connections, whose messages share segments.
+    segment depends on the disk rather than on the bytes. So a max_in_flight too large for one
+    connection is divided among several connections, whose messages share segments.
     """
 
     def __init__(
@@ -429,7 +428,7 @@ class _Pull:
         self._finish(reason)
 
     async def _connect(self) -> None:
-        """Open as many connections as the window needs; raises the errors of Connection.open."""
+        """Open as many connections as max_in_flight needs; raises the errors of Connection.open."""
         self._links = [first := await self._open()]
         most = first.connection.features.max_rdy_count
         number = min(-(-self._in_flight[0] // most), _MOST_LINKS)
@@ -454,11 +453,11 @@ class _Pull:
         return link
 
     def _begin(self) -> None:
-        """Share quota and window among the connections."""
+        """Share quota and max_in_flight among the connections."""
         number = len(self._links)
         each, more = divmod(self._left, number)
-        window, size = self._in_flight
-        share = -(-window // number), max(1, size // number)
+        messages, size = self._in_flight
+        share = -(-messages // number), max(1, size // number)
         for index, link in enumerate(self._links):
             link.begin(each + (index < more), share)
 
@@ -501,7 +500,7 @@ class _Pull:
         return ""
 
     def _is_segment(self) -> bool:
-        """Whether half the window is pending: nsqd can fill the other half meanwhile."""
+        """Whether half of max_in_flight is pending: nsqd can fill the other half meanwhile."""
         links = [link for link in self._links if not link.is_done or link.pending]
         return (
             2 * sum(len(link.pending) for link in links)

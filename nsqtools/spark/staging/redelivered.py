@@ -6,11 +6,11 @@ arrived, or they arrived too late. The staging itself shows which messages are s
 searched only after a redelivery:
 
 * A partition's log shows its possibly unfinished messages: the entries name their attempts. An
-  attempt has at most WINDOW messages in flight, and ends once it learns of a lost connection or a
-  late FIN. nsqd sends no message beyond the window before it has processed FINs. So the missing
-  FINs belong to the last WINDOW rows, or to the last two WINDOWs if messages timed out during their
-  staging. An attempt with more messages than the window learns of such timeouts from the excess,
-  and stages no more. So the last rows of each attempt count as unfinished, unless the attempt is
+  attempt has at most MAX_IN_FLIGHT messages in flight, and ends once it learns of a lost connection
+  or a late FIN. nsqd sends no further message before it has processed FINs. So the missing FINs
+  belong to the last MAX_IN_FLIGHT rows, or to twice as many if messages timed out during their
+  staging. An attempt with more messages in flight learns of such timeouts from the excess, and
+  stages no more. So the last rows of each attempt count as unfinished, unless the attempt is
   known to have settled all: nsqd responds to CLS after processing all earlier commands.
 * Only partitions whose tasks share a topic on an nsqd can have the same message. In the current
   batch, their logs are read further at each search, as other attempts may be alive. In a committed
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     MessageKey = tuple[str, str, str, int]
     """Topic, nsqd, message id, and timestamp in ns."""
 
-WINDOW = 20_000
+MAX_IN_FLIGHT = 20_000
 """Maximum number of messages in flight per attempt."""
 
-_TAIL = 2 * WINDOW
+_TAIL = 2 * MAX_IN_FLIGHT
 _MOST = 1_000_000
 _PREFIX = "again-"
 

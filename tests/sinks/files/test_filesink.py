@@ -61,7 +61,7 @@ class TestGathering:
     async def test_a_quarter_of_the_window_or_much_memory_is_synced_at_once(
         self, tmp_path: Path
     ) -> None:
-        async with sinking(tmp_path, window=17) as running:
+        async with sinking(tmp_path, max_in_flight=17) as running:
             await running.handle(*[b"x"] * 3)
             await running.handle(b"x")
             await elapse(SOON)
@@ -130,7 +130,7 @@ class TestGoingOn:
                     await write(running, body)
                 assert running.finished == []
                 assert running.settled.requeued == [(b"one", 0, True), (b"two", 0, True)]
-                assert not running.sink.failed.done()
+                assert not running.sink.ended.done()
             (told,) = errors(caplog)
             assert told.startswith("topic events: ")
             assert told.endswith(": Not a directory")
@@ -257,7 +257,7 @@ class TestFailing:
             await running.handle(b"three")
             back = [(b"one", 0, True), (b"two", 0, False), (b"three", 0, False)]
             assert running.settled.requeued == back
-            for end in (running.sink.failed, running.sink.drain("events")):
+            for end in (running.sink.ended, running.sink.drain("events")):
                 with pytest.raises(OutputError, match=f"{out}/.*: Not a directory$"):
                     await end
         assert errors(caplog) == []
@@ -288,7 +288,7 @@ class TestFailing:
                 await running.handle(b"two", starved=call != "next_due")
                 with pytest.raises(seen):
                     await running.close()
-            assert isinstance(running.sink.failed.exception(), seen)
+            assert isinstance(running.sink.ended.exception(), seen)
             back = [(b"two", 0, call == "step")] if call != "release" else []
             assert running.settled.requeued == back
         async with sinking(tmp_path) as running:

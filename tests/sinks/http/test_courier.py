@@ -115,7 +115,7 @@ class TestGone:
             assert set(running.web.hosts()) == {"a", "b"}
             assert sorted(running.requeued) == [(b"%d" % n, 0, False) for n in range(3)]
             assert running.finished == []
-            assert isinstance(running.sink.failed.exception(), OutputError)
+            assert isinstance(running.sink.ended.exception(), OutputError)
 
 
 @virtual

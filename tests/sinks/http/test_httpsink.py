@@ -8,6 +8,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
 from nsqtools.sinks.http.courier import UNFIT
+from tests.support.archiving import LOST
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import (
     OK,
@@ -74,7 +75,7 @@ class TestSettling:
         async with delivering(workers=1) as running:
             running.web.next["a"] = [Answer(after=1)]
             await running.handle(b"slow")
-            await running.handle(b"lost", is_lost=lambda: True)
+            await running.handle(b"lost", is_lost=True)
             await running.deliver(b"sound", wait=2)
             assert running.web.bodies() == [b"slow", b"sound"]
             assert running.finished == [b"slow", b"sound"]
@@ -92,7 +93,7 @@ class TestDrops:
             running.letters.is_lossy = lossy
             running.web.next["a"] = [Answer(422, b"no such\r\nthing"), OK]
             await running.deliver(b"bad", b"good")
-            await running.give_up(b"comes again", is_lost=lambda: True)
+            await running.give_up(b"comes again", is_lost=True)
             messages = await running.give_up(b"one")
             assert messages.held
             await elapse(SOON)
@@ -234,13 +235,12 @@ class TestBatches:
 
     @pytest.mark.parametrize("late", [False, True])
     async def test_what_a_lost_connection_brought_leaves_the_batch(self, late: bool) -> None:
-        lost = [] if late else [True]
         async with delivering(size=4) as running:
             await open_breaker(running)
             running.web.ever = {}
-            await running.handle(b"1", b"2", is_lost=lambda: bool(lost))
+            batch = await running.handle(b"1", b"2", is_lost=not late)
             await running.deliver(b"3", b"4", wait=0.1)
-            lost.append(True)
+            batch.deadline = LOST
             await elapse(1)
             assert sent(running) == [[b"3", b"4"]]
             assert running.finished == [b"3", b"4"]
@@ -250,9 +250,8 @@ class TestBatches:
     async def test_a_connection_lost_between_two_singles_stops_them(self) -> None:
         async with delivering(size=3, workers=1) as running:
             running.web.next["a"] = [Answer(400), Answer(), Answer(400, after=1)]
-            lost: list[bool] = []
-            await running.deliver(b"1", b"2", b"3", is_lost=lambda: bool(lost), wait=0.5)
-            lost.append(True)
+            batch = await running.deliver(b"1", b"2", b"3", wait=0.5)
+            batch.deadline = LOST
             await elapse(1)
             assert sent(running) == [[b"1", b"2", b"3"], [b"1"], [b"2"]]
             await asyncio.wait_for(running.sink.drain("events"), 1)

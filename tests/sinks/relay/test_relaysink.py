@@ -143,7 +143,7 @@ class TestPublishing:
         async with relaying(defer=1.5) as run:
             run.destination.answers.clear()
             batch = await run.handle(b"1", b"2", b"3")
-            await run.handle(b"lost", is_lost=lambda: True)
+            await run.handle(b"lost", is_lost=True)
             await run.handle(b"4", topic="u")
             await turns()
             assert run.destination.published == [("T", [b"1", b"2", b"3"]), ("U", [b"4"])]
@@ -341,5 +341,5 @@ class TestEnding:
             await run.handle(b"1", b"2")
             await turns()
             with pytest.raises(RuntimeError):
-                run.sink.failed.result()
+                run.sink.ended.result()
             assert run.fates.requeued == [(b"1", 0, False), (b"2", 0, False)]

@@ -5,16 +5,19 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.jobs.archive import ArchiveSettings, Shape, archive
+from nsqtools.spark.jobs.batches import LakeOutput
 from nsqtools.spark.jobs.progress import Totals
 from nsqtools.spark.lake.bodies import read_schema, with_columns
 from tests.support.servers import Nsqd, free_port
@@ -26,10 +29,12 @@ BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xf
 class Lake(OfTopic):
     """An archive of a topic."""
 
-    def settings(self, source: Mapping[str, str] | None = None, **shape: Any) -> ArchiveSettings:
+    def settings(
+        self, source: Mapping[str, str] | None = None, form: str = "parquet", **shape: Any
+    ) -> ArchiveSettings:
         return ArchiveSettings(
             source={**self.source(), **(source or {})},
-            output=str(self.folder),
+            output=LakeOutput(str(self.folder), form),
             stream=self.stream(),
             shape=Shape(**shape),
         )
@@ -147,7 +152,7 @@ def test_where_and_select_choose_rows_and_columns_and_json_has_text(lake: Lake) 
     """Topics have directories where asked, and files no such column."""
     lake.publish(*BODIES)
     totals = lake.archive(
-        format="json",
+        form="json",
         schema="user INT",
         where="user = 1 OR _corrupt IS NOT NULL",
         select="topic, body, message_id AS id, -- a note\nlength(body) AS size -- another",
@@ -198,15 +203,40 @@ def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wante
 def test_a_table_has_a_batch_once_although_a_run_failed_after_its_commit(lake: Lake) -> None:
     lake.publish(*BODIES)
     with crashing(WRITTEN):
-        lake.archive(format="delta")
-    assert lake.archive(format="delta").written == 0
+        lake.archive(form="delta")
+    assert lake.archive(form="delta").written == 0
     lake.publish(b"more")
-    lake.archive(format="delta")
+    lake.archive(form="delta")
     table = DeltaTable(str(lake.folder))
     assert table.metadata().partition_columns == ["date", "hour"]
     found = table.to_pyarrow_table(columns=["topic", "body", "date"]).to_pylist()
     assert Counter(row["body"] for row in found) == Counter([*BODIES, b"more"])
     assert {row["topic"] for row in found} == {lake.topic}
+
+
+def test_a_table_of_iceberg_has_hidden_partitions(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    for name, value in known.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__HERE__{name.upper()}", value)
+    output = LakeOutput("lake.events", "iceberg", "here")
+    lake.publish(*BODIES)
+    shape: dict[str, Any] = {"select": "topic, timestamp, body", "partition_by": "topic"}
+    settings = replace(lake.settings(**shape), output=output)
+    with crashing(WRITTEN):
+        archive(lake.spark, settings, **lake.given)
+    assert archive(lake.spark, settings, **lake.given).written == 0
+    lake.publish(b"more")
+    assert archive(lake.spark, settings, **lake.given).written == 1
+    table = load_catalog("here", **known).load_table("lake.events")
+    assert [each.name for each in table.spec().fields] == ["timestamp_hour", "topic"]
+    found = table.scan(row_filter=f"topic = '{lake.topic}'").to_arrow()
+    assert found.column_names == ["topic", "timestamp", "body"]
+    assert Counter(found["body"].to_pylist()) == Counter([*BODIES, b"more"])
+    other = replace(settings, output=replace(output, place="lake.others"))
+    with pytest.raises(ConfigError, match="belongs to --output iceberg:here/"):
+        archive(lake.spark, other, **lake.given)
 
 
 @MORE

@@ -11,7 +11,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from nsqtools.cli import cli
@@ -140,6 +143,15 @@ def plan_to_compact(example: Example) -> None:
     assert not (example.stage.folder / "compacted").exists()
 
 
+def compact_a_table(example: Example) -> None:
+    place = str(example.stage.folder / "table")
+    for body in BODIES:
+        write_deltalake(place, pa.table({"body": [body]}), mode="append")
+    assert example.run() == ""
+    [file] = DeltaTable(place).file_uris()
+    assert sorted(pq.ParquetFile(file).read()["body"].to_pylist()) == BODIES
+
+
 def replay(example: Example, goal: str) -> None:
     example.write_lake()
     assert example.run() == ""
@@ -176,6 +188,7 @@ EXPECTED: dict[str, Callable[[Example], None]] = {
     "--delete-inputs -q": compact_what_is_old,
     "nsqtools pipeline compact --input lake --output compacted --since 2026-11-21 "
     "--dry-run": plan_to_compact,
+    "nsqtools pipeline compact --input table": compact_a_table,
     "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
     "--where \"date = '2026-11-21'\"": partial(replay, goal="orders"),
     "nsqtools pipeline replay --input lake --topic again": partial(replay, goal="again"),

@@ -166,7 +166,10 @@ def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(run: Comp
     )
     assert keys(out) == rows_of([*messages, *others, late])
     changed = {name for name, data in walk(out) if before.get(name) != data}
-    assert {name.rpartition("/")[0] for name in changed} == {hours[1], "_nsqtools/compact"}
+    assert {name.rpartition("/")[0] for name in changed} == {
+        *(hours[1], "_nsqtools/compact", "_nsqtools/compact/files/2026-11-21"),
+        "_nsqtools/compact/inputs/d2",
+    }
 
 
 @MORE

@@ -1,19 +1,18 @@
 """Archives as Spark reads them: columns from the names of directories, and no more than needed."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.lake import dataframes
 from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import NINE, RAW, sent, to_file, to_parquet
+from tests.support.tables import files_read
 
 
 def to_lake(folder: Path, *, topics: bool) -> Path:
@@ -28,20 +27,6 @@ def to_lake(folder: Path, *, topics: bool) -> Path:
                     table = pa.parquet.ParquetFile(path).read().drop_columns("topic")
                     pa.parquet.write_table(table, path)
     return folder
-
-
-def files_read(query: DataFrame) -> int:
-    """Spark's own count, of a query that did not run before."""
-    query.collect()
-    plan = query._jdf.queryExecution().executedPlan()
-
-    def leaves(node: Any) -> Iterator[Any]:
-        found = node.finalPhysicalPlan() if "AdaptiveSparkPlan" in node.nodeName() else node
-        scans = found.collectLeaves()
-        for number in range(scans.size()):
-            yield scans.apply(number)
-
-    return sum(leaf.metrics().apply("numFiles").value() for leaf in leaves(plan))
 
 
 @pytest.mark.parametrize("topics", [True, False])

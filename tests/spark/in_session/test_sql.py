@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.jobs.batches import LakeOutput
 from nsqtools.spark.jobs.progress import Totals
 from nsqtools.spark.jobs.sql import (
     ArchivesSettings,
@@ -48,7 +49,7 @@ class Shown:
 
     @property
     def target(self) -> Destination:
-        return Destination("console", show=self)
+        return Destination(show=self)
 
 
 class Asking(OfTopic):
@@ -81,7 +82,7 @@ def test_windows_with_a_watermark_are_written_once_they_are_final(asking: Asking
         "SELECT user, sum(total) AS total FROM nsq "
         "GROUP BY window(timestamp, '1 millisecond'), user"
     )
-    target = Destination("parquet", output=str(asking.folder))
+    target = Destination(LakeOutput(str(asking.folder)))
     written = asking.ask(query, target, watermark=0.001).written
     asking.publish(b'{"user": 9, "total": 100}')
     written += asking.ask(query, target, watermark=0.001).written
@@ -112,7 +113,7 @@ def test_topics_are_joined_by_the_time_of_events_without_those_that_are_late(
         watermark=600.0,
     )
     settings = StreamSettings(
-        query, Destination("parquet", str(asking.folder)), source, asking.stream()
+        query, Destination(LakeOutput(str(asking.folder))), source, asking.stream()
     )
     runs = [
         (
@@ -179,7 +180,7 @@ def test_topics_are_joined_by_the_time_of_events_without_those_that_are_late(
 def test_a_query_that_cannot_be_is_known_before_a_message_moves(
     asking: Asking, query: str, culprit: str, more: dict[str, Any]
 ) -> None:
-    target = Shown().target if "checkpoint" in culprit else Destination("parquet", "/none")
+    target = Shown().target if "checkpoint" in culprit else Destination(LakeOutput("/none"))
     given = {key: text.format(topic=asking.topic) for key, text in more.get("source", {}).items()}
     named = {key: text for key, text in more.items() if key != "source"}
     settings = asking.settings(query.format(topic=asking.topic), target, **named)
@@ -192,7 +193,7 @@ def test_a_query_that_cannot_be_is_known_before_a_message_moves(
 
 @MORE
 def test_a_changed_query_is_told_to_take_another_checkpoint(asking: Asking) -> None:
-    target = Destination("parquet", str(asking.folder))
+    target = Destination(LakeOutput(str(asking.folder)))
     asking.publish(*ORDERS)
     windows = "SELECT count(*) AS n{} FROM nsq GROUP BY window(timestamp, '1 second'){}"
     asking.ask(windows.format("", ""), target, watermark=1.0)
@@ -234,9 +235,9 @@ def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: 
     sink = {"topic": f"{asking.topic}.out", "nsqd.tcp.addresses": str(asking.nsqd.tcp)}
     asking.nsqd.create(sink["topic"], "c")
     asking.publish(b'{"user": 1}', b"\xff")
-    asking.ask("SELECT upper(topic) AS topic, body FROM nsq", Destination("topic", sink=sink))
+    asking.ask("SELECT upper(topic) AS topic, body FROM nsq", Destination(sink=sink))
     asking.publish(b'{"user": 2}')
-    asking.ask("SELECT user FROM nsq", Destination("topic", sink=sink))
+    asking.ask("SELECT user FROM nsq", Destination(sink=sink))
     taken = Taken(nsqtools_cli, asking.nsqd, sink["topic"])
     assert sorted(taken()) == [b'{"user": 1}', b'{"user":2}', b"\xff"]
 
@@ -244,12 +245,12 @@ def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: 
 def test_a_table_gets_the_rows_of_a_query_and_new_columns_when_asked(asking: Asking) -> None:
     place = str(asking.folder)
     asking.publish(*ORDERS)
-    asking.ask("SELECT user FROM nsq", Destination("delta", output=place))
+    asking.ask("SELECT user FROM nsq", Destination(LakeOutput(place, "delta")))
     asking.publish(*ORDERS)
     more = "SELECT user, total FROM nsq"
     with pytest.raises(ConfigError, match="lacks total"):
-        asking.ask(more, Destination("delta", output=place))
-    asking.ask(more, Destination("delta", output=place, evolve=True))
+        asking.ask(more, Destination(LakeOutput(place, "delta")))
+    asking.ask(more, Destination(LakeOutput(place, "delta", evolve=True)))
     found = DeltaTable(place).to_pyarrow_table()
     assert found.num_rows == 2 * len(ORDERS)
     assert found["total"].null_count == len(ORDERS)
@@ -274,12 +275,12 @@ def test_archives_are_queried_once_and_plans_explained(asking: Asking, tmp_path:
     assert "StreamingRelation" in text
     ask(query, shown.target)
     assert sorted(shown.rows) == [(user, 10, True) for user in range(3)]
-    target = Destination("json", output=str(tmp_path / "json"))
+    target = Destination(LakeOutput(str(tmp_path / "json"), "json"))
     ask("SELECT user, body FROM nsq WHERE user = 2", target)
     (file,) = (tmp_path / "json").glob("*.json")
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [each["body"].encode() for each in found] == ORDERS[2::3]
-    ask("SELECT user, body FROM nsq", Destination("delta", output=str(tmp_path / "table")))
+    ask("SELECT user, body FROM nsq", Destination(LakeOutput(str(tmp_path / "table"), "delta")))
     table = DeltaTable(str(tmp_path / "table")).to_pyarrow_table(columns=["body"])
     assert sorted(table["body"].to_pylist()) == sorted(ORDERS)
     with pytest.raises(ConfigError, match="json: has files"):

@@ -37,12 +37,12 @@ def test_tasks_are_of_equal_size_and_hours_of_few_files(minutes: dict[int, int],
 @pytest.mark.parametrize(
     ("now", "read"),
     [
-        (FileFacts(2, 2, 55, 55), ALL),
-        (FileFacts(3, 3, 66, 55), 2),
-        (FileFacts(3, 3, 77, 44), 0),
-        (FileFacts(1, 1, 33, 33), 0),
-        (FileFacts(2, 2, 44, 44), 0),
-        (FileFacts(3, 0, 0, 0), 0),
+        (FileFacts(2, 2, 55, 55, 5, 6), ALL),
+        (FileFacts(3, 3, 66, 55, 5, 6), 2),
+        (FileFacts(3, 3, 77, 44, 5, 6), 0),
+        (FileFacts(1, 1, 33, 33, 5, 6), 0),
+        (FileFacts(2, 2, 44, 44, 5, 6), 0),
+        (FileFacts(3, 0, 0, 0, 5, 6), 0),
     ],
     ids=["touched", "grown", "replaced by more", "cut", "replaced by as much", "keyed now"],
 )
@@ -51,11 +51,12 @@ def test_of_a_file_with_bare_records_only_what_is_new_is_read(
 ) -> None:
     output = CompactOutput(str(tmp_path))
     new = Input("/logs/a.log", 9, 7, "records", "/logs")
-    output.inputs[new.path] = Known(5, 5, 2, "55", whole=False)
+    output.inputs[new.path] = Known(5, 5, 2, "55", at=-1, first=7, last=8)
     assert output.starts([new]) == {new.path: 2}
     known, starts = output.recognised([new], {new.path: now})
     assert starts.get(new.path, 0) == read
-    expected = Known(9, 7, now.rows, str(now.checksum or ""), whole=not read)
+    facts = {"at": -1, "first": 5, "last": 8} if read else {"at": 1, "first": 5, "last": 6}
+    expected = Known(9, 7, now.rows, str(now.checksum or ""), **facts)
     assert known == {new.path: expected}
 
 
@@ -81,5 +82,8 @@ def test_merged_are_small_files_of_the_hour_and_files_of_the_same_minutes(tmp_pa
         "date=1970-01-01/hour=01/part-small": HourFile(**small, first=90, last=119),
         "date=1970-01-01/hour=02/part-other": HourFile(**small, first=120, last=121),
     }
+    for path in output.files:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"x")
     found = output.meeting({70: 1}, file_size=1000)
     assert [path.rpartition("-")[2] for path in found] == ["same", "small"]

@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, Schema
 from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.lake.delta import DeltaOutput
+from nsqtools.spark.lake.delta import DeltaTable
+from nsqtools.spark.lake.tables import Token
 from nsqtools.spark.lake.write import PartFile, escaped
 from nsqtools.stores import open_store
 
@@ -43,16 +44,16 @@ def part(table: Path | str, name: str, topic: str | None = "t", **values: list[A
     return PartFile(path, rows.num_rows, rows.nbytes, store.stat(path).size, None, None)
 
 
-def commit(output: DeltaOutput, query: str, number: int, *files: PartFile) -> None:
-    assert not output.has(query, number)
-    output.commit(files, columns(), output.partitions(BY), query, number)
+def commit(output: DeltaTable, query: str, number: int, *files: PartFile) -> None:
+    assert not output.has(Token(query, number))
+    output.commit(files, columns(), BY, Token(query, number))
 
 
 def rows(table: Path | str) -> list[tuple[Any, ...]]:
     """What another engine makes of the table."""
     url = str(table).replace("s3a://", "s3://")
     options = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
-    there = DeltaTable(url, storage_options=options).to_pyarrow_dataset()  # noqa: F841 - in SQL
+    there = deltalake.DeltaTable(url, storage_options=options).to_pyarrow_dataset()  # noqa: F841 - in SQL
     found = duckdb.sql("SELECT hour, topic, count(*) FROM there GROUP BY ALL ORDER BY ALL")
     assert found
     return found.fetchall()
@@ -68,14 +69,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.timeout(900)  # MinIO may have to be built
 def test_a_batch_is_committed_once_and_others_may_write_meanwhile(place: str) -> None:
     """A name of a partition may need escapes, or be missing; the table keeps its own partitions."""
-    first, other = DeltaOutput(place), DeltaOutput(place)
-    assert not other.has(OURS, 0)
+    first, other = DeltaTable(place), DeltaTable(place)
+    assert not other.has(Token(OURS, 0))
     commit(first, OURS, 0, part(place, "0", "a#ephemeral"), part(place, "1", None))
-    assert other.has(OURS, 0)
-    assert not other.has(OURS, 1)
-    assert not other.has(THEIRS, 0)
+    assert other.has(Token(OURS, 0))
+    assert not other.has(Token(OURS, 1))
+    assert not other.has(Token(THEIRS, 0))
     commit(other, THEIRS, 7, part(place, "2"))
-    assert list(first.partitions(())) == list(BY)
     commit(first, OURS, 1, part(place, "3"))
     commit(first, OURS, 2)
     assert rows(place) == [(9, "a#ephemeral", 2), (9, "t", 4), (9, None, 2)]
@@ -83,12 +83,12 @@ def test_a_batch_is_committed_once_and_others_may_write_meanwhile(place: str) ->
 
 @pytest.mark.timeout(900)
 def test_of_two_who_write_a_batch_one_commits_it(place: str) -> None:
-    first, second = DeltaOutput(place), DeltaOutput(place)
+    first, second = DeltaTable(place), DeltaTable(place)
     commit(first, THEIRS, 0, part(place, "0"))
-    assert not first.has(OURS, 5)
-    assert not second.has(OURS, 5)
+    assert not first.has(Token(OURS, 5))
+    assert not second.has(Token(OURS, 5))
     for each in (first, second):
-        each.commit([part(place, str(id(each)))], columns(), BY, OURS, 5)
+        each.commit([part(place, str(id(each)))], columns(), BY, Token(OURS, 5))
     assert rows(place) == [(9, "t", 4)]
 
 
@@ -97,38 +97,39 @@ def test_a_commit_is_durable_also_if_it_is_found(
 ) -> None:
     synced: set[str] = set()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
-    output = DeltaOutput(str(tmp_path))
+    output = DeltaTable(str(tmp_path))
     for number in range(2):
         commit(output, OURS, number, part(tmp_path, str(number)))
         log = tmp_path / "_delta_log"
         newest = log / f"{output._table.version():020d}.json"  # type: ignore[union-attr]
         assert {str(newest), str(log), str(tmp_path)} <= synced
         synced.clear()
-        assert DeltaOutput(str(tmp_path)).has(OURS, number)
+        assert DeltaTable(str(tmp_path)).has(Token(OURS, number))
         assert {str(newest), str(log), str(tmp_path)} <= synced
         synced.clear()
 
 
 def test_columns_are_compared_and_new_ones_added_when_asked(tmp_path: Path) -> None:
-    commit(DeltaOutput(str(tmp_path)), OURS, 0, part(tmp_path, "0"))
+    commit(DeltaTable(str(tmp_path)), OURS, 0, part(tmp_path, "0"))
     user = {
         "type": "struct",
         "fields": [{"name": "id", "type": "long", "nullable": False, "metadata": {}}],
     }
     more = columns(user=user)
-    output = DeltaOutput(str(tmp_path))
+    output = DeltaTable(str(tmp_path))
     output.check(columns("topic", BODY="binary"))
-    assert output.names(["BODY", "new"]) == ["body", "new"]
     with pytest.raises(ConfigError, match=r"lacks user: .*--evolve"):
         output.check(more)
     with pytest.raises(ConfigError, match="has body as binary, not string"):
         output.check(columns("topic", body="string"))
-    output = DeltaOutput(str(tmp_path), evolve=True)
+    output = DeltaTable(str(tmp_path), evolve=True)
     output.check(more)
-    assert not output.has(OURS, 1)
+    assert not output.has(Token(OURS, 1))
     file = part(tmp_path, "1", user=[{"id": 1}, None])
-    output.commit([file], more, BY, OURS, 1)
-    found = DeltaTable(str(tmp_path)).to_pyarrow_table(columns=["user"])["user"].to_pylist()
+    output.commit([file], more, BY, Token(OURS, 1))
+    found = (
+        deltalake.DeltaTable(str(tmp_path)).to_pyarrow_table(columns=["user"])["user"].to_pylist()
+    )
     assert sorted(found, key=str) == [None, None, None, {"id": 1}]
 
 
@@ -142,18 +143,18 @@ def test_columns_are_compared_and_new_ones_added_when_asked(tmp_path: Path) -> N
 def test_a_table_that_would_be_damaged_is_refused(
     by: list[str], constraint: dict[str, str], text: str, tmp_path: Path
 ) -> None:
-    schema = Schema.from_json(json.dumps(columns(a="double").jsonValue()))
-    table = DeltaTable.create(str(tmp_path), schema, partition_by=by)
+    schema = deltalake.Schema.from_json(json.dumps(columns(a="double").jsonValue()))
+    table = deltalake.DeltaTable.create(str(tmp_path), schema, partition_by=by)
     if constraint:
         table.alter.add_constraint(constraint)
     with pytest.raises(ConfigError, match=text):
-        DeltaOutput(str(tmp_path)).check(columns(a="double"))
+        DeltaTable(str(tmp_path)).check(columns(a="double"))
 
 
 def test_a_damaged_table_a_type_of_spark_and_a_missing_package_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = DeltaOutput(str(tmp_path))
+    output = DeltaTable(str(tmp_path))
     with pytest.raises(ConfigError, match="a is of type interval"):
         output.check(columns(a="interval day to second"))
     (tmp_path / "_delta_log").mkdir()
@@ -162,4 +163,4 @@ def test_a_damaged_table_a_type_of_spark_and_a_missing_package_are_named(
         output.check(columns())
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(ConfigError, match=r"nsqtools\[delta\]"):
-        DeltaOutput(str(tmp_path))
+        DeltaTable(str(tmp_path))

@@ -60,13 +60,12 @@ def test_places_and_patterns_are_what_is_in_the_store(
     ):
         put(path, log)
     assert paths("", exclude=(f"{ROOT}out",)) == [*days, "logs/a.log"]
-    put("delta/_delta_log/0.json", log)
     assert paths("lake", "logs/") == [*days, "logs/a.log"]
     assert paths("lake/date=2026-11-2[01]", "l*s/a.*") == [*days[:2], "logs/a.log"]
     assert paths("lake/date=2026-11-{21,22}/hour=*/*.parquet") == days[1:]
     assert paths("lake/*") == days
     assert paths("lake/", exclude=(f"{ROOT}lake/date=2026-11-20",)) == days[1:]
-    for place in ("none", "la?", "delta", "logs/b.log.part", "lake/_nsqtools/none*"):
+    for place in ("none", "la?", "logs/b.log.part", "lake/_nsqtools/none*"):
         with pytest.raises(ConfigError, match="s3a://bucket/"):
             paths(place)
 

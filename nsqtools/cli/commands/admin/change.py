@@ -97,11 +97,11 @@ class ChangeRequest:
     def __post_init__(self) -> None:
         if self.must_ask and not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ConfigError(
-                f"{self.words} loses messages, and there is no terminal to ask on: give --yes"
+                f"{self.command} loses messages, and there is no terminal to ask on: give --yes"
             )
 
     @property
-    def words(self) -> str:
+    def command(self) -> str:
         """The command as typed."""
         return f"{self.kind} {self.action}"
 
@@ -236,7 +236,7 @@ def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
             }
         )
         return
-    header = ["server", "address", *(["request", "note"] if planned else [request.words])]
+    header = ["server", "address", *(["request", "note"] if planned else [request.command])]
     rows = []
     for step in steps:
         more = [step.request, _result(step)] if planned else [_result(step) or "done"]

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 # the event loop's clock.
 _HEAD = struct.Struct(">8sd")
 
-# Maximum batches under way: per producer, as in pub; in total at a fixed rate, enough for a slow
-# answer to delay no later batch; and their maximum bytes.
-_WINDOW = 8
-_RATED_WINDOW = 1000
-_WINDOW_BYTES = 64 << 20
+# Maximum batches without an answer: per producer, as in pub; in total at a fixed rate, enough for a
+# slow answer to delay no later batch; and their maximum bytes.
+_MAX_UNANSWERED = 8
+_MAX_UNANSWERED_RATED = 1000
+_MAX_UNANSWERED_BYTES = 64 << 20
 
 # Maximum delay of the event loop's timers: a batch no later than this is on time.
 _TICK = 0.002
@@ -70,9 +70,9 @@ class Sender:
         self.traffic.began = asyncio.get_running_loop().time()
         self._left = count
         self._end = self.traffic.began + duration
-        window = _RATED_WINDOW // len(producers) if self._interval else _WINDOW
-        max_lanes = _WINDOW_BYTES // (self._batch * self._size * len(producers))
-        lanes = range(max(1, min(window, max_lanes)))
+        unanswered = _MAX_UNANSWERED_RATED // len(producers) if self._interval else _MAX_UNANSWERED
+        max_lanes = _MAX_UNANSWERED_BYTES // (self._batch * self._size * len(producers))
+        lanes = range(max(1, min(unanswered, max_lanes)))
         await together(*(self._lane(each, stop) for each in producers for _ in lanes))
 
     async def _lane(self, producer: Producer, stop: asyncio.Event) -> None:

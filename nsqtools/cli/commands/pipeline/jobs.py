@@ -25,7 +25,10 @@ from nsqtools.spark.jobs import replay as republishing
 from nsqtools.spark.jobs.compact import CompactSettings
 from nsqtools.spark.jobs.replay import ReplaySettings
 from nsqtools.spark.lake.folders import check_output
-from nsqtools.spark.properties import is_local
+from nsqtools.spark.lake.inputs import expanded
+from nsqtools.spark.lake.snapshots import compact_table, is_table
+from nsqtools.spark.properties import check_variables, is_local
+from nsqtools.stores import in_threads
 from nsqtools.stores.places import OURS, below, is_pattern, local
 
 if TYPE_CHECKING:
@@ -45,7 +48,19 @@ def compact(
     spark: SparkOptions,
     metrics: MetricsOptions,
 ) -> None:
-    """Merge archives. Raises Ended with PARTIAL if an input could not be deleted."""
+    """Merge archives, or the small files of tables.
+
+    Raises Ended with PARTIAL if an input could not be deleted.
+    """
+    check_inputs(inputs.input)
+    places = list(expanded(inputs.input))
+    tables = [place for place, is_ in zip(places, in_threads(is_table, places), strict=True) if is_]
+    if tables:
+        _check_tables(tables, places, compaction)
+        asyncio.run(_compact_tables(tables, compaction.file_size, spark, metrics))
+        return
+    if not compaction.output:
+        raise ConfigError("--output is required, unless --input is a table")
     settings = CompactSettings(
         inputs=inputs.input,
         output=compaction.output,
@@ -57,7 +72,7 @@ def compact(
         file_size=compaction.file_size,
         dry_run=compaction.dry_run,
     )
-    check_inputs(settings.inputs)
+    check_variables(spark.conf, [*settings.inputs, settings.output])
     compacting.check_apart(settings)
     root = local(settings.output)
     if root is not None:
@@ -78,6 +93,40 @@ def compact(
     if done.kept:
         log.error("%s of --input could not be deleted", counted(done.kept, "file"))
         raise Ended(Exit.PARTIAL)
+
+
+def _check_tables(tables: list[str], places: list[str], compaction: CompactOptions) -> None:
+    """Raise ConfigError for inputs and options that do not go with tables."""
+    if len(tables) < len(places):
+        raise ConfigError(f"--input {tables[0]}: is a table: compact it in a run of its own")
+    given = {
+        "--output": compaction.output,
+        "--since": compaction.since,
+        "--until": compaction.until,
+        "--older-than": compaction.older_than,
+        "--delete-inputs": compaction.delete_inputs,
+        "--dry-run": compaction.dry_run,
+    }
+    if wrong := [name for name, value in given.items() if value]:
+        raise ConfigError(
+            f"{wrong[0]}: --input {tables[0]} is a table, which is compacted where it is: omit "
+            f"{wrong[0]}"
+        )
+
+
+async def _compact_tables(
+    tables: list[str], file_size: int, spark: SparkOptions, metrics: MetricsOptions
+) -> None:
+    """Compact one table after another; a signal ends the run between two."""
+    run = Run(spark, metrics, StepView())
+    for table in tables:
+        if run.stop.is_set():
+            raise Ended(run.signals.exit_code(Exit.FAILURE))
+        done = await run.without_spark(lambda _: compact_table(table, file_size))  # noqa: B023
+        conclude(
+            f"{table}: {counted(done.merged, 'file')} merged into {done.files:,}, "
+            f"{counted(done.deleted, 'replaced file')} deleted"
+        )
 
 
 async def _compact(
@@ -123,6 +172,7 @@ def replay(
         order_by=replaying.order_by,
         rate=replaying.rate,
     )
+    check_variables(spark.conf, [*settings.inputs, settings.staging])
     with locked(replaying.lock):
         check_free(f"{settings.staging}/lock")
         asyncio.run(_replay(settings, spark, metrics))

@@ -18,7 +18,7 @@ from nsqtools.spark.properties import is_local
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_sink, parse_source, with_secret
 from nsqtools.stores import stored
-from nsqtools.stores.places import is_pattern, local
+from nsqtools.stores.places import is_named, is_pattern, local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ def check_inputs(inputs: Iterable[str]) -> None:
     """Raise ConfigError for an input that does not exist or cannot be listed."""
     for text in inputs:
         places = list(expanded([text]))
-        if is_pattern(text):
+        if is_pattern(text) or is_named(text):
             continue
         store, path = stored(*places)
         try:

@@ -36,6 +36,7 @@ from nsqtools.config.connection import without_waiting
 from nsqtools.config.lake import result_format
 from nsqtools.errors import ConfigError
 from nsqtools.spark.executors import packages_of
+from nsqtools.spark.jobs.batches import LakeOutput
 from nsqtools.spark.jobs.sql import (
     ArchivesSettings,
     Destination,
@@ -94,12 +95,12 @@ def sql(
             return
         with locked(stream.lock):
             work = partial(query_archives, settings=archives)
-            packages = packages_of(goal.sink, places=[goal.output])
+            packages = packages_of(goal.sink, places=[asked.output])
             _once(work, spark, metrics, packages, prints=prints)
         return
     _check_stream(source, asked, stream)
     with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
-        places, more = Places.of(stream, asked.output), {}
+        places, more = Places.of(stream, asked.output, asked.catalog), {}
         if prints and not stream.checkpoint:
             places = Places("", scratch, _kept(source, stream.staging))
             more = {"streamName": "console"}
@@ -198,15 +199,17 @@ def _target(
     asked: QueryOptions, source: QuerySourceOptions, spark: SparkOptions, target: ProducerConfig
 ) -> Destination:
     if result_format(asked) == "console":
-        return Destination("console", show=_show)
-    if result_format(asked) != "topic":
-        return Destination(result_format(asked), output=asked.output, evolve=asked.evolve)
+        return Destination(show=_show)
+    if asked.output:
+        output = LakeOutput(asked.output, result_format(asked), asked.catalog, asked.evolve)
+        output.open()
+        return Destination(output)
     sink = {"topic": asked.destination_topic, **connection_options(target, spark.master)}
     if asked.destination_nsqd_tcp_address:
         sink["nsqd.tcp.addresses"] = ",".join(asked.destination_nsqd_tcp_address)
     else:
         sink |= servers(source)
-    return Destination("topic", sink=sink)
+    return Destination(sink=sink)
 
 
 def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:

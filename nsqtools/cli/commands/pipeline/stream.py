@@ -19,16 +19,18 @@ from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
 from nsqtools.cli.commands.pipeline.views import StreamView, conclude
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.config.units import counted
-from nsqtools.errors import NSQError, PeerError
+from nsqtools.errors import ConfigError, NSQError, PeerError
 from nsqtools.spark.executors import packages_of
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.jobs.archive import ArchiveSettings, Shape
 from nsqtools.spark.jobs.archive import archive as archive_topics
+from nsqtools.spark.jobs.batches import LakeOutput
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.streams import Stream
 from nsqtools.spark.lake.folders import check_output
 from nsqtools.spark.lake.write import write_files
+from nsqtools.spark.properties import check_variables
 from nsqtools.spark.requirements import require_spark
 from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
@@ -56,15 +58,25 @@ _LOOK = 10.0  # seconds between polls of a service's servers
 
 
 class Places(NamedTuple):
-    """Where a stream writes and keeps its state: absolute paths, or URLs."""
+    """Where a stream writes and keeps its state: absolute paths, or URLs.
+
+    ``output`` is empty for a topic, the console, and a table that a catalog knows.
+    """
 
     output: str
     checkpoint: str
     staging: str
 
     @classmethod
-    def of(cls, stream: StreamOptions, output: str) -> Places:
-        """The places given by the options; by default below the output or the checkpoint."""
+    def of(cls, stream: StreamOptions, output: str, catalog: str) -> Places:
+        """The places given by the options; by default below the output or the checkpoint.
+
+        Raises ConfigError for a table of a catalog without a checkpoint.
+        """
+        if catalog:
+            if not stream.checkpoint:
+                raise ConfigError("--checkpoint is required with --format iceberg")
+            output = ""
         home = below(output, OURS) if output else stream.checkpoint
         return cls(
             _absolute(output) if output else "",
@@ -89,20 +101,22 @@ def archive(
     config: StreamConfig,
 ) -> None:
     """Archive topics."""
-    places = Places.of(stream, lake.output)
+    places = Places.of(stream, lake.output, lake.catalog)
+    output = LakeOutput(places.output or lake.output, lake.format, lake.catalog, lake.evolve)
+    table = output.open()
+    if table and lake.check:
+        table.verify()
     settings = ArchiveSettings(
         source=source_options(source, stream, config, master=spark.master, staging=places.staging),
-        output=places.output,
+        output=output,
         stream=Stream(places.checkpoint, stream.trigger if stream.continuous else None),
         shape=Shape(
-            lake.format,
             schema_text(bodies.schema),
             bodies.infer,
             lake.where,
             lake.select,
             lake.partition_by,
         ),
-        evolve=lake.evolve,
     )
     StreamJob(
         partial(archive_topics, settings=settings),
@@ -161,6 +175,7 @@ class StreamJob:
         """
         if self.places.output:
             check_output(self.places.output, "--output")
+        check_variables(self.spark.conf, self.places)
         checkpoint = self.checkpoint
         option = "--staging" if self.is_kept else "--checkpoint"
         mask = 0o077 if self.is_kept else None  # messages not yet shown are private
@@ -258,17 +273,18 @@ class StreamJob:
         """Start Spark, and let it write and read a file in the output. Raises what a run raises."""
         require_spark()
         probe(self.checkpoint.staging)
-        place = below(self.places.output, OURS, f"check-{uuid4().hex}")
+        root = self.places.output or self.places.checkpoint
+        place = below(root, OURS, f"check-{uuid4().hex}")
 
         def work(spark: Any, **_: Any) -> None:
             try:
                 write_files(spark.range(1), place, "parquet")
                 spark.read.parquet(as_url(place)).count()
             finally:
-                open_store(self.places.output).delete(f"{OURS}/{place.rpartition('/')[2]}")
+                open_store(root).delete(f"{OURS}/{place.rpartition('/')[2]}")
 
         await run.until_done(work, if_stopped="stopped before the check was done")
-        click.echo(f"ready: {counted(count, 'message')} waiting for {self.places.output}")
+        click.echo(f"ready: {counted(count, 'message')} waiting for {root}")
 
 
 @contextlib.contextmanager

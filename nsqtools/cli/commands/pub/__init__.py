@@ -57,10 +57,8 @@ def _warn_of_turns(target: TargetOptions, config: ProducerConfig) -> None:
     """Warn of several nsqds without --mode: to_nsq would publish a copy to each."""
     import logging
 
-    from nsqtools.cli.resolver import is_default
-
     count = len(set(target.nsqd_tcp_address))
-    if count > 1 and is_default(click.get_current_context(), "config", "mode"):
+    if count > 1 and click.get_current_context().obj.is_default("config", "mode"):
         logging.getLogger(__name__).warning(
             "each message goes to one of %d nsqds; --mode all publishes a copy to each, as to_nsq "
             "does (--mode %s silences this warning)",

@@ -42,8 +42,8 @@ _STDIN = 0
 # batches.
 _READ_SIZE = 256 << 10
 
-# Batches in flight. More would only wait in nsqd's socket.
-_WINDOW = 8
+# Maximum batches without an answer. More would only wait in nsqd's socket.
+_MAX_UNANSWERED = 8
 
 
 class PubRun:
@@ -222,7 +222,7 @@ class PubRun:
                 stop = min(stop, start + self._replay.burst(timestamps, start, now=loop.time()))
             stop = start + self._pace.burst(stop - start)
             await self._rest(self._pace.delay(stop - start, now=loop.time()))
-            await self._wait_for_answers(_WINDOW - 1)
+            await self._wait_for_answers(_MAX_UNANSWERED - 1)
             self._under_way.add(loop.create_task(self._publish(records[start:stop])))
             start = stop
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nsqtools.cli.exits import Ended, cause, debugging, one_line, words
+from nsqtools.cli.exits import Ended, cause, debugging, error_line, one_line
 from nsqtools.cli.options import Command
 from nsqtools.config.option import flag_name
 from nsqtools.errors import OutputClosedError
@@ -74,7 +74,7 @@ def _as_plugin(*, is_check: bool) -> Iterator[None]:
             print_exception(error)
         from nsqtools.policy.checks import unknown
 
-        verdict = unknown(words(error))
+        verdict = unknown(error_line(error))
         try:
             click.echo(nagios(verdict), nl=False)
         except BrokenPipeError:
