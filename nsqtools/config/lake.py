@@ -162,7 +162,7 @@ class StreamConfig(ClientConfig):
         ConsumerConfig.max_in_flight,
         default=5_000,
         minimum=1,
-        help="Maximum messages in flight per nsqd, topic and task of --connections.",
+        help="Maximum messages in flight per task.",
     )
     max_in_flight_bytes: int = ConsumerConfig.max_in_flight_bytes
     msg_timeout: float = ConsumerConfig.msg_timeout
@@ -189,7 +189,10 @@ class StreamOptions(Options):
         "Maximum messages per batch; 0 for all waiting messages.", 500_000
     )
     connections: int = integer(
-        "Connections to each nsqd, each with a task of its own.", 2, minimum=1, maximum=256
+        "Maximum connections per topic and nsqd, each in a task of its own.",
+        2,
+        minimum=1,
+        maximum=256,
     )
     checkpoint: str = path(
         "Directory or URL for the state of the stream: a run continues where the last run ended.",

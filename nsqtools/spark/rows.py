@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.proto.messages import Message
+    from nsqtools.spark.source.plans import TopicOnNsqd
 
 ROW_SCHEMA = pa.schema(
     [
@@ -29,22 +31,22 @@ ROW_SCHEMA = pa.schema(
 )
 """``nsqd`` is host:tcp_port, ``message_id`` 16 hex digits, ``timestamp`` the time of publishing."""
 
-KEY_SCHEMA = pa.schema([("message_id", pa.string()), ("timestamp_ns", pa.int64())])
-"""The columns that identify a message of a topic on an nsqd."""
+_NAME = pa.dictionary(pa.int32(), pa.string())
+KEY_SCHEMA = pa.schema(
+    [
+        ("topic", _NAME),
+        ("nsqd", _NAME),
+        ("message_id", pa.string()),
+        ("timestamp_ns", pa.int64()),
+    ]
+)
+"""The columns that identify a message."""
 
 _REST_SCHEMA = pa.schema([("attempts", pa.int32()), ("body", pa.binary())])
 
 
-class RowOrigin(NamedTuple):
-    """The origin shared by all messages of a partition; ``nsqd`` is host:tcp_port."""
-
-    topic: str
-    channel: str
-    nsqd: str
-
-
 class Segment(NamedTuple):
-    """Messages of one origin in two batches of equal length: KEY_SCHEMA, and the rest."""
+    """Messages in two batches of equal length: KEY_SCHEMA, and the rest."""
 
     keys: pa.RecordBatch
     rest: pa.RecordBatch
@@ -54,30 +56,47 @@ class Segment(NamedTuple):
         return _serialise(self.keys), _serialise(self.rest)
 
 
-def make_segment(messages: Sequence[Message], nsqd: str) -> Segment:
-    """Return messages as a segment. Raises ProtocolError if an id is not UTF-8 text."""
+def make_segment(parts: Sequence[tuple[TopicOnNsqd, Sequence[Message]]]) -> Segment:
+    """Return the messages of topics on nsqds as a segment, in this order.
+
+    Raises ProtocolError if an id is not UTF-8 text.
+    """
+    messages = list(chain.from_iterable(part for _, part in parts))
     try:
         ids = pa.array([message.id for message in messages], pa.string())
     except pa.ArrowInvalid as error:
+        nsqd = next(
+            queue[1] for queue, part in parts if not all(_is_text(message.id) for message in part)
+        )
         raise ProtocolError(
             "sent a message id that is not text: is this an nsqd?", Address.parse(nsqd)
         ) from error
     nanoseconds = pa.array([message.timestamp for message in messages], pa.int64())
     attempts = pa.array([message.attempts for message in messages], pa.int32())
     bodies = pa.array([message.body for message in messages], pa.binary())
+    topics, nsqds = (
+        pa.concat_arrays(
+            [pa.repeat(pa.scalar(queue[each], pa.string()), len(part)) for queue, part in parts]
+        ).dictionary_encode()
+        for each in range(2)
+    )
     return Segment(
-        pa.RecordBatch.from_arrays([ids, nanoseconds], schema=KEY_SCHEMA),
+        pa.RecordBatch.from_arrays([topics, nsqds, ids, nanoseconds], schema=KEY_SCHEMA),
         pa.RecordBatch.from_arrays([attempts, bodies], schema=_REST_SCHEMA),
     )
 
 
-def rows_of(origin: RowOrigin, keys: pa.Buffer, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a serialised segment, in ROW_SCHEMA."""
-    with pa.ipc.open_stream(keys) as some, pa.ipc.open_stream(rest) as others:
-        for each, other in zip(some, others, strict=True):
-            ids, nanoseconds = each.columns
+def rows_of(
+    channel: str, keys: pa.Buffer, rest: pa.Buffer, queue: TopicOnNsqd | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a serialised segment, in ROW_SCHEMA; ``queue`` as in ``keys_of``."""
+    with pa.ipc.open_stream(rest) as others:
+        for each, other in zip(keys_of(keys, queue).to_batches(), others, strict=True):
+            topics, nsqds, ids, nanoseconds = each.columns
             columns = [
-                *(pa.repeat(pa.scalar(name, pa.string()), each.num_rows) for name in origin),
+                topics.dictionary_decode(),
+                pa.repeat(pa.scalar(channel, pa.string()), each.num_rows),
+                nsqds.dictionary_decode(),
                 ids,
                 pc.cast(nanoseconds.view(pa.timestamp("ns", "UTC")), _MICROSECONDS, safe=False),
                 nanoseconds,
@@ -86,7 +105,27 @@ def rows_of(origin: RowOrigin, keys: pa.Buffer, rest: pa.Buffer) -> Iterator[pa.
             yield pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
+def keys_of(keys: pa.Buffer, queue: TopicOnNsqd | None) -> pa.Table:
+    """Return the keys of a serialised segment, in KEY_SCHEMA.
+
+    Segments of earlier versions have one topic on one nsqd, ``queue``, without columns for it.
+    """
+    table = pa.ipc.open_stream(keys).read_all()
+    if queue and "topic" not in table.column_names:
+        names = [pa.repeat(name, table.num_rows).dictionary_encode() for name in queue]
+        table = pa.table([*names, *table.columns], schema=KEY_SCHEMA)
+    return table
+
+
 _MICROSECONDS = ROW_SCHEMA.field("timestamp").type
+
+
+def _is_text(message_id: bytes) -> bool:
+    try:
+        message_id.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _serialise(batch: pa.RecordBatch) -> pa.Buffer:

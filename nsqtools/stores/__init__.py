@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.stores.interface import UNNAMED, reason
+from nsqtools.stores.interface import THREADS, UNNAMED, reason
 from nsqtools.stores.mounted import LocalStore
 from nsqtools.stores.objectstore import open_objects
 from nsqtools.stores.places import HADOOP, local
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_THREADS = 8
 _PATIENCE = 30.0
 """Timeout in seconds for a probe: longer than the retries of refused connections."""
 
@@ -75,9 +74,12 @@ def _whole_store(place: str) -> Store:
     return open_store(place, "--input")
 
 
-def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def in_threads(work: Callable[[T], R], items: Iterable[T], threads: int = THREADS) -> list[R]:
     """Return the results for all items; threads let requests to stores wait in parallel."""
-    with ThreadPoolExecutor(_THREADS) as pool:
+    items = list(items)
+    if min(threads, len(items)) < 2:
+        return list(map(work, items))
+    with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, items))
 
 

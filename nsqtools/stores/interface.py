@@ -9,12 +9,13 @@ import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from typing import Any, BinaryIO, TypeAlias
 
     Data: TypeAlias = bytes | memoryview
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 UNNAMED = ".nsqtools-"
 """The prefix of files still being written; every reader skips hidden files."""
 
+THREADS = 16
+"""Number of requests to a server at once."""
 READ = 8 << 20
 """Bytes per read request."""
 _PIECE = 1 << 20
@@ -46,6 +49,8 @@ class Store(ABC):
 
     patience: float | None = None
     """Maximum seconds of a request to a server, including its retries; None for no limit."""
+    threads = THREADS
+    """Number of threads for many requests."""
 
     def __init__(self, place: str) -> None:
         self.place = place.rstrip("/") or "/"
@@ -70,7 +75,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
-        """Return the content of a file, or a part of it."""
+        """Return the content of a file, or a part of it, as much as there is."""
 
     @abstractmethod
     def list(self, path: str) -> list[str]:
@@ -79,6 +84,14 @@ class Store(ABC):
     @abstractmethod
     def files(self, path: str = "") -> Iterator[StoredFile]:
         """Yield all files below a folder; none if it does not exist."""
+
+    def list_below(self, path: str) -> Mapping[str, Collection[str]]:
+        """Return the names of the files in each folder of a folder; empty if it does not exist."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for each in self.files(path):
+            folder, _, name = posixpath.relpath(each.path, path).rpartition("/")
+            found[folder].add(name)
+        return found
 
     @abstractmethod
     def stat(self, path: str) -> StoredFile:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from nsqtools.stores.interface import UNNAMED, Store, StoredFile, naming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from typing import BinaryIO
 
     from nsqtools.stores.interface import Data
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class LocalStore(Store):
     """A Store on a mounted file system with hard links: a local disk, or NFS shared by hosts."""
+
+    threads = 1
 
     def put_if_absent(self, path: str, data: Data) -> bool:
         """Write a file without a name, and link it: link(2) never replaces a file."""
@@ -61,6 +63,10 @@ class LocalStore(Store):
             return [name for name in os.listdir(folder) if not name.startswith(UNNAMED)]
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def list_below(self, path: str) -> Mapping[str, Collection[str]]:
+        """Read the directories as ``list`` does."""
+        return {name: self.list(f"{path}/{name}") for name in self.list(path)}
 
     def files(self, path: str = "") -> Iterator[StoredFile]:
         """Yield all files below a directory."""

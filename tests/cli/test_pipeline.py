@@ -28,7 +28,7 @@ from nsqtools.spark.jobs import replay
 from nsqtools.spark.jobs.checkpoint import Checkpoint, stamp_of
 from nsqtools.spark.jobs.guard import only_one
 from nsqtools.spark.jobs.progress import Progress
-from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.source.plans import BatchPlan, Quota
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.sparksession import open_session
 from nsqtools.spark.staging.ledger import Ledger
@@ -531,8 +531,8 @@ def test_nothing_is_left_to_do_once_all_that_was_planned_or_staged_is_done(tmp_p
     (place / "nsq-source").rename(tmp_path / "stamp")
     assert not checkpoint.is_settled(stamp)
     (tmp_path / "stamp").rename(place / "nsq-source")
-    offset = Offset("0" * 32, 2, (Quota("t", "a:1", 1),))
-    Ledger(open_store(str(tmp_path / "s")), offset.stream).prepare(offset)
+    plan = BatchPlan("0" * 32, 2, ((Quota("t", "a:1", 1),),))
+    Ledger(open_store(str(tmp_path / "s")), plan.stream).prepare(plan)
     assert not checkpoint.is_settled(stamp)
 
 

@@ -185,4 +185,5 @@ def _source_options(rng: Random) -> tuple[str, ...]:
         *("maxMessagesPerTrigger", rng.choice(("0", "10", "50"))),
         *("idleTimeoutMs", rng.choice(("500", "2000"))),
         *("pollIntervalMs", rng.choice(("1000", "5000"))),
+        *("partitions", "1"),  # or as many as connections, whatever the machine
     )

@@ -269,4 +269,5 @@ class StagingLife(Life):
 
 
 def _key(part: Any) -> Part:
-    return part.stream, part.batch, part.number
+    batch = getattr(part, "offset", part)
+    return batch.stream, batch.batch, part.number

@@ -9,7 +9,7 @@ import pytest
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp
 from nsqtools.spark.lake.folders import sync_log
 from nsqtools.spark.source import source
-from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.source.plans import BatchPlan, Offset, Quota
 from nsqtools.spark.source.source import NsqStreamReader
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.staging.ledger import Ledger
@@ -47,16 +47,17 @@ def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(
     monkeypatch.setattr(source, "sync_log", note)
     given = {"subscribe": "events", "channel": "lake", "checkpointPath": "/checkpoint"}
     reader = NsqStreamReader(parse_source({**given, "stagingLocation": str(staging)}))
-    end = Offset("a" * 32, 1, (Quota("events", "127.0.0.1:4150", 1),)).to_json()
-    Ledger(LocalStore(str(staging)), "a" * 32).prepare(Offset.from_json(end))
-    reader.partitions(Offset("a" * 32, 0, ()).to_json(), end)
+    plan = BatchPlan("a" * 32, 1, TASKS)
+    Ledger(LocalStore(str(staging)), plan.stream).prepare(plan)
+    end = plan.offset.to_json()
+    reader.partitions(Offset(plan.stream, 0).to_json(), end)
     assert noted == [("offsets", ["b"])]
     reader.commit(end)
     assert noted[1:] == [("commits", ["b"])]
     assert [path.name[0] for path in staging.glob("*/*")] == ["d"]
 
 
-QUOTAS = (Quota("events", "127.0.0.1:4150", 1),)
+TASKS = ((Quota("events", "127.0.0.1:4150", 1),),)
 
 
 def test_of_several_streams_those_with_the_name_of_the_checkpoint_are_its_own(
@@ -64,9 +65,9 @@ def test_of_several_streams_those_with_the_name_of_the_checkpoint_are_its_own(
 ) -> None:
     checkpoint = Checkpoint(str(tmp_path / "state"), str(tmp_path / "staging"))
     group = Stamp(checkpoint, {}).group
-    own = [Offset(f"{group}{name * 16}", 1, QUOTAS) for name in "ab"]
-    for offset in [*own, Offset("c" * 32, 1, QUOTAS)]:
-        Ledger(checkpoint.staging, offset.stream).prepare(offset)
+    own = [BatchPlan(f"{group}{name * 16}", 1, TASKS) for name in "ab"]
+    for plan in [*own, BatchPlan("c" * 32, 1, TASKS)]:
+        Ledger(checkpoint.staging, plan.stream).prepare(plan)
     assert checkpoint.planned() == own
     checkpoint.clean({own[0].stream: 1})
     assert checkpoint.planned() == own[1:]
@@ -77,8 +78,8 @@ def test_a_commit_lasts_before_its_batch_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = Checkpoint(str(tmp_path / "state"), str(tmp_path / "staging"))
-    offset = Offset("a" * 32, 1, QUOTAS)
-    Ledger(checkpoint.staging, offset.stream).prepare(offset)
+    plan = BatchPlan("a" * 32, 1, TASKS)
+    Ledger(checkpoint.staging, plan.stream).prepare(plan)
     (tmp_path / "state/commits").mkdir(parents=True)
 
     def fail(fd: int) -> None:
@@ -86,9 +87,9 @@ def test_a_commit_lasts_before_its_batch_is_removed(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
-        checkpoint.clean({offset.stream: 1})
+        checkpoint.clean({plan.stream: 1})
     assert "input/output error" in caplog.text
-    assert Ledger(checkpoint.staging, offset.stream).pending() == offset
+    assert Ledger(checkpoint.staging, plan.stream).pending() == plan
 
 
 def test_only_an_unfinished_batch_can_have_left_files_of_other_settings(tmp_path: Path) -> None:

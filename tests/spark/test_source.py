@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigError, OutputError
@@ -17,78 +16,20 @@ from nsqtools.spark.source.datasource import SCHEMA, NsqDataSource
 from nsqtools.spark.source.plans import Offset
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.source.source import NsqStreamReader
-from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.spark.source.stagingreader import StagingReader
-from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import StaleError
 from nsqtools.spark.staging.partitions import Claim
-from nsqtools.stores import open_store
+from tests.support.driving import ALL, Driven
 from tests.support.eventually import eventually
 from tests.support.ledgers import bodies_of, claim_of
 from tests.support.servers import drained, free_port
-from tests.support.streaming import numbered, publish, source
+from tests.support.streaming import numbered, source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from nsqtools.spark.rows import Segment
     from tests.support.servers import Nsqd
-
-    Json = dict[str, Any]
-
-ALL = ReadAllAvailable()
-
-
-class Driven:
-    """A reader of a topic that is driven as Spark does, without a JVM."""
-
-    def __init__(self, nsqd: Nsqd, topic: str, options: Mapping[str, str]) -> None:
-        self.nsqd, self.topic, self.options = nsqd, topic, options
-        self.settings = parse_source(options)
-        self.reader = NsqStreamReader(self.settings)
-
-    def anew(self, **more: str) -> Driven:
-        """Another process, with some other options."""
-        changed = {name.replace("__", "."): text for name, text in more.items()}
-        return Driven(self.nsqd, self.topic, {**self.options, **changed})
-
-    def publish(self, *numbers: int) -> None:
-        publish(self.nsqd, self.topic, numbered(*numbers))
-
-    @property
-    def depth(self) -> int:
-        depth: int = self.nsqd.channel(self.topic, "c")["depth"]
-        return depth
-
-    def plan(self, start: Json | None = None, limit: Any = ALL) -> Json:
-        return self.reader.latestOffset(start or self.reader.initialOffset(), limit)
-
-    def read(self, start: Json, end: Json) -> list[Json]:
-        """What executors read: each partition by a copy of its own."""
-        rows = []
-        for partition in self.reader.partitions(start, end):
-            executor, sent = pickle.loads(pickle.dumps((self.reader, partition)))
-            rows += [row for batch in executor.read(sent) for row in batch.to_pylist()]
-        return rows
-
-    def first(self, limit: Any = ALL) -> tuple[Json, Json, list[Json]]:
-        """The first batch: its start, its end and its rows."""
-        start = self.reader.initialOffset()
-        end = self.plan(start, limit)
-        return start, end, self.read(start, end)
-
-    def drain(self, start: Json | None = None, limit: Any = ALL) -> tuple[Json, list[list[Json]]]:
-        """All batches until there is nothing to read."""
-        batches = []
-        start = start or self.reader.initialOffset()
-        while (end := self.plan(start, limit)) != start:
-            batches.append(self.read(start, end))
-            start = end
-        return start, batches
-
-    def ledger(self, offset: Json) -> Ledger:
-        return Ledger(open_store(self.options["stagingLocation"]), offset["stream"])
 
 
 @pytest.fixture
@@ -101,22 +42,22 @@ def test_a_stream_has_an_id_of_its_own_or_goes_on_with_what_one_of_its_name_has_
 ) -> None:
     offset = driven.reader.initialOffset()
     assert driven.reader.initialOffset() == offset
-    assert (offset["batch"], offset["quotas"]) == (0, ())
+    assert (offset["batch"], offset["plan"]) == (0, "")
     assert driven.anew().reader.initialOffset()["stream"] != offset["stream"]
     driven.publish(5)
     first = driven.anew(streamName="mine")
     start, done, _ = first.first(ReadMaxRows(2))
-    assert start == Offset("mine", 0, ()).to_json()
+    assert start == Offset("mine", 0).to_json()
     planned = first.plan(done, ReadMaxRows(2))
     first.reader.commit(done)
     rows = first.read(done, planned)
     driven.nsqd.empty(driven.topic, "c")
     again = first.anew()
-    assert again.reader.initialOffset() == Offset("mine", 1, ()).to_json()
+    assert again.reader.initialOffset() == Offset("mine", 1).to_json()
     last, batches = again.drain()
     assert batches == [rows]
     again.reader.commit(last)
-    assert first.anew().reader.initialOffset() == Offset("mine", 2, ()).to_json()
+    assert first.anew().reader.initialOffset() == Offset("mine", 2).to_json()
 
 
 def test_batches_have_messages_up_to_the_limit_which_connections_share(driven: Driven) -> None:
@@ -127,7 +68,7 @@ def test_batches_have_messages_up_to_the_limit_which_connections_share(driven: D
     start = driven.reader.initialOffset()
     assert driven.plan(start) == start
     driven.publish(250)
-    assert len(driven.plan(start, limit)["quotas"]) == 3
+    assert len(driven.reader.partitions(start, driven.plan(start, limit))) == 3
     assert driven.reader.reportLatestOffset() == {"backlog": 150, "notes": []}
     _, batches = driven.drain(start, limit)
     assert [len(rows) for rows in batches] == [100, 100, 50]
@@ -243,7 +184,8 @@ def test_what_comes_again_and_is_staged_is_no_reason_to_end_or_to_rest(
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.reader.partitions(start, end)
-    claim = claim_of(driven.ledger(end), Offset.from_json(end), 0)
+    (quotas,) = (plan := driven.ledger(end).expect(Offset.from_json(end))).tasks
+    claim = claim_of(driven.ledger(end), plan, 0)
     assert isinstance(claim, Claim)
     add = claim.add
 
@@ -253,7 +195,7 @@ def test_what_comes_again_and_is_staged_is_no_reason_to_end_or_to_rest(
 
     monkeypatch.setattr(claim, "add", staged_and_given_back)
     with pytest.raises(OutputError, match="as it were"):
-        receive(Offset.from_json(end).quotas[0], driven.settings, claim)
+        receive(quotas, driven.settings, claim)
     eventually(lambda: driven.depth == 10)
     assert bodies_of(driven.read(start, end)) == Counter(numbered(10))
     driven.publish(10, 30)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nsqtools.errors import OutputError
 from nsqtools.proto.messages import Message
-from nsqtools.spark.rows import RowOrigin, make_segment
-from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.rows import make_segment
+from nsqtools.spark.source.plans import BatchPlan, Quota
 from nsqtools.spark.staging.partitions import Claim, Ending, Sealed
 from nsqtools.stores.interface import Store, StoredFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from nsqtools.spark.rows import Segment
     from nsqtools.spark.staging.ledger import Ledger
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
 
 STREAM = "0123456789abcdef" * 2
 NSQD = "a:4150"
-ORIGIN = RowOrigin("t", "c", NSQD)
 SETTLED = Ending(settled=True)
 UNSETTLED = Ending(settled=False)
 
 
-def offset(batch: int = 1, partitions: int = 1, stream: str = STREAM) -> Offset:
-    return Offset(stream, batch, (Quota("t", NSQD, 3),) * partitions)
+def planned(batch: int = 1, partitions: int = 1, stream: str = STREAM) -> BatchPlan:
+    return BatchPlan(stream, batch, ((Quota("t", NSQD, 3),),) * partitions)
 
 
 @cache  # pa.array looks for pandas each time, in all the path
 def _segment(ids: tuple[int, ...]) -> Segment:
     messages = [Message(b"%016x" % each, b"body %d" % each, each * 1_000_000, 1) for each in ids]
-    return make_segment(messages, NSQD)
+    return make_segment([(("t", NSQD), messages)])
 
 
 def segment(*ids: int) -> Segment:
@@ -47,7 +46,7 @@ def segment(*ids: int) -> Segment:
 
 
 def key(number: int) -> MessageKey:
-    return f"{number:016x}", number * 1_000_000
+    return "t", NSQD, f"{number:016x}", number * 1_000_000
 
 
 def keys(*numbers: int) -> set[MessageKey]:
@@ -57,25 +56,25 @@ def keys(*numbers: int) -> set[MessageKey]:
 def ids(sealed: Sealed) -> list[int]:
     found = [
         int(each, 16)
-        for batch in sealed.batches(ORIGIN)
+        for batch in sealed.batches("c")
         for each in batch.column("message_id").to_pylist()
     ]
     assert len(found) == sealed.rows
     return found
 
 
-def claim_of(ledger: Ledger, of: Offset, k: int) -> Claim | Sealed:
-    return ledger.claim(of.batch, k, of.quotas[k])
+def claim_of(ledger: Ledger, of: BatchPlan, k: int) -> Claim | Sealed:
+    return ledger.claim(of.offset, k, of.tasks[k])
 
 
-def claimed(ledger: Ledger, of: Offset | None = None, k: int = 0) -> Claim:
-    claim = claim_of(ledger, of or offset(), k)
+def claimed(ledger: Ledger, of: BatchPlan | None = None, k: int = 0) -> Claim:
+    claim = claim_of(ledger, of or planned(), k)
     assert isinstance(claim, Claim)
     return claim
 
 
-def sealed(ledger: Ledger, of: Offset | None = None, k: int = 0) -> Sealed:
-    found = claim_of(ledger, of or offset(), k)
+def sealed(ledger: Ledger, of: BatchPlan | None = None, k: int = 0) -> Sealed:
+    found = claim_of(ledger, of or planned(), k)
     assert isinstance(found, Sealed)
     return found
 
@@ -83,7 +82,7 @@ def sealed(ledger: Ledger, of: Offset | None = None, k: int = 0) -> Sealed:
 def filled(
     ledger: Ledger,
     *segments: Sequence[int],
-    of: Offset | None = None,
+    of: BatchPlan | None = None,
     k: int = 0,
     ending: Ending = SETTLED,
 ) -> Sealed:
@@ -108,6 +107,8 @@ class Memory(Store):
     ``fate`` is what happens to the next file that it creates: its response is ``lost``, or it is
     ``late`` and arrives when somebody calls ``arrive``.
     """
+
+    threads = 1
 
     def __init__(self, shared: Memory | None = None, stall: Callable[[], None] = lambda: None):
         super().__init__("memory:/staging")
@@ -162,6 +163,10 @@ class Memory(Store):
         with self._call("list"):
             names = (name[len(path) + 1 :] for name in _below(self.content, path))
             return sorted({name.partition("/")[0] for name in names})
+
+    def list_below(self, path: str) -> Mapping[str, Collection[str]]:
+        with self._call("list"):
+            return super().list_below(path)
 
     def files(self, path: str = "") -> Iterator[StoredFile]:
         return (StoredFile(name, len(self.content[name]), 0) for name in _below(self.content, path))
@@ -292,12 +297,14 @@ def pull(
     claim: Claim, connection: Connection, count: int, stall: Callable[[], None] = lambda: None
 ) -> Sealed:
     """Stage up to ``count`` messages and finish them, as ``receive`` does."""
-    while (left := count - claim.rows) > 0:
+    left = count - claim.adopted().total()
+    while left > 0:
         taken, again = connection.take(min(left, 2))
         stall()
         staged = claim.staged(keys(*again)) if again else set()
         if fresh := [each for each in taken if key(each) not in staged]:
             claim.add(segment(*fresh))
+            left -= len(fresh)
         stall()
         connection.finish(taken)
         stall()

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
+import httpx
 from pyarrow import fs
 
 import nsqtools
@@ -61,7 +62,12 @@ class Minio:
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [self._program, "server", "--quiet", f"--address=127.0.0.1:{self.port}", data],
-                env={"MINIO_ROOT_USER": USER, "MINIO_ROOT_PASSWORD": PASSWORD, "HOME": str(data)},
+                env={
+                    "MINIO_ROOT_USER": USER,
+                    "MINIO_ROOT_PASSWORD": PASSWORD,
+                    "MINIO_PROMETHEUS_AUTH_TYPE": "public",
+                    "HOME": str(data),
+                },
                 stdout=log,
                 stderr=log,
             )
@@ -78,6 +84,14 @@ class Minio:
             return False
         finally:
             connection.close()
+
+    def requests(self) -> int:
+        """The number of requests so far, by its own count."""
+        url = f"http://127.0.0.1:{self.port}/minio/metrics/v3/api/requests"
+        found = re.findall(
+            r'^minio_api_requests_total\{.*type="s3".*\} (\S+)$', httpx.get(url).text, re.MULTILINE
+        )
+        return round(sum(map(float, found)))
 
     def kill(self) -> None:
         """As kill -9 does."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.jobs.progress import Progress
 
 
-def source(nsqd: Nsqd, topic: str, staging: Path, **more: str) -> dict[str, str]:
+def source(nsqd: Nsqd, topic: str, staging: str | Path, **more: str) -> dict[str, str]:
     """Options of the source; in names of ``more``, __ stands for a dot."""
     return {
         "nsqd.tcp.addresses": f"{nsqd.tcp}/{nsqd.http.port}",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.jobs.checkpoint import Stamp
     from nsqtools.spark.lake.tables import LakeTable
-    from nsqtools.spark.source.plans import Quota
+    from nsqtools.spark.source.plans import BatchPlan
 
 _PER_TASK = 10_000
 """Messages for which another task is worth another file."""
@@ -117,8 +117,7 @@ class BatchFiles:
         if self._stamp.changed:
             remove_batch(place, name)
             self._stamp.confirm()
-        offsets = self._stamp.checkpoint.planned() if few else []
-        tasks = tasks_for([quota for offset in offsets for quota in offset.quotas])
+        tasks = tasks_for(self._stamp.checkpoint.planned() if few else [])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
         files = write_files(
             *(rows, place, self._output.files),
@@ -132,13 +131,13 @@ class BatchFiles:
         return summary(files)
 
 
-def tasks_for(quotas: Sequence[Quota]) -> int | None:
-    """Return the number of tasks that write a batch, at most one per quota; None for no quotas.
+def tasks_for(plans: Sequence[BatchPlan]) -> int | None:
+    """Return the number of tasks that write a batch, at most as many as receive; None without one.
 
     It follows from the plan alone, so a retry has the same tasks on any machine.
     """
-    count = sum(quota.count for quota in quotas)
-    return min(len(quotas), -(-count // _PER_TASK)) or None
+    count = sum(plan.messages for plan in plans)
+    return min(sum(len(plan.tasks) for plan in plans), -(-count // _PER_TASK)) or None
 
 
 def named(query: str, batch: int) -> str:

@@ -18,7 +18,7 @@ from nsqtools.stores.places import below, local
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.spark.source.plans import Offset
+    from nsqtools.spark.source.plans import BatchPlan
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ class Checkpoint:
         """Whether there is no unfinished batch."""
         return self._last(_OFFSETS) == self._last(_COMMITS)
 
-    def planned(self) -> list[Offset]:
-        """Return the batches of messages that are planned and not known to be committed."""
+    def planned(self) -> list[BatchPlan]:
+        """Return the plans of the batches that are not known to be committed."""
         with as_output_error(self.staging.place):
             found = [Ledger(self.staging, name).pending() for name in self._streams()]
-        return [offset for offset in found if offset]
+        return [plan for plan in found if plan]
 
     def is_unused(self) -> bool:
         """Whether no batch has been planned."""

@@ -50,7 +50,9 @@ def read(spark: SparkSession, options: Mapping[str, str], stream: Stream) -> Dat
 
     register(spark)
     path = local(stream.checkpoint)
-    known = {} if path is None else {"checkpointPath": str(path)}
+    known = {"partitions": str(spark.sparkContext.defaultParallelism)}
+    if path is not None:
+        known["checkpointPath"] = str(path)
     try:
         return spark.readStream.format("nsq").options(**options, **known).load()
     except Exception as error:  # which asks the JVM for its text, later in vain

@@ -16,7 +16,7 @@ from nsqtools.spark.source.sourceoptions import respelled, with_secret
 from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from nsqtools.config.connection import ConsumerConfig
     from nsqtools.net.http.replies import TopicStats
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from nsqtools.spark.source.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
+
+_MOST_REQUESTS = 8
+"""Maximum number of requests to an nsqd at once."""
 
 
 class Depths:
@@ -115,27 +118,45 @@ class Depths:
         return places
 
     async def _ask(
-        self, url: str, places: Iterable[TopicOnNsqd]
+        self, url: str, places: Sequence[TopicOnNsqd]
     ) -> dict[TopicOnNsqd, int] | HTTPError:
-        found = {}
+        found, channel = {}, self._settings.channel
         try:
             async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
+                stats = await _topics(nsqd, [topic for topic, _ in places])
+                without = []
                 for topic, address in places:
-                    stats = {each.name: each for each in await nsqd.stats(topic)}
-                    channel = self._settings.channel
                     found[topic, address] = depth(stats.get(topic), channel)
                     if topic in stats:
                         self.missing.discard(topic)
                     elif not self._creates:
                         continue
                     if not _has_channel(stats, topic, channel):
-                        # nsqd gives a channel what is published after it was made, and it is made
-                        # by its first consumer: without messages there would never be one.
-                        fixed = bool(self._settings.nsqds)
-                        await _create_channel(nsqd, topic, channel, with_topic=fixed)
+                        without.append(topic)
+                # nsqd gives a channel what is published after it was made, and it is made by its
+                # first consumer: without messages there would never be one.
+                parts = [without[number::_MOST_REQUESTS] for number in range(_MOST_REQUESTS)]
+                await call_each(parts, lambda part: self._create_channels(nsqd, part, stats))
         except HTTPError as error:
             return error
         return found
+
+    async def _create_channels(
+        self, nsqd: NsqdHTTP, topics: Sequence[str], stats: Mapping[str, TopicStats]
+    ) -> None:
+        """Make channels as SUB would; raises HTTPError.
+
+        Topics that do not exist are made on fixed nsqds alone: others may just have been deleted.
+        """
+        fixed = bool(self._settings.nsqds)
+        for topic in topics:
+            if fixed and topic not in stats:
+                await nsqd.change("topic/create", topic=topic)
+            try:
+                await nsqd.change("channel/create", topic=topic, channel=self._settings.channel)
+            except HTTPError as error:
+                if error.code != "TOPIC_NOT_FOUND":
+                    raise
 
     def _with_secret(self) -> ConsumerConfig:
         """The configuration for requests to nsqlookupd."""
@@ -163,19 +184,17 @@ def depth(topic: TopicStats | None, channel: str) -> int:
     return waiting
 
 
+async def _topics(nsqd: NsqdHTTP, topics: Sequence[str]) -> dict[str, TopicStats]:
+    """Return those of the topics that an nsqd has; raises HTTPError.
+
+    For many topics a single request of all topics of the nsqd takes less time.
+    """
+    if len(topics) > _MOST_REQUESTS:
+        wanted = set(topics)
+        return {each.name: each for each in (await nsqd.report()).topics if each.name in wanted}
+    found = await call_each(topics, nsqd.stats)
+    return {each.name: each for answer in found for each in answer}
+
+
 def _has_channel(stats: Mapping[str, TopicStats], topic: str, channel: str) -> bool:
     return topic in stats and any(each.name == channel for each in stats[topic].channels)
-
-
-async def _create_channel(nsqd: NsqdHTTP, topic: str, channel: str, *, with_topic: bool) -> None:
-    """Make a channel as SUB would; raises HTTPError.
-
-    A topic that is gone is not made again unless ``with_topic``.
-    """
-    try:
-        if with_topic:
-            await nsqd.change("topic/create", topic=topic)
-        await nsqd.change("channel/create", topic=topic, channel=channel)
-    except HTTPError as error:
-        if with_topic or error.code != "TOPIC_NOT_FOUND":
-            raise

@@ -1,12 +1,15 @@
-"""A quota of messages from one nsqd into the staging of a partition; runs on executors.
+"""The quotas of a task, of messages from nsqds into the staging of a partition; on executors.
 
 A message is finished once its segment is durable and the partition is still ours (``Claim.add``),
 never before. So no crash loses a message. A staged message without FIN comes again, at once or much
 later, and is finished without being staged again (``Claim.staged``). Messages that cannot be staged
 are given back to nsqd at once, for the next attempt. After a lost connection or a late FIN the
-partition ends, so that all doubtful messages are among its last rows.
+whole task ends, so that all doubtful messages are among its last rows.
 
-The quota is exact: RDY never exceeds the unfinished rest of the quota, and a lower RDY is sent
+Small quotas are received many at once, and share segments, because a segment costs a request to the
+store, or a sync of the disk.
+
+A quota is exact: RDY never exceeds the unfinished rest of the quota, and a lower RDY is sent
 before the FINs that would make room. So no message beyond the quota is ever in flight here, missing
 elsewhere until its timeout. Messages arriving after the decision to end are given back.
 """
@@ -16,9 +19,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections import deque
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import (
     AuthError,
@@ -36,12 +40,12 @@ from nsqtools.spark.staging.partitions import Ending
 from nsqtools.spark.staging.redelivered import MAX_IN_FLIGHT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections import Counter
+    from collections.abc import Iterator, Sequence, Set
 
-    from nsqtools.config.connection import ConsumerConfig
     from nsqtools.errors import ServerError
     from nsqtools.proto.messages import Message
-    from nsqtools.spark.source.plans import Quota
+    from nsqtools.spark.source.plans import Quota, TopicOnNsqd
     from nsqtools.spark.source.sourceoptions import SourceSettings
     from nsqtools.spark.staging.partitions import Claim
     from nsqtools.spark.staging.redelivered import MessageKey
@@ -52,24 +56,24 @@ log = logging.getLogger(__name__)
 _QUIET = 0.05
 _CLS_TIMEOUT = 2.0
 _MOST_LINKS = 8
+_MOST_PULLS = 32
+_MOST_NOTES = 20
 # Arrow's offsets of binary are 32 bits.
 _MOST_BYTES = 1 << 30
 # Other errors of a connection may be temporary.
 _REFUSALS = (AuthError, ConfigError, ProtocolError, RefusedError)
 
 
-def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
-    """Stage the rest of a quota: ``quota.count`` minus the rows adopted by ``claim``.
+def receive(quotas: Sequence[Quota], settings: SourceSettings, claim: Claim) -> Ending:
+    """Stage the rest of each quota: its ``count`` minus the rows adopted by ``claim``.
 
-    Returns how the attempt ended. It ends early, with fewer messages, after ``idle_timeout`` or
-    ``max_read``, and if nsqd is unreachable, the connection is lost, or messages time out. Other
-    errors fail the query: UnreachableError or ProtocolError if nsqd refuses the connection,
-    ConfigError for files of TLS or secret, and errors of ``claim``.
+    Returns how the attempt ended. A quota ends early, with fewer messages, after ``idle_timeout``
+    or ``max_read``, and if nsqd is unreachable; all do if a connection is lost, or messages time
+    out. Other errors fail the query: UnreachableError or ProtocolError if nsqd refuses the
+    connection, ConfigError for files of TLS or secret, and errors of ``claim``.
     """
-    if quota.count <= claim.rows:
-        return Ending(settled=True)
     with _no_collection():
-        return asyncio.run(_Pull(quota, settings, claim).run())
+        return asyncio.run(_Task(quotas, settings, claim).run())
 
 
 @contextmanager
@@ -210,54 +214,225 @@ class _QuotaLink(Listener):
         self._wake.set()
 
 
+class _Staged(NamedTuple):
+    """Messages that wait for their segment; ``done`` gets the number of redelivered ones."""
+
+    queue: TopicOnNsqd
+    messages: Sequence[Message]
+    done: asyncio.Future[int]
+
+
+class _Segments:
+    """Writes one segment at a time; what arrives meanwhile shares the next one."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._waiting: list[_Staged] = []
+        self._writes = asyncio.Lock()
+
+    async def stage(self, queue: TopicOnNsqd, messages: Sequence[Message]) -> int:
+        """Make messages durable; return how many were staged before. Raises as ``Claim.add``."""
+        staged = _Staged(queue, messages, asyncio.get_running_loop().create_future())
+        self._waiting.append(staged)
+        async with self._writes:
+            if not staged.done.done():
+                await self._write(self._next())
+        return await staged.done
+
+    def _next(self) -> list[_Staged]:
+        """Take what waits, at most what a segment may hold."""
+        sizes = accumulate(sum(len(each.body) for each in part.messages) for part in self._waiting)
+        count = max(1, sum(size <= _MOST_BYTES for size in sizes))
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    async def _write(self, parts: Sequence[_Staged]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            counts = await loop.run_in_executor(None, self._add, parts)
+        except Exception as error:
+            for part in parts:
+                part.done.set_exception(error)
+        else:
+            for part, count in zip(parts, counts, strict=True):
+                part.done.set_result(count)
+
+    def _add(self, parts: Sequence[_Staged]) -> list[int]:
+        """Add the messages that are not staged yet; return how many of each part are."""
+        again = {
+            _key(part.queue, message)
+            for part in parts
+            for message in part.messages
+            if message.attempts > 1
+        }
+        staged = self._claim.staged(again) if again else set()
+        fresh = [(part.queue, _once(part, staged) if again else part.messages) for part in parts]
+        if any(messages for _, messages in fresh):
+            self._claim.add(make_segment([each for each in fresh if each[1]]))
+        return [
+            len(part.messages) - len(messages)
+            for part, (_, messages) in zip(parts, fresh, strict=True)
+        ]
+
+
+def _once(part: _Staged, staged: Set[MessageKey]) -> Sequence[Message]:
+    """Return each message once, without redelivered messages already staged."""
+    once = {_key(part.queue, message): message for message in part.messages}
+    return [message for key, message in once.items() if key not in staged]
+
+
+class _Task:
+    """An attempt of a task: receives its quotas, the largest first, several at once.
+
+    From the oldest quota still being received to the newest, all together may take max_in_flight
+    messages, or a larger quota is received alone. So if the oldest turns out to have stalled, its
+    messages are among the last rows, see ``redelivered``.
+    """
+
+    def __init__(self, quotas: Sequence[Quota], settings: SourceSettings, claim: Claim) -> None:
+        self.settings = settings
+        self.config = settings.config
+        self._max_in_flight = min(settings.max_in_flight, MAX_IN_FLIGHT)
+        self.unreachable: set[str] = set()
+        """The nsqds that could not be reached: each takes a timeout."""
+        self.is_stopped = False
+        """Whether all quotas have to end."""
+        self._claim = claim
+        self._quotas = quotas
+        self._pulls: dict[int, _Pull] = {}
+        self._started: deque[tuple[asyncio.Task[None], int]] = deque()
+        self._free = self._max_in_flight
+        self._error: Exception | None = None
+
+    async def run(self) -> Ending:
+        """Receive; raises the first error, after all connections are closed."""
+        adopted = self._claim.adopted()
+        rest = [quota.count - adopted[quota.queue] for quota in self._quotas]
+        segments = _Segments(self._claim)
+        total = sum(left for left in rest if left > 0)
+        if total:
+            self.config = with_secret(self.settings)
+        for number, (quota, left) in enumerate(zip(self._quotas, rest, strict=True)):
+            if left <= 0:
+                continue
+            most = min(left, self._max_in_flight)
+            # The bytes in flight are divided as the messages are.
+            size = self.config.max_in_flight_bytes * most // min(total, self._max_in_flight)
+            await self._wait_for_room(most)
+            if self.is_stopped:
+                break
+            pull = _Pull(self, segments, quota, left, (most, max(1, size)))
+            self._pulls[number] = pull
+            self._free -= most
+            self._started.append((asyncio.create_task(self._receive(pull)), most))
+        await asyncio.gather(*(task for task, _ in self._started))
+        if self._error:
+            raise self._error
+        return self._ending(adopted)
+
+    async def _wait_for_room(self, messages: int) -> None:
+        while True:
+            while self._started and self._started[0][0].done():
+                self._free += self._started.popleft()[1]
+            running = [task for task, _ in self._started if not task.done()]
+            if not running or (messages <= self._free and len(running) < _MOST_PULLS):
+                return
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _receive(self, pull: _Pull) -> None:
+        try:
+            await pull.run()
+        except Exception as error:
+            self._error = self._error or error
+            self.stop()
+
+    def stop(self) -> None:
+        """End all quotas at once, without staging more."""
+        self.is_stopped = True
+        for pull in self._pulls.values():
+            pull.wake.set()
+
+    def _ending(self, adopted: Counter[TopicOnNsqd]) -> Ending:
+        rows, silent = [adopted[quota.queue] for quota in self._quotas], []
+        for number, pull in self._pulls.items():
+            rows[number] += pull.rows
+            if not rows[number] and pull.is_silent:
+                silent.append(number)
+        notes = dict.fromkeys(note for pull in self._pulls.values() for note in pull.notes)
+        settled = all(pull.settled for pull in self._pulls.values())
+        return Ending(settled, tuple(rows), tuple(silent), tuple(notes)[:_MOST_NOTES])
+
+
 class _Pull:
-    """A partition's attempt.
+    """The reception of one quota.
 
     nsqd limits the messages in flight on a connection (``--max-rdy-count``), and the time for a
     segment depends on the disk rather than on the bytes. So a max_in_flight too large for one
     connection is divided among several connections, whose messages share segments.
     """
 
-    def __init__(self, quota: Quota, settings: SourceSettings, claim: Claim) -> None:
+    def __init__(
+        self,
+        task: _Task,
+        segments: _Segments,
+        quota: Quota,
+        left: int,
+        in_flight: tuple[int, int],
+    ) -> None:
+        """``in_flight`` limits the number and the bytes of messages in flight."""
+        self.wake = asyncio.Event()
+        self.rows = 0
+        self.settled = True
+        self.notes: list[str] = []
+        self._task = task
+        self._settings = task.settings
+        self._segments = segments
         self._quota = quota
-        self._settings = settings
-        self._claim = claim
-        self._left = quota.count - claim.rows
-        self._max_in_flight = min(settings.max_in_flight, MAX_IN_FLIGHT)
-        self._wake = asyncio.Event()
+        self._left = left
+        self._in_flight = in_flight
         self._links: list[_QuotaLink] = []
+        self._loop = asyncio.get_running_loop()
         self._end = 0.0
         self._again = 0
+        self._was_stopped = False
 
-    async def run(self) -> Ending:
-        """Connect, pull, hang up."""
-        self._loop = asyncio.get_running_loop()
+    @property
+    def is_silent(self) -> bool:
+        """Whether nsqd gave nothing, although the task did not end before it could."""
+        return not (self.rows or self._again or self._was_stopped)
+
+    async def run(self) -> None:
+        """Connect, pull, hang up. Raises errors as ``receive`` does."""
+        nsqd = self._quota.nsqd
+        if nsqd in self._task.unreachable:
+            self._was_stopped = True
+            return
         try:
-            config = with_secret(self._settings)
-            await self._connect(config)
+            await self._connect()
         except NSQError as error:
             respelled(error, flags=self._settings.flags)
             if isinstance(error, _REFUSALS):
                 raise
-            reason = f"cannot be reached: {getattr(error, 'text', error)}"
-            return Ending(settled=True, notes=(self._warn(reason),))
+            self._task.unreachable.add(nsqd)
+            self._warn(f"cannot be reached: {getattr(error, 'text', error)}")
+            return
         try:
             self._end = self._loop.time() + (self._settings.max_read or float("inf"))
-            self._begin(config)
+            self._begin()
             reason = await self._pull()
         finally:
             await asyncio.gather(*(link.stop_messages() for link in self._links))
             for link in self._links:
                 link.give_back()
             await asyncio.gather(*(link.connection.close() for link in self._links))
-        return self._ending(reason)
+        self._finish(reason)
 
-    async def _connect(self, config: ConsumerConfig) -> None:
+    async def _connect(self) -> None:
         """Open as many connections as max_in_flight needs; raises the errors of Connection.open."""
-        self._links = [first := await self._open(config)]
+        self._links = [first := await self._open()]
         most = first.connection.features.max_rdy_count
-        number = min(-(-min(self._max_in_flight, self._left) // most), _MOST_LINKS)
-        others = [self._open(config) for _ in range(1, number)]
+        number = min(-(-self._in_flight[0] // most), _MOST_LINKS)
+        others = [self._open() for _ in range(1, number)]
         for each in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(each, _QuotaLink):
                 self._links.append(each)
@@ -266,8 +441,8 @@ class _Pull:
             else:
                 raise each
 
-    async def _open(self, config: ConsumerConfig) -> _QuotaLink:
-        link = _QuotaLink(self._wake)
+    async def _open(self) -> _QuotaLink:
+        link, config = _QuotaLink(self.wake), self._task.config
         link.connection = await Connection.open(
             Address.parse(self._quota.nsqd),
             config,
@@ -277,13 +452,13 @@ class _Pull:
         )
         return link
 
-    def _begin(self, config: ConsumerConfig) -> None:
+    def _begin(self) -> None:
         """Share quota and max_in_flight among the connections."""
         number = len(self._links)
         each, more = divmod(self._left, number)
-        max_in_flight = -(-self._max_in_flight // number)
+        messages, size = self._in_flight
+        share = -(-messages // number), max(1, size // number)
         for index, link in enumerate(self._links):
-            share = (max_in_flight, max(1, config.max_in_flight_bytes // number))
             link.begin(each + (index < more), share)
 
     async def _pull(self) -> str:
@@ -300,8 +475,10 @@ class _Pull:
 
     @property
     def _in_trouble(self) -> bool:
-        """Whether FINs are lost or were too late: nothing more may be staged."""
-        return any(link.connection.is_lost or link.too_late for link in self._links)
+        """Whether FINs are lost or were too late, here or elsewhere: nothing more may be staged."""
+        is_own = any(link.connection.is_lost or link.too_late for link in self._links)
+        self._was_stopped = self._task.is_stopped and not is_own
+        return self._task.is_stopped or is_own
 
     async def _next_segment(self) -> str:
         """Wait for a segment, or fewer messages in a pause; return a reason to stop, or ''."""
@@ -316,75 +493,61 @@ class _Pull:
                 break
             if now >= idle:
                 return "idleTimeoutMs has passed without a message"
-            self._wake.clear()
+            self.wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(quiet if waits else idle, self._end)):
-                    await self._wake.wait()
+                    await self.wake.wait()
         return ""
 
     def _is_segment(self) -> bool:
-        """Whether half of RDY is pending: nsqd can fill the other half meanwhile."""
+        """Whether half of max_in_flight is pending: nsqd can fill the other half meanwhile."""
         links = [link for link in self._links if not link.is_done or link.pending]
         return (
             2 * sum(len(link.pending) for link in links)
             >= sum(link.connection.ready for link in links)
-            or 2 * sum(link.size for link in links) >= self._settings.config.max_in_flight_bytes
+            or 2 * sum(link.size for link in links) >= self._in_flight[1]
             or all(link.is_done for link in links)
         )
 
     async def _stage(self) -> None:
         """Make what is pending durable, then finish it."""
         most = _MOST_BYTES // len(self._links)
-        segment = [message for link in self._links for message in link.take(most)]
-        if segment:
-            self._again += await self._loop.run_in_executor(None, self._write, segment)
+        taken = [message for link in self._links for message in link.take(most)]
+        if taken:
+            again = await self._segments.stage(self._quota.queue, taken)
+            self._again += again
+            self.rows += len(taken) - again
             for link in self._links:
                 link.finish()
 
-    def _write(self, segment: Sequence[Message]) -> int:
-        """Add those that are not staged yet; how many are."""
-        fresh = self._fresh(segment)
-        if fresh:
-            self._claim.add(make_segment(fresh, self._quota.nsqd))
-        return len(segment) - len(fresh)
-
-    def _fresh(self, segment: Sequence[Message]) -> Sequence[Message]:
-        """Return each message once, without redelivered messages already staged."""
-        again = [message for message in segment if message.attempts > 1]
-        if not again:
-            return segment
-        once = {_key(message): message for message in segment}
-        staged = self._claim.staged({_key(message) for message in again})
-        return [message for key, message in once.items() if key not in staged]
-
-    def _ending(self, reason: str) -> Ending:
-        """Return the ending, and log it unless the attempt went as planned."""
-        notes = []
+    def _finish(self, reason: str) -> None:
+        """Note how it ended, and log it unless it went as planned."""
         too_late = any(link.too_late for link in self._links)
         if too_late:
             fix = "raise nsq.msg_timeout or lower maxInFlight"
             if self._settings.flags:
                 fix = "raise --msg-timeout or lower --max-in-flight"
-            notes.append(self._warn(f"messages timed out before they were finished: {fix}"))
+            self._warn(f"messages timed out before they were finished: {fix}")
         if errors := [link.error for link in self._links if link.error]:
-            notes.append(self._warn(f"connection lost: {errors[0].text}"))
-        elif reason and not notes:
+            self._warn(f"connection lost: {errors[0].text}")
+        elif reason and not self.notes:
             self._log_reason(reason, logging.INFO)
-        settled = not too_late and all(link.settled for link in self._links)
-        return Ending(settled, self._again, tuple(notes))
+        self.settled = not too_late and all(link.settled for link in self._links)
+        if not self.settled:
+            self._task.stop()
 
-    def _warn(self, reason: str) -> str:
-        """Log a reason, and return it for the driver; equal reasons give equal texts."""
+    def _warn(self, reason: str) -> None:
+        """Log a reason, and note it for the driver; equal reasons give equal texts."""
         self._log_reason(reason, logging.WARNING)
-        return f"{self._quota.nsqd}: topic {self._quota.topic}: {reason}"
+        self.notes.append(f"{self._quota.nsqd}: topic {self._quota.topic}: {reason}")
 
     def _log_reason(self, reason: str, level: int) -> None:
         log.log(
             level,
-            "%s: topic %s: %d of %d messages in this partition: %s",
-            *(self._quota.nsqd, self._quota.topic, self._claim.rows, self._quota.count, reason),
+            "%s: topic %s: %d of %d messages: %s",
+            *(self._quota.nsqd, self._quota.topic, self.rows, self._left, reason),
         )
 
 
-def _key(message: Message) -> MessageKey:
-    return message.id.decode("latin-1"), message.timestamp
+def _key(queue: TopicOnNsqd, message: Message) -> MessageKey:
+    return *queue, message.id.decode("latin-1"), message.timestamp

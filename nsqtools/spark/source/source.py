@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -26,8 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from nsqtools.spark.lake.folders import sync_log
 from nsqtools.spark.properties import refuse_speculative_task
-from nsqtools.spark.rows import RowOrigin
-from nsqtools.spark.source.plans import Offset, plan
+from nsqtools.spark.source.plans import BatchPlan, Offset, plan
 from nsqtools.spark.source.receive import receive
 from nsqtools.spark.staging.ledger import Ledger, orphaned
 from nsqtools.spark.staging.partitions import Claim
@@ -35,7 +36,7 @@ from nsqtools.stores import open_store, probe
 from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyarrow import RecordBatch
 
@@ -50,10 +51,9 @@ log = logging.getLogger(__name__)
 class NsqPartition(InputPartition):
     """A partition of a batch, without the rest of the batch's plan."""
 
-    stream: str
-    batch: int
+    offset: Offset
     number: int
-    quota: Quota
+    quotas: tuple[Quota, ...]
 
 
 class _Rest(NamedTuple):
@@ -75,17 +75,26 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settings = settings
         self._asked: Depths | None = None
         self._stream = ""
+        self._ledgers: dict[str, Ledger] = {}
         self._available_now = False
         # The rest of a run's messages by topic and nsqd; None until the depths were read.
         self._target: Counter[TopicOnNsqd] | None = None
         self._resting: dict[TopicOnNsqd, _Rest] = {}
-        # The newest batches planned, accounted, and removed from the staging in this run.
-        self._prepared = self._accounted = self._cleaned = 0
+        # The newest batches planned, and removed from the staging, in this run.
+        self._prepared = self._cleaned = 0
+        # The plan of the batch whose messages are still to be counted.
+        self._plan: BatchPlan | None = None
+        # When the newest batch was planned, in seconds of the monotonic clock.
+        self._triggered = -math.inf
         self._probed = False
         self._backlog = 0
         # Notes of executors in this run, and whether some are still to be reported with a batch.
         self._notes: dict[str, None] = {}
         self._has_new_notes = False
+
+    def __reduce__(self) -> tuple[type[NsqStreamReader], tuple[SourceSettings]]:
+        """Send executors the settings alone."""
+        return NsqStreamReader, (self._settings,)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset before the first batch of a new checkpoint; called twice.
@@ -94,7 +103,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         name = self._settings.stream
         self._stream = self._stream or name or f"{self._settings.group}{uuid4().hex}"
-        return Offset(self._stream, self._ledger(name).done() if name else 0, ()).to_json()
+        return Offset(self._stream, self._ledger(name).done() if name else 0).to_json()
 
     def _refuse_orphans(self, own: str) -> None:
         """Raise OutputError if the staging has messages never written by a new checkpoint."""
@@ -140,18 +149,23 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ledger = self._ledger(offset.stream)
         if staged := ledger.prepared(offset.batch + 1):
             ledger.prepare(staged)  # the earlier call may have been interrupted
-            return staged.to_json()
+            return staged.offset.to_json()
         depths = self._waiting()
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        quotas = plan(depths, limit=most, connections=self._settings.connections)
-        self._backlog = sum(depths.values()) - sum(quota.count for quota in quotas)
-        if quotas or (self._has_new_notes and self._available_now):
+        tasks = plan(
+            {} if self._is_delayed(depths) else depths,
+            limit=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            connections=self._settings.connections,
+            tasks=self._settings.partitions or os.cpu_count() or 1,
+        )
+        planned = BatchPlan(offset.stream, offset.batch + 1, tasks)
+        self._backlog = sum(depths.values()) - planned.messages
+        if tasks or (self._has_new_notes and self._available_now):
             # Without a batch, even an empty one, a run ends without a report of its notes.
             self._has_new_notes = False
-            end = Offset(offset.stream, offset.batch + 1, quotas)
-            if quotas:
-                ledger.prepare(end)
-            return end.to_json()
+            if tasks:
+                self._triggered = time.monotonic()
+                ledger.prepare(planned)
+            return planned.offset.to_json()
         if not self._available_now:
             time.sleep(self._settings.poll_interval)
         return start
@@ -172,22 +186,20 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = Offset.from_json(end)
         self._prepared = offset.batch
         self._sync("offsets")
-        if offset.quotas:  # with a new checkpoint Spark makes an empty batch
-            self._ledger(offset.stream).expect(offset)
-        return [
-            NsqPartition(offset.stream, offset.batch, number, quota)
-            for number, quota in enumerate(offset.quotas)
-        ]
+        if not offset.plan:  # with a new checkpoint Spark makes an empty batch
+            return []
+        self._plan = self._ledger(offset.stream).expect(offset)
+        return [NsqPartition(offset, k, quotas) for k, quotas in enumerate(self._plan.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """On executors: stage the partition unless it is complete, and yield its rows."""
         assert isinstance(partition, NsqPartition)
         refuse_speculative_task()
-        quota = partition.quota
-        held = self._ledger(partition.stream).claim(partition.batch, partition.number, quota)
+        offset, quotas = partition.offset, partition.quotas
+        held = self._ledger(offset.stream).claim(offset, partition.number, quotas)
         if isinstance(held, Claim):
-            held = held.seal(receive(quota, self._settings, held))
-        yield from held.batches(RowOrigin(quota.topic, self._settings.channel, quota.nsqd))
+            held = held.seal(receive(quotas, self._settings, held))
+        yield from held.batches(self._settings.channel)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the staging of committed batches.
@@ -204,7 +216,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asyncio.run(self._asked.ask())
 
     def _ledger(self, stream: str) -> Ledger:
-        return Ledger(open_store(self._settings.staging), stream)
+        if stream not in self._ledgers:
+            self._ledgers[stream] = Ledger(open_store(self._settings.staging), stream)
+        return self._ledgers[stream]
 
     def _clean(self, offset: Offset) -> None:
         if offset.batch > self._cleaned:
@@ -223,18 +237,21 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         AvailableNow run then reads no more from it; other runs pause for a while. Redelivered
         messages count as messages here, but not for the target, which they reduced when staged.
         """
-        if self._prepared != offset.batch or offset.batch <= self._accounted:
+        if self._plan is None or self._plan.offset != offset:
             return
-        self._accounted = offset.batch
-        complete = self._ledger(offset.stream).complete(offset)
+        complete = self._ledger(offset.stream).complete(self._plan)
         rows: Counter[TopicOnNsqd] = Counter()
         gave: set[TopicOnNsqd] = set()
-        for quota, sealed in zip(offset.quotas, complete, strict=True):
-            key = quota.queue
-            rows[key] += sealed.rows if sealed else 0
-            if sealed:
-                gave |= {key} if sealed.rows or sealed.ending.again else set()
-                self._note(sealed.ending.notes)
+        for quotas, sealed in zip(self._plan.tasks, complete, strict=True):
+            if sealed is None:
+                rows.update(dict.fromkeys((quota.queue for quota in quotas), 0))
+                continue
+            ending = sealed.ending
+            for number, (quota, count) in enumerate(zip(quotas, ending.rows, strict=True)):
+                rows[quota.queue] += count
+                gave |= set() if number in ending.silent else {quota.queue}
+            self._note(ending.notes)
+        self._plan = None
         for key, count in rows.items():
             if self._target is not None:
                 self._target[key] = max(0, self._target[key] - count) if key in gave else 0
@@ -243,6 +260,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 rest = min(2 * self._resting.get(key, _NO_REST).length, _LONGEST_REST)
                 self._resting[key] = _Rest(time.monotonic() + rest, rest)
+
+    def _is_delayed(self, depths: Mapping[TopicOnNsqd, int]) -> bool:
+        """Whether a batch should wait for more messages."""
+        settings = self._settings
+        is_small = sum(depths.values()) < settings.min_messages and not self._available_now
+        return is_small and time.monotonic() < self._triggered + settings.max_trigger_delay
 
     def _note(self, notes: Iterable[str]) -> None:
         new = dict.fromkeys(note for note in notes if note not in self._notes)

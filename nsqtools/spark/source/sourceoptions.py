@@ -52,6 +52,9 @@ _OPTIONAL = {
     "streamName": ("stream", Option("text", "")),
     "streamGroup": ("group", Option("text", "")),
     "maxMessagesPerTrigger": ("max_messages", Option("integer", "", minimum=0)),
+    "minMessagesPerTrigger": ("min_messages", Option("integer", "", minimum=0)),
+    "maxTriggerDelay": ("max_trigger_delay", Option("duration", "", minimum=0)),
+    "partitions": ("partitions", Option("integer", "", minimum=0, maximum=100_000)),
     "connectionsPerNsqd": ("connections", Option("integer", "", minimum=1, maximum=1000)),
     "maxInFlight": ("max_in_flight", Option("integer", "", minimum=1)),
     "idleTimeoutMs": ("idle_timeout", Option("integer", "", minimum=1)),
@@ -106,8 +109,13 @@ class SourceSettings(SharedSettings[ConsumerConfig]):
     """Beginning of the names of all streams of the checkpoint: a query may have several."""
     max_messages: int = 0
     """Maximum messages per micro-batch; 0 for no limit."""
+    min_messages: int = 0
+    """Messages to wait for before a micro-batch, but not longer than ``max_trigger_delay``."""
+    max_trigger_delay: float = 900.0
+    partitions: int = 0
+    """Partitions of a micro-batch; 0 for the number of the driver's cores."""
     connections: int = 2
-    """Partitions per topic and nsqd."""
+    """Maximum connections per topic and nsqd, each of another partition."""
     max_in_flight: int = 5_000
     """Per partition; several connections share it, as nsqd allows 2500 each by default."""
     idle_timeout: float = 2.0

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nsqtools.spark.rows import RowOrigin, rows_of
 from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import EntryKind, damaged
 from nsqtools.stores import open_store
@@ -58,10 +57,10 @@ class StagingReader(DataSourceReader):
             segments = [each for each in entries.read_on() if each.kind is EntryKind.SEGMENT]
             if not segments:
                 return
-            offset = ledger.prepared(partition.batch)
-            if offset is None:
+            plan = ledger.prepared(partition.batch)
+            if plan is None:
                 raise damaged(ledger.store.url(entries.path))
-            quota = offset.quotas[partition.number]
+            quotas = plan.tasks[partition.number]
+            entries = ledger.partition_log(partition.batch, partition.number, quotas)
             for segment in segments:
-                keys, rest = entries.read(segment)
-                yield from rows_of(RowOrigin(quota.topic, "", quota.nsqd), keys, rest)
+                yield from entries.rows(segment, "")

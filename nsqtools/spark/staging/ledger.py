@@ -2,7 +2,7 @@
 
 The staging has the only copy of these messages, so each step is durable before the next begins:
 
-    <stream>/b<batch>/offset             the batch is prepared: its plan
+    <stream>/b<batch>/offset             the batch is prepared: its offset and its plan
     <stream>/b<batch>/p<partition>/<n>   entry n of a partition's log
     <stream>/done-<batch>                the batch was committed
     <stream>/unread-<batch>              it was committed without all of its rows; they are kept
@@ -36,17 +36,17 @@ from uuid import uuid4
 
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark.source.plans import Offset
+from nsqtools.spark.source.plans import LINE, BatchPlan, Offset
 from nsqtools.spark.staging import redelivered
 from nsqtools.spark.staging.log import EntryKind, PartitionLog, StaleError, damaged
 from nsqtools.spark.staging.partitions import Claim, Sealed
+from nsqtools.stores import in_threads
 from nsqtools.stores.interface import as_output_error, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from nsqtools.spark.source.plans import Quota
-    from nsqtools.spark.staging.log import LogEntry
     from nsqtools.stores.interface import Store
 
 log = logging.getLogger(__name__)
@@ -64,36 +64,47 @@ class Ledger:
     def __init__(self, store: Store, stream: str) -> None:
         self.store = store
         self.folder = stream
+        # The newest batch of which all partitions are sealed, and so never change.
+        self._complete: tuple[BatchPlan, list[Sealed | None]] | None = None
 
-    def prepare(self, offset: Offset) -> None:
+    def prepare(self, plan: BatchPlan) -> None:
         """Driver: create a batch; an existing one stays.
 
         Call this before Spark logs the offset, and never after: see ``expect``. Raises StaleError
         if this batch or a later one was committed.
         """
-        folder = self._batch(offset.batch)
+        folder = self._batch(plan.batch)
         with as_output_error(folder):
-            self.store.put_if_absent(f"{folder}/{_OFFSET}", json.dumps(offset.to_json()).encode())
+            created = self.store.put_if_absent(f"{folder}/{_OFFSET}", plan.to_bytes())
             self.store.sync(folder)
         # Check after the put: a driver not yet visible here will find the batch and remove it.
-        self.expect(offset)
+        if created:
+            self._check_live(plan.batch)
+        else:
+            self.expect(plan.offset)
 
-    def expect(self, offset: Offset) -> None:
-        """Driver: check that a batch in Spark's log is prepared here.
+    def expect(self, offset: Offset) -> BatchPlan:
+        """Driver: return the plan of a batch in Spark's log, which must be prepared here.
 
         Raises OutputError for an unprepared batch. Such a batch was prepared in another staging
         directory, and preparing it again would commit it without its finished messages. Raises
         StaleError as ``prepare`` does.
         """
         self._check_live(offset.batch)
-        if self._required(offset.batch) != offset:
+        plan = self.required(offset.batch)
+        if plan.offset != offset:
             raise self._other_offset(offset.batch)
+        return plan
 
-    def _required(self, batch: int) -> Offset:
+    def required(self, batch: int) -> BatchPlan:
+        """Return the plan of a batch; raises OutputError as ``expect`` does."""
         if prepared := self.prepared(batch):
             return prepared
+        raise self._missing(batch)
+
+    def _missing(self, batch: int) -> OutputError:
         self._check_live(batch)
-        raise OutputError(
+        return OutputError(
             f"{self.store.url(self._batch(batch))}: does not exist: the batch is staged "
             "elsewhere: give its previous --staging (stagingLocation), which the driver and all "
             "executors must share; if that staging is lost, so are its messages: give a new "
@@ -101,10 +112,11 @@ class Ledger:
         )
 
     def _other_offset(self, batch: int) -> OutputError:
-        return OutputError(f"{self.store.url(self._batch(batch))}: was prepared for another offset")
+        path = f"{self._batch(batch)}/{_OFFSET}"
+        return OutputError(f"{self.store.url(path)}: was prepared for another offset")
 
-    def prepared(self, batch: int) -> Offset | None:
-        """Driver: return the offset of a prepared batch; None if it is not prepared.
+    def prepared(self, batch: int) -> BatchPlan | None:
+        """Driver: return the plan of a prepared batch; None if it is not prepared.
 
         Call this before a batch is planned. Spark does not sync its offset log, so after a power
         failure the last offset may be missing there although messages were finished under it.
@@ -116,35 +128,45 @@ class Ledger:
             except FileNotFoundError:
                 return None
         try:
-            return Offset.from_json(json.loads(data))
+            return BatchPlan.from_bytes(data)
         except (ValueError, ConfigError):
             raise damaged(self.store.url(path)) from None
 
-    def claim(self, batch: int, k: int, quota: Quota) -> Claim | Sealed:
+    def claim(self, offset: Offset, k: int, quotas: Sequence[Quota]) -> Claim | Sealed:
         """Executor: return a complete partition, or take over an incomplete one exclusively.
 
         Raises StaleError if the batch was committed, and OutputError if it is not prepared here,
         because the driver has another staging directory of the same name.
         """
-        own = self.partition_log(batch, k)
-        quotas = self._required(batch).quotas
-        if quotas[k : k + 1] != (quota,):
-            raise self._other_offset(batch)
+        own = self.partition_log(offset.batch, k, quotas)
+        if self._offset(offset.batch) != offset:
+            raise self._other_offset(offset.batch)
         with own.explained():
             entries = own.put_last(EntryKind.CLAIM, uuid4().hex)
             self.store.sync(own.path)
             if entries[-1].kind is EntryKind.SEAL:
-                return Sealed.read(own, entries[-1])
+                return Sealed.read(own, entries[-1], *own.read(entries[-1]))
             own.check()
             if entries[-1].kind is EntryKind.END:
-                raise self._stale(batch)
-        others: list[tuple[PartitionLog, list[LogEntry]]] = [
-            (self.partition_log(batch, number), [])
-            for number, other in enumerate(quotas)
-            if number != k and other.queue == quota.queue
-        ]
-        known = redelivered.Redelivered(self, batch, quota.queue, own, entries, others)
+                raise self._stale(offset.batch)
+        queues = {quota.queue for quota in quotas}
+        known = redelivered.Redelivered(self, offset.batch, k, queues, own, entries)
         return Claim(own, entries, known)
+
+    def _offset(self, batch: int) -> Offset:
+        """Return the offset of a prepared batch without its plan, which may be large."""
+        path = f"{self._batch(batch)}/{_OFFSET}"
+        with as_output_error(path):
+            try:
+                line, newline, _ = self.store.get(path, 0, LINE).partition(b"\n")
+            except FileNotFoundError:
+                raise self._missing(batch) from None
+        if not newline:  # of an earlier version
+            return self.required(batch).offset
+        try:
+            return Offset.from_json(json.loads(line))
+        except (ValueError, ConfigError):
+            raise damaged(self.store.url(path)) from None
 
     def _check_live(self, batch: int) -> None:
         """If this batch or a later one was committed, remove its files and raise StaleError."""
@@ -159,28 +181,40 @@ class Ledger:
             "is obsolete; if the checkpoint was restored from a copy, use a new checkpoint"
         )
 
-    def complete(self, offset: Offset) -> list[Sealed | None]:
-        """Driver: return the partitions of a batch; None for incomplete or deleted partitions."""
-        with as_output_error(self._batch(offset.batch)):
-            return [self.sealed(offset.batch, k) for k in range(len(offset.quotas))]
+    def complete(
+        self, plan: BatchPlan, numbers: Iterable[int] | None = None
+    ) -> list[Sealed | None]:
+        """Return partitions of a batch, by default all; None for incomplete or deleted partitions.
 
-    def sealed(self, batch: int, k: int) -> Sealed | None:
-        """Return a partition if it is complete. Raises OSError."""
-        own = self.partition_log(batch, k)
-        last = own.last()
-        if last is None or last.kind is not EntryKind.SEAL:
-            return None
-        with contextlib.suppress(FileNotFoundError):
-            return Sealed.read(own, last)
-        return None
+        It takes a listing, and two requests for each partition.
+        """
+        if self._complete and self._complete[0] == plan and numbers is None:
+            return self._complete[1]
+        folder = self._batch(plan.batch)
+        with as_output_error(folder):
+            names = self.store.list_below(folder)
+
+            def sealed(k: int) -> Sealed | None:
+                own = self.partition_log(plan.batch, k, plan.tasks[k])
+                seal = own.seal(names.get(_partition(k), ()))
+                return Sealed.read(own, *seal) if seal else None
+
+            chosen = range(len(plan.tasks)) if numbers is None else numbers
+            found = in_threads(sealed, chosen, self.store.threads)
+        if numbers is None and None not in found:
+            self._complete = plan, found
+        return found
 
     def done(self) -> int:
         """Return the newest committed batch; 0 before the first commit."""
         with as_output_error(self.folder):
             return max(_numbers("done-", self.names()), default=0)
 
-    def pending(self) -> Offset | None:
-        """Return the newest batch unless it was committed. Raises OSError or OutputError."""
+    def pending(self) -> BatchPlan | None:
+        """Return the plan of the newest batch unless it was committed.
+
+        Raises OSError or OutputError.
+        """
         names = self.names()
         newest = max(self.batches(names), default=0)
         return self.prepared(newest) if newest > max(_numbers("done-", names), default=0) else None
@@ -199,8 +233,9 @@ class Ledger:
                     if batch not in done:
                         self._retire(batch)
                     self._remove(batch)
-            redelivered.prune(self)
-            for batch in sorted(_numbers("done-", self.names()))[:-_MARKS]:
+            names = self.names()
+            redelivered.prune(self, names)
+            for batch in sorted(_numbers("done-", names))[:-_MARKS]:
                 self.store.delete(f"{self.folder}/{_mark('done', batch)}")
             self.store.sweep(self.folder)  # only drivers write there, and none relies on success
         except OSError as error:
@@ -209,21 +244,34 @@ class Ledger:
 
     def rows(self) -> int:
         """Return the number of staged messages without another certain copy. Raises OSError."""
-        return sum(
-            entry.rows
-            for batch in self.kept()
-            for k in self.partitions(batch)
-            for entry in self.partition_log(batch, k).read_on()
+        places = [(batch, k) for batch in self.kept() for k in self.partitions(batch)]
+        logs = in_threads(
+            lambda place: self.partition_log(*place).read_on(), places, self.store.threads
         )
+        return sum(entry.rows for entries in logs for entry in entries)
 
     def _retire(self, batch: int) -> None:
         """End the logs of a committed batch, keep keys for redeliveries, mark the batch as done."""
-        offset = self.prepared(batch)
-        unread = [k for k in range(len(offset.quotas)) if self._end(batch, k)] if offset else []
-        if _mark("done", batch) in self.names():
+        known = self._complete[0] if self._complete else None
+        plan = known if known and known.batch == batch else self.prepared(batch)
+        found: list[Sealed | None] = []
+        unread: list[int] = []
+        if plan:
+            try:
+                found = self.complete(plan)
+            except OutputError:  # a damaged seal is a seal
+                found = [None] * len(plan.tasks)
+            ended = in_threads(
+                lambda k: found[k] is None and self._end(batch, k),
+                range(len(found)),
+                self.store.threads,
+            )
+            unread = [k for k, has_rows in enumerate(ended) if has_rows]
+        names = self.names()
+        if _mark("done", batch) in names:
             return  # marked by another driver, which may have deleted the missing files
-        if offset:
-            self._remember(offset)
+        if plan:
+            self._remember(plan, names)
         if unread:
             self._put_mark("unread", batch)
             # nsqd may still have some of these messages, and deliver and stage them again.
@@ -236,17 +284,15 @@ class Ledger:
         self._put_mark("done", batch)
 
     def _end(self, batch: int, k: int) -> bool:
-        """End an unsealed log; return whether it has rows, all unread."""
-        own = self.partition_log(batch, k)
-        last = own.last()
-        if last and last.kind is EntryKind.SEAL:
-            return False
-        entries = own.put_last(EntryKind.END, uuid4().hex)
+        """End a log that is not known to be sealed; return whether it has rows, all unread."""
+        entries = self.partition_log(batch, k).put_last(EntryKind.END, uuid4().hex)
         return entries[-1].kind is EntryKind.END and any(entry.rows for entry in entries)
 
-    def _remember(self, offset: Offset) -> None:
+    def _remember(self, plan: BatchPlan, names: Iterable[str]) -> None:
+        if any(kept.batch == plan.batch for kept in redelivered.kept_keys(names)):
+            return
         try:
-            redelivered.keep(self, offset)
+            redelivered.keep(self, plan.batch, self.complete(plan))
         except (OutputError, OSError) as error:
             full = (errno.ENOSPC, errno.EDQUOT)  # removing the batch makes room
             if isinstance(error, OSError) and error.errno not in full:
@@ -279,10 +325,10 @@ class Ledger:
         """Return the numbers of a batch's partitions with a log. Raises OSError."""
         return sorted(_numbers("p", self.store.list(self._batch(batch))))
 
-    def partition_log(self, batch: int, k: int) -> PartitionLog:
-        """Return the log of a partition."""
-        path = f"{self._batch(batch)}/p{k:05d}"
-        return PartitionLog(self.store, path, lambda: self._check_live(batch))
+    def partition_log(self, batch: int, k: int, quotas: Sequence[Quota] = ()) -> PartitionLog:
+        """Return the log of a partition; ``quotas`` are those of its task."""
+        path = f"{self._batch(batch)}/{_partition(k)}"
+        return PartitionLog(self.store, path, lambda: self._check_live(batch), quotas)
 
     def _batch(self, batch: int) -> str:
         return f"{self.folder}/b{batch:010d}"
@@ -295,6 +341,10 @@ def orphaned(place: str, stream: str, rows: int) -> OutputError:
         "may be the only copies: continue with that checkpoint or, if it is lost, see 'Read the "
         "staging' in nsqtools help lake"
     )
+
+
+def _partition(k: int) -> str:
+    return f"p{k:05d}"
 
 
 def _mark(kind: str, batch: int) -> str:

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from nsqtools.errors import OutputError
+from nsqtools.spark.rows import keys_of, rows_of
 from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from nsqtools.spark.source.plans import Quota
     from nsqtools.stores.interface import Store
 
 HEADER = 512
@@ -88,7 +90,7 @@ class LogEntry:
     @property
     def name(self) -> str:
         """The name of its file."""
-        return f"{self.number:0{_DIGITS}d}"
+        return _name(self.number)
 
     @classmethod
     def from_json(cls, number: int, value: dict[str, Any]) -> LogEntry:
@@ -102,13 +104,21 @@ class LogEntry:
 class PartitionLog:
     """The log of a partition, in the folder ``path`` of a store. All methods raise OSError.
 
-    ``check`` raises StaleError if the batch was committed.
+    ``check`` raises StaleError if the batch was committed. ``quotas`` are those of the partition's
+    task: of segments of earlier versions, the first has topic and nsqd.
     """
 
-    def __init__(self, store: Store, path: str, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        check: Callable[[], None] = lambda: None,
+        quotas: Sequence[Quota] = (),
+    ) -> None:
         self.store = store
         self.path = path
         self.check = check
+        self._queue = quotas[0].queue if quotas else None
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -175,7 +185,7 @@ class PartitionLog:
         return entries[len(known) :]
 
     def _header(self, number: int) -> LogEntry | None:
-        file = self._file(f"{number:0{_DIGITS}d}")
+        file = self._file(_name(number))
         try:
             header = self.store.get(file, 0, HEADER)
         except FileNotFoundError:
@@ -184,6 +194,21 @@ class PartitionLog:
             return LogEntry.from_json(number, json.loads(header))
         except (ValueError, TypeError, KeyError):
             raise damaged(self.store.url(file)) from None
+
+    def seal(self, names: Iterable[str]) -> tuple[LogEntry, pa.Buffer] | None:
+        """Return the seal with its part; ``names`` are those in the folder.
+
+        Returns None if the newest entry is no seal, or was just deleted. It takes two requests.
+        """
+        number = max((int(name) for name in names if name.isdecimal()), default=0)
+        entry = self._header(number)
+        if entry is None or entry.kind is not EntryKind.SEAL:
+            return None
+        try:
+            (part,) = self.read(entry)
+        except FileNotFoundError:
+            return None
+        return entry, part
 
     def read(self, entry: LogEntry, count: int | None = None) -> list[pa.Buffer]:
         """Return the parts of an entry, or the first ``count``. Raises OutputError if a checksum
@@ -202,13 +227,22 @@ class PartitionLog:
             start += _padded(size)
         return parts
 
-    def last(self) -> LogEntry | None:
-        """Return the newest entry; None for an empty log, or if the entry was just deleted."""
-        names = [name for name in self.store.list(self.path) if name.isdecimal()]
-        return self._header(int(max(names))) if names else None
+    def keys(self, entry: LogEntry) -> pa.Table:
+        """Return the keys of a segment, in KEY_SCHEMA. Raises OutputError as ``read`` does."""
+        (keys,) = self.read(entry, 1)
+        return keys_of(keys, self._queue)
+
+    def rows(self, entry: LogEntry, channel: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a segment, in ROW_SCHEMA. Raises OutputError as ``read`` does."""
+        keys, rest = self.read(entry)
+        yield from rows_of(channel, keys, rest, self._queue)
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
+
+
+def _name(number: int) -> str:
+    return f"{number:0{_DIGITS}d}"
 
 
 def _padded(size: int) -> int:

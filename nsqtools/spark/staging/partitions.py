@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.rows import rows_of
 from nsqtools.spark.staging.log import EntryKind, FencedError, LogEntry, damaged
 from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
 
-    from nsqtools.spark.rows import RowOrigin, Segment
+    from nsqtools.spark.rows import Segment
+    from nsqtools.spark.source.plans import TopicOnNsqd
     from nsqtools.spark.staging.log import PartitionLog
     from nsqtools.spark.staging.redelivered import MessageKey, Redelivered
 
@@ -27,8 +28,10 @@ class Ending:
 
     settled: bool
     """Whether nsqd has certainly processed all FINs."""
-    again: int = 0
-    """Redelivered messages that were finished but not staged, because they were staged before."""
+    rows: tuple[int, ...] = ()
+    """The number of staged messages of each quota."""
+    silent: tuple[int, ...] = ()
+    """The quotas, by number, of which no message came although nsqd was asked."""
     notes: tuple[str, ...] = ()
     """Problems to report, one line each."""
 
@@ -51,10 +54,16 @@ class Claim:
         self._attempt = entries[-1].attempt
         self._usable = True
 
-    @property
-    def rows(self) -> int:
-        """The number of rows in the log, including those of earlier attempts."""
-        return sum(entry.rows for entry in self._entries)
+    def adopted(self) -> Counter[TopicOnNsqd]:
+        """Return the number of rows of earlier attempts by topic and nsqd; raises OutputError."""
+        found: Counter[TopicOnNsqd] = Counter()
+        with self._log.explained():
+            for entry in self._entries:
+                if entry.kind is EntryKind.SEGMENT:
+                    keys = self._log.keys(entry)
+                    topics, nsqds = (keys[each].to_pylist() for each in ("topic", "nsqd"))
+                    found.update(zip(topics, nsqds, strict=True))
+        return found
 
     def staged(self, keys: Set[MessageKey]) -> set[MessageKey]:
         """Return which redelivered messages are staged; they must be finished, but not added.
@@ -108,13 +117,16 @@ class Sealed:
     attempt: str
 
     @classmethod
-    def read(cls, log: PartitionLog, seal: LogEntry) -> Sealed:
-        """Return the partition that a seal ends. Raises OutputError, and FileNotFoundError."""
-        (data,) = log.read(seal)
+    def read(cls, log: PartitionLog, seal: LogEntry, data: pa.Buffer) -> Sealed:
+        """Return the partition that a seal with this part ends. Raises OutputError."""
         try:
             found = json.loads(bytes(data))
             segments = [LogEntry.from_json(each["number"], each) for each in found.pop("segments")]
-            ending = Ending(**found | {"notes": tuple(found["notes"])})
+            if (again := found.pop("again", None)) is not None:  # earlier versions had one quota
+                rows = sum(segment.rows for segment in segments)
+                found |= {"rows": [rows], "silent": [] if rows or again else [0]}
+            lists = {name: tuple(found.pop(name)) for name in ("rows", "silent", "notes")}
+            ending = Ending(found["settled"], **lists)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise damaged(f"{log.path}/{seal.name}") from None
         return cls(log, segments, ending, seal.attempt)
@@ -124,12 +136,12 @@ class Sealed:
         """The number of rows."""
         return sum(segment.rows for segment in self.segments)
 
-    def batches(self, origin: RowOrigin) -> Iterator[pa.RecordBatch]:
+    def batches(self, channel: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows as they were added, in ROW_SCHEMA.
 
         Raises StaleError if the batch was committed meanwhile, OutputError for a damaged file.
         """
         for segment in self.segments:
             with self.log.explained():
-                keys, rest = self.log.read(segment)
-            yield from rows_of(origin, keys, rest)
+                batches = list(self.log.rows(segment, channel))
+            yield from batches

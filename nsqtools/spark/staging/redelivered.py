@@ -12,9 +12,9 @@ searched only after a redelivery:
   staging. An attempt with more messages in flight learns of such timeouts from the excess, and
   stages no more. So the last rows of each attempt count as unfinished, unless the attempt is
   known to have settled all: nsqd responds to CLS after processing all earlier commands.
-* Only partitions with the same topic and nsqd can have a message. In the current batch, their logs
-  are read further at each search, as other attempts may be alive. In a committed batch only sealed
-  partitions count: the others were never read.
+* Only partitions whose tasks share a topic on an nsqd can have the same message. In the current
+  batch, their logs are read further at each search, as other attempts may be alive. In a committed
+  batch only sealed partitions count: the others were never read.
 * A redelivered message goes to the end of nsqd's queue, and may arrive many batches later. So
   before removing a batch, the driver saves the keys of possibly unfinished messages in a file of
   the stream. The newest files are kept, up to a million keys. A duplicate needs about twelve
@@ -29,7 +29,7 @@ These redeliveries are not recognised, and are staged twice:
   meanwhile. (A request without a response may arrive late.)
 * nsqd delivers a message as new after a crash of its own.
 * The address of an nsqd has changed.
-* A connection stalled and then died, while other connections of its partition continued for 20,000
+* A connection stalled and then died, while other connections of its task continued for 20,000
   rows.
 * An NFS client does not show a file until after ``msg_timeout``.
 
@@ -50,16 +50,18 @@ import pyarrow.compute as pc
 from nsqtools.errors import OutputError
 from nsqtools.spark.rows import KEY_SCHEMA
 from nsqtools.spark.staging.log import EntryKind
+from nsqtools.stores import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
+    from collections.abc import Iterable, Iterator, Sequence, Set
 
-    from nsqtools.spark.source.plans import Offset, TopicOnNsqd
+    from nsqtools.spark.source.plans import TopicOnNsqd
     from nsqtools.spark.staging.ledger import Ledger
     from nsqtools.spark.staging.log import LogEntry, PartitionLog
+    from nsqtools.spark.staging.partitions import Sealed
 
-    MessageKey = tuple[str, int]
-    """Message id and timestamp in ns."""
+    MessageKey = tuple[str, str, str, int]
+    """Topic, nsqd, message id, and timestamp in ns."""
 
 MAX_IN_FLIGHT = 20_000
 """Maximum number of messages in flight per attempt."""
@@ -67,13 +69,6 @@ MAX_IN_FLIGHT = 20_000
 _TAIL = 2 * MAX_IN_FLIGHT
 _MOST = 1_000_000
 _PREFIX = "again-"
-_KEPT_SCHEMA = pa.schema(
-    [
-        ("topic", pa.dictionary(pa.int32(), pa.string())),
-        ("nsqd", pa.dictionary(pa.int32(), pa.string())),
-        *KEY_SCHEMA,
-    ]
-)
 
 
 class KeptKeys(NamedTuple):
@@ -95,19 +90,20 @@ class KeptKeys(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Redelivered:
-    """The staged messages of a topic on an nsqd, as seen by a partition's attempt; not thread-safe.
+    """The staged messages of a task's topics, as seen by an attempt; not thread-safe.
 
-    ``own`` is the partition's log, and ``entries`` are its entries, extended by the attempt.
-    ``others`` are the logs of the batch's other partitions of this topic and nsqd, with the known
-    entries.
+    ``own`` is the log of the task's partition ``k``, and ``entries`` are its entries, extended by
+    the attempt. ``queues`` are the topics of the task, each with its nsqd. The plan of the batch is
+    read at the first search, which only a redelivery needs.
     """
 
     ledger: Ledger
     batch: int
-    queue: TopicOnNsqd
+    k: int
+    queues: Set[TopicOnNsqd]
     own: PartitionLog
     entries: list[LogEntry]
-    others: Sequence[tuple[PartitionLog, list[LogEntry]]]
+    _others: list[tuple[PartitionLog, list[LogEntry]]] | None = field(init=False, default=None)
     _earlier: dict[int, list[tuple[PartitionLog, LogEntry]]] = field(
         init=False, default_factory=dict
     )
@@ -125,12 +121,19 @@ class Redelivered:
 
         Raises OutputError.
         """
-        ids = pa.array([message_id for message_id, _ in keys], pa.string())
+        ids = pa.array([message_id for _, _, message_id, _ in keys], pa.string())
         with self.own.explained():
             return self._find(keys, ids)
 
     def _find(self, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:
         ledger, found = self.ledger, set()
+        if self._others is None:
+            plan = ledger.required(self.batch)
+            self._others = [
+                (ledger.partition_log(self.batch, k, plan.tasks[k]), [])
+                for k in plan.sharing(self.queues)
+                if k != self.k
+            ]
         names = ledger.names()
         earlier = [batch for batch in ledger.batches(names) if batch < self.batch]
         for batch in earlier:
@@ -139,13 +142,13 @@ class Redelivered:
                     found |= _among(self._keys(log, entry), keys, ids)
         if earlier:  # before its removal, a batch removed meanwhile has left a file of keys
             names = ledger.names()
-        for name in filter(KeptKeys.parse, names):
+        for kept in kept_keys(names):
             with contextlib.suppress(FileNotFoundError):
-                found |= _among(self._kept(name), keys, ids)
+                found |= _among(self._kept(str(kept)), keys, ids)
         for entry in unfinished(self.entries):
             table = self._added.get(entry.number)
             found |= _among(self._keys(self.own, entry) if table is None else table, keys, ids)
-        for log, entries in self.others:
+        for log, entries in self._others:
             entries += log.read_on(entries)
             tables = [self._keys(log, entry) for entry in unfinished(entries)]
             if any(hits := [_among(table, keys, ids) for table in tables]):
@@ -156,17 +159,15 @@ class Redelivered:
     def _committed(self, batch: int) -> list[tuple[PartitionLog, LogEntry]]:
         """Return the possibly unfinished segments of a committed batch not yet removed."""
         if batch not in self._earlier:
-            offset = self.ledger.prepared(batch)
-            found = _unfinished_of(self.ledger, offset) if offset else ()
-            self._earlier[batch] = [
-                (log, entry) for queue, log, entry in found if queue == self.queue
-            ]
+            plan = self.ledger.prepared(batch)
+            found = self.ledger.complete(plan, plan.sharing(self.queues)) if plan else []
+            self._earlier[batch] = list(_unfinished_of(found))
         return self._earlier[batch]
 
     def _keys(self, log: PartitionLog, entry: LogEntry) -> pa.Table:
         name = f"{log.path}/{entry.name}"
         if name not in self._known:
-            self._known[name] = _keys(log, entry)
+            self._known[name] = log.keys(entry)
         return self._known[name]
 
     def _kept(self, name: str) -> pa.Table:
@@ -180,9 +181,8 @@ class Redelivered:
                     f"{self.ledger.store.url(file)}: damaged: remove it; messages that it lists "
                     "may then be staged twice"
                 ) from error
-            topic, nsqd = self.queue
-            ours = (pc.field("topic") == topic) & (pc.field("nsqd") == nsqd)
-            self._known[name] = table.filter(ours).select(KEY_SCHEMA.names)
+            topics = pa.array({topic for topic, _ in self.queues}, pa.string())
+            self._known[name] = table.filter(pc.field("topic").isin(topics))
         return self._known[name]
 
 
@@ -197,50 +197,45 @@ def unfinished(entries: Sequence[LogEntry], settled: str = "") -> Iterator[LogEn
 
 
 def _unfinished_of(
-    ledger: Ledger, offset: Offset
-) -> Iterator[tuple[TopicOnNsqd, PartitionLog, LogEntry]]:
-    """Yield the possibly unfinished segments of a batch's sealed partitions."""
-    for k, quota in enumerate(offset.quotas):
-        if sealed := ledger.sealed(offset.batch, k):
-            settled = sealed.attempt if sealed.ending.settled else ""
-            for entry in unfinished(sealed.segments, settled):
-                yield quota.queue, sealed.log, entry
+    partitions: Iterable[Sealed | None],
+) -> Iterator[tuple[PartitionLog, LogEntry]]:
+    """Yield the possibly unfinished segments of sealed partitions."""
+    for sealed in filter(None, partitions):
+        settled = sealed.attempt if sealed.ending.settled else ""
+        for entry in unfinished(sealed.segments, settled):
+            yield sealed.log, entry
 
 
-def keep(ledger: Ledger, offset: Offset) -> None:
+def keep(ledger: Ledger, batch: int, partitions: Iterable[Sealed | None]) -> None:
     """Driver: keep the keys of possibly unfinished messages before a committed batch is removed.
 
     Raises OutputError for damaged files, and OSError.
     """
-    if any(kept.batch == offset.batch for kept in map(KeptKeys.parse, ledger.names()) if kept):
-        return
-    tables = []
-    for queue, log, entry in _unfinished_of(ledger, offset):
-        keys = _keys(log, entry)
-        names = [pa.repeat(name, keys.num_rows).dictionary_encode() for name in queue]
-        tables.append(pa.table([*names, *keys.columns], schema=_KEPT_SCHEMA))
+    found = list(_unfinished_of(partitions))
+    tables = in_threads(lambda each: each[0].keys(each[1]), found, ledger.store.threads)
     if rows := sum(table.num_rows for table in tables):
         table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, _KEPT_SCHEMA) as writer:
+        with pa.ipc.new_stream(sink, KEY_SCHEMA) as writer:
             writer.write_table(table)
         # Another driver would write the same keys.
         ledger.store.put_if_absent(
-            f"{ledger.folder}/{KeptKeys(offset.batch, rows)}", memoryview(sink.getvalue())
+            f"{ledger.folder}/{KeptKeys(batch, rows)}", memoryview(sink.getvalue())
         )
 
 
-def prune(ledger: Ledger) -> None:
-    """Driver: remove the oldest files of keys."""
+def kept_keys(names: Iterable[str]) -> list[KeptKeys]:
+    """Return the files of keys among the names in the folder of a stream, the newest first."""
+    return sorted(filter(None, map(KeptKeys.parse, names)), reverse=True)
+
+
+def prune(ledger: Ledger, names: Iterable[str]) -> None:
+    """Driver: remove the oldest files of keys among the names in the folder of the stream."""
     rows = 0
-    for kept in sorted(filter(None, map(KeptKeys.parse, ledger.names())), reverse=True):
+    for kept in kept_keys(names):
         if rows and rows + kept.rows > _MOST:
             ledger.store.delete(f"{ledger.folder}/{kept}")
         rows += kept.rows
-
-
-def _keys(log: PartitionLog, entry: LogEntry) -> pa.Table:
-    return pa.ipc.open_stream(*log.read(entry, 1)).read_all()
 
 
 def _among(table: pa.Table, keys: Set[MessageKey], ids: pa.Array) -> set[MessageKey]:

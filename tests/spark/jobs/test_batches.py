@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from nsqtools.spark.jobs.batches import named, remove_batch, tasks_for
-from nsqtools.spark.source.plans import Quota
+from nsqtools.spark.source.plans import BatchPlan, Quota
 
 QUERY = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab"
 
 
-def quotas(*counts: int) -> tuple[Quota, ...]:
-    return tuple(Quota("t", f"db{number}:4150", count) for number, count in enumerate(counts))
+def plans(*counts: int) -> list[BatchPlan]:
+    tasks = tuple((Quota("t", f"db{number}:4150", each),) for number, each in enumerate(counts))
+    return [BatchPlan("s", 1, tasks)] if tasks else []
 
 
 def test_a_batch_is_named_by_its_query_and_its_number() -> None:
@@ -35,7 +36,7 @@ def test_a_batch_is_named_by_its_query_and_its_number() -> None:
 def test_a_batch_has_as_many_tasks_as_its_plan_is_worth(
     counts: tuple[int, ...], tasks: int | None
 ) -> None:
-    assert tasks_for(quotas(*counts)) == tasks
+    assert tasks_for(plans(*counts)) == tasks
 
 
 def test_of_an_output_only_the_batch_is_removed(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from tests.support.faults import broken, file_limit
 from tests.support.ledgers import (
-    ORIGIN,
     SETTLED,
     STREAM,
     Memory,
@@ -26,7 +25,7 @@ from tests.support.ledgers import (
     claimed,
     filled,
     ids,
-    offset,
+    planned,
     sealed,
     segment,
 )
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from nsqtools.spark.source.plans import Offset
+    from nsqtools.spark.source.plans import BatchPlan
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     made = Ledger(LocalStore(str(tmp_path)), STREAM)
-    made.prepare(offset())
+    made.prepare(planned())
     return made
 
 
@@ -51,12 +50,12 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in (folder / STREAM).iterdir()}
 
 
-def check_stale(ledger: Ledger, batch: Offset) -> None:
+def check_stale(ledger: Ledger, batch: BatchPlan) -> None:
     """The batch cannot be had any more, nor be made again."""
     for use in (
-        lambda: claim_of(ledger, batch, len(batch.quotas) - 1),
+        lambda: claim_of(ledger, batch, len(batch.tasks) - 1),
         lambda: ledger.prepare(batch),
-        lambda: ledger.expect(batch),
+        lambda: ledger.expect(batch.offset),
     ):
         with pytest.raises(StaleError):
             use()
@@ -66,7 +65,7 @@ def test_a_sealed_partition_gives_its_rows_in_the_order_they_were_added(
     tmp_path: Path, ledger: Ledger
 ) -> None:
     """Its own: neither those of the other partition nor of another stream in the place."""
-    two, foreign = offset(2, partitions=2), offset(stream="f" * 32)
+    two, foreign = planned(2, partitions=2), planned(stream="f" * 32)
     other = Ledger(LocalStore(str(tmp_path)), foreign.stream)
     ledger.prepare(two)
     other.prepare(foreign)
@@ -76,7 +75,7 @@ def test_a_sealed_partition_gives_its_rows_in_the_order_they_were_added(
     assert ids(filled(ledger, [3, 1], [2], of=two)) == [3, 1, 2]
     found = sealed(ledger, two)
     assert found.rows == ledger.rows() == 3
-    batches = list(found.batches(ORIGIN))
+    batches = list(found.batches("c"))
     assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
     assert batches[0].to_pylist()[0] == {
         "topic": "t",
@@ -96,14 +95,14 @@ def test_an_attempt_that_was_overtaken_or_has_failed_adds_and_seals_nothing_more
     """What it had put without a response is there for the next one."""
     store = Memory()
     ledger = Ledger(store, STREAM)
-    ledger.prepare(offset())
+    ledger.prepare(planned())
     first = claimed(ledger)
     store.fate = "lost"
     for _ in range(2):
         with pytest.raises(OutputError):
             first.add(segment(1))
     second = claimed(ledger)
-    assert second.rows == 1
+    assert second.adopted().total() == 1
     third = claimed(ledger)
     for use in (lambda: second.add(segment(2)), lambda: first.seal(SETTLED)):
         with pytest.raises(OutputError):
@@ -115,18 +114,18 @@ def test_an_attempt_that_was_overtaken_or_has_failed_adds_and_seals_nothing_more
 
 def test_prepare_leaves_what_is_there(ledger: Ledger) -> None:
     filled(ledger, [1])
-    ledger.prepare(offset())
+    ledger.prepare(planned())
     with pytest.raises(OutputError, match="another offset"):
-        ledger.prepare(offset(partitions=2))
+        ledger.prepare(planned(partitions=2))
     assert ids(sealed(ledger)) == [1]
-    assert ledger.prepared(1) == offset()
+    assert ledger.prepared(1) == planned()
     assert ledger.prepared(2) is None
 
 
 def test_clean_removes_batches_and_keeps_the_newest_marks(tmp_path: Path, ledger: Ledger) -> None:
     filled(ledger, [1])
     for batch in range(2, 21):
-        ledger.prepare(offset(batch))
+        ledger.prepare(planned(batch))
     ledger.clean(1)
     (tmp_path / STREAM / f"{UNNAMED}left").touch()  # by a process that was killed
     ledger.clean(19)
@@ -134,14 +133,14 @@ def test_clean_removes_batches_and_keeps_the_newest_marks(tmp_path: Path, ledger
     marks = {f"done-{batch:010d}" for batch in range(4, 20)}
     assert names(tmp_path) == marks | {f"b{20:010d}"}
     for batch in (1, 3, 4, 19):
-        check_stale(ledger, offset(batch))
+        check_stale(ledger, planned(batch))
     assert names(tmp_path) == marks | {f"b{20:010d}"}
-    assert ids(filled(ledger, [2], of=offset(20))) == [2]
+    assert ids(filled(ledger, [2], of=planned(20))) == [2]
 
 
 def test_batches_that_are_mapped_outlive_the_cleaning(ledger: Ledger) -> None:
     found = filled(ledger, [1, 2], [3])
-    reading = found.batches(ORIGIN)
+    reading = found.batches("c")
     first = next(reading)
     ledger.clean(1)
     assert first["body"].to_pylist() == [b"body 1", b"body 2"]
@@ -152,7 +151,7 @@ def test_batches_that_are_mapped_outlive_the_cleaning(ledger: Ledger) -> None:
 def test_what_was_committed_without_all_of_its_rows_stays_and_is_told(
     tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    two = offset(2, partitions=3)
+    two = planned(2, partitions=3)
     ledger.prepare(two)
     filled(ledger, [1], of=two)
     late = claimed(ledger, two, 1)
@@ -163,7 +162,7 @@ def test_what_was_committed_without_all_of_its_rows_stays_and_is_told(
         with pytest.raises(StaleError):
             late.add(segment(3))
         check_stale(ledger, two)
-        ledger.prepare(offset(3))
+        ledger.prepare(planned(3))
         ledger.clean(3)
     (record,) = caplog.records
     assert f"{tmp_path}/{STREAM}/b{2:010d}" in record.getMessage()
@@ -175,13 +174,13 @@ def test_nobody_claims_a_partition_that_the_driver_has_ended_but_not_yet_marked(
     """An attempt that starts so late would finish messages, and their entries be removed."""
     store = Memory()
     ledger = Ledger(store, STREAM)
-    ledger.prepare(offset())
+    ledger.prepare(planned())
 
     def start_late() -> None:
         ended = [path for path, data in store.content.items() if b'"end"' in data]
         if ended and not refused:
             with pytest.raises(StaleError) as error:
-                claim_of(Ledger(Memory(store), STREAM), offset(), 0)
+                claim_of(Ledger(Memory(store), STREAM), planned(), 0)
             refused.append(error.value)
 
     refused: list[StaleError] = []
@@ -194,7 +193,10 @@ def test_a_staging_where_the_batch_is_not_prepared_is_not_taken_for_a_commit(
 ) -> None:
     """Rows in a directory that executors do not share are lost to the others."""
     elsewhere = Ledger(LocalStore(str(tmp_path / "elsewhere")), STREAM)
-    for use in (lambda: claim_of(elsewhere, offset(), 0), lambda: elsewhere.expect(offset())):
+    for use in (
+        lambda: claim_of(elsewhere, planned(), 0),
+        lambda: elsewhere.expect(planned().offset),
+    ):
         with pytest.raises(OutputError, match="elsewhere") as refused:
             use()
         assert not isinstance(refused.value, StaleError)
@@ -232,7 +234,7 @@ def test_a_damaged_file_is_an_error_that_names_it(
     path = tmp_path / STREAM / f"b{1:010d}" / file
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(OutputError, match=str(path)):
-        list(sealed(ledger).batches(ORIGIN))
+        list(sealed(ledger).batches("c"))
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -28,14 +28,14 @@ from tests.support.ledgers import (
     Nsqd,
     Overtaken,
     ids,
-    offset,
+    planned,
     pull,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqtools.spark.source.plans import Offset
+    from nsqtools.spark.source.plans import BatchPlan
 
 _ENTRY = re.compile(r".*/b(\d+)/p(\d+)/\d+")
 _TRIES = 4
@@ -56,7 +56,7 @@ class World:
         self.nsqd = Nsqd(total)
         self.partitions = partitions
         self.partial = partial
-        self.offsets: dict[int, Offset] = {}
+        self.offsets: dict[int, BatchPlan] = {}
         self.commits: set[int] = set()
         self.sealed: dict[tuple[int, int], list[int]] = {}
         self.doubtful: set[int] = set()
@@ -108,12 +108,12 @@ class World:
                 staged = ledger.prepared(batch)
                 if not (staged or self.nsqd.waiting):
                     return
-                planned = staged or offset(batch, self.partitions)
-                ledger.prepare(planned)
+                plan = staged or planned(batch, self.partitions)
+                ledger.prepare(plan)
                 if batch in self.offsets:
                     raise Overtaken
-                self.offsets[batch] = planned
-            ledger.expect(self.offsets[batch])
+                self.offsets[batch] = plan
+            ledger.expect(self.offsets[batch].offset)
             for k in range(1 if batch in self.partial else self.partitions):
                 self.task(client, batch, k)
             if batch in self.commits:
@@ -132,13 +132,13 @@ class World:
         return None
 
     def attempt(self, client: Memory, batch: int, k: int) -> None:
-        planned = self.offsets[batch]
-        held = Ledger(client, STREAM).claim(batch, k, planned.quotas[k])
+        plan = self.offsets[batch]
+        held = Ledger(client, STREAM).claim(plan.offset, k, plan.tasks[k])
         if not isinstance(held, Sealed):
             connection = Connection(self.nsqd)
             self.connections.append(connection)
             try:
-                held = pull(held, connection, planned.quotas[k].count, client.stall)
+                held = pull(held, connection, plan.tasks[k][0].count, client.stall)
             except OutputError:
                 self.requeue(*connection.held())
                 raise

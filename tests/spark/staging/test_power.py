@@ -21,7 +21,7 @@ from tests.support.ledgers import (
     claim_of,
     claimed,
     ids,
-    offset,
+    planned,
     pull,
     segment,
 )
@@ -95,14 +95,14 @@ class Query:
         while True:
             batch = self.committed + 1
             ledger.clean(self.committed)
-            planned = ledger.prepared(batch)
-            if not (planned or self.nsqd.waiting):
+            plan = ledger.prepared(batch)
+            if not (plan or self.nsqd.waiting):
                 return
-            planned = planned or offset(batch, partitions=2)
-            ledger.prepare(planned)
+            plan = plan or planned(batch, partitions=2)
+            ledger.prepare(plan)
             found = []
             for k in range(2):
-                held = claim_of(ledger, planned, k)
+                held = claim_of(ledger, plan, k)
                 if not isinstance(held, Sealed):
                     held = pull(held, Connection(self.nsqd), 3)
                 found += ids(held)
@@ -144,7 +144,7 @@ def test_what_a_sibling_is_known_to_have_staged_is_there_after_a_power_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it was stopped before it had synced that itself."""
-    two = offset(partitions=2)
+    two = planned(partitions=2)
     for stop in count():
         with disk_at(tmp_path / "disk", monkeypatch) as disk:
             ledger = Ledger(store_on(disk), STREAM)
@@ -157,7 +157,7 @@ def test_what_a_sibling_is_known_to_have_staged_is_there_after_a_power_failure(
             disk.on_call.clear()
             finished = process.context.run(claim.staged, keys_of(1))
             disk.lose_power(HOST, Worst())
-            assert claimed(ledger, two, 1).rows >= len(finished)
+            assert claimed(ledger, two, 1).adopted().total() >= len(finished)
 
 
 def test_a_file_in_a_new_directory_is_there_after_a_power_failure(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.source.plans import Offset, Quota
+from nsqtools.spark.source.plans import BatchPlan, Quota
 from nsqtools.spark.staging import redelivered
 from nsqtools.spark.staging.ledger import Ledger
 from tests.support.ledgers import (
@@ -24,7 +24,7 @@ from tests.support.ledgers import (
     claimed,
     filled,
     keys,
-    offset,
+    planned,
     segment,
 )
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.staging.redelivered import MessageKey
     from nsqtools.stores.interface import Data
 
-FIRST = offset(partitions=3)
+FIRST = planned(partitions=3)
 
 
 @pytest.fixture
@@ -56,20 +56,21 @@ def kept(store: Memory) -> list[str]:
 
 def test_a_message_is_known_by_topic_nsqd_id_and_time(ledger: Ledger) -> None:
     quotas = [("t", NSQD), ("other", NSQD), ("t", "b:4150"), ("t", NSQD)]
-    mixed = Offset(STREAM, 2, tuple(Quota(*pair, 3) for pair in quotas))
-    later = Offset(STREAM, 3, mixed.quotas)
+    mixed = BatchPlan(STREAM, 2, tuple((Quota(*pair, 3),) for pair in quotas))
+    later = BatchPlan(STREAM, 3, mixed.tasks)
     for batch in (mixed, later):
         ledger.prepare(batch)
     filled(ledger, [1], of=mixed, ending=UNSETTLED)
     (number,) = keys(1)
-    near = {(number[0], number[1] + 1), (f"{2:016x}", number[1])}
+    topic, nsqd, name, at = number
+    near = {(topic, nsqd, name, at + 1), (topic, nsqd, f"{2:016x}", at)}
     assert claimed(ledger, mixed, 3).staged(near | {number}) == {number}
     for k in (1, 2):
-        assert claimed(ledger, later, k).staged({number}) == set()
+        assert claimed(ledger, later, k).staged({(*quotas[k], name, at)}) == set()
     assert claimed(ledger, later, 3).staged(near | {number}) == {number}
     ledger.clean(2)
     for k in (1, 2):
-        assert claimed(ledger, later, k).staged({number}) == set()
+        assert claimed(ledger, later, k).staged({(*quotas[k], name, at)}) == set()
     assert claimed(ledger, later, 3).staged(near | {number}) == {number}
 
 
@@ -86,7 +87,7 @@ def test_the_last_rows_of_each_attempt_count_and_none_of_one_that_settled_all(
     tails = {*range(6, 10), *range(16, 20), *range(26, 30)}
     assert claimed(ledger, FIRST).staged(keys(*range(30))) == keys(*tails)
     filled(ledger, [30], of=FIRST, k=1)
-    later = offset(2)
+    later = planned(2)
     ledger.prepare(later)
     assert claimed(ledger, later).staged(keys(*range(20, 31))) == keys(*range(26, 30))
 
@@ -107,11 +108,11 @@ def test_what_was_read_and_may_be_unfinished_outlives_its_batch(
     filled(ledger, [4], of=FIRST, k=1, ending=UNSETTLED)
     claimed(ledger, FIRST, 2).add(segment(5))
     for batch in (2, 3):
-        ledger.prepare(offset(batch))
-        assert claimed(ledger, offset(batch)).staged(keys(*range(9))) == keys(1, 2, 4)
+        ledger.prepare(planned(batch))
+        assert claimed(ledger, planned(batch)).staged(keys(*range(9))) == keys(1, 2, 4)
         ledger.clean(batch - 1)
-        assert claimed(ledger, offset(batch)).staged(keys(*range(9))) == keys(1, 2, 4)
-        filled(ledger, of=offset(batch))
+        assert claimed(ledger, planned(batch)).staged(keys(*range(9))) == keys(1, 2, 4)
+        filled(ledger, of=planned(batch))
     assert len(kept(store)) == 1
 
 
@@ -121,14 +122,14 @@ def test_the_newest_are_kept_up_to_a_number_of_keys_and_one_at_least(
     monkeypatch.setattr(redelivered, "_MOST", 7)
     seen = {}
     for batch in range(2, 7):
-        ledger.prepare(offset(batch))
+        ledger.prepare(planned(batch))
         rows = range(20 * batch, 20 * batch + (12 if batch == 3 else 3))
-        filled(ledger, rows, of=offset(batch), ending=UNSETTLED)
+        filled(ledger, rows, of=planned(batch), ending=UNSETTLED)
         ledger.clean(batch)
         seen[batch] = [int(path.split("-")[1]) for path in kept(store)]
     assert seen == {2: [2], 3: [3], 4: [4], 5: [4, 5], 6: [5, 6]}
-    ledger.prepare(offset(7))
-    assert claimed(ledger, offset(7)).staged(keys(61, 81, 101, 121)) == keys(101, 121)
+    ledger.prepare(planned(7))
+    assert claimed(ledger, planned(7)).staged(keys(61, 81, 101, 121)) == keys(101, 121)
 
 
 def test_to_find_nothing_costs_a_listing_and_a_look_at_each_sibling(
@@ -138,7 +139,7 @@ def test_to_find_nothing_costs_a_listing_and_a_look_at_each_sibling(
     filled(ledger, [7], of=FIRST, ending=UNSETTLED)
     ledger.clean(1)
     for siblings in (0, 2):
-        batch = offset(2 + siblings, 1 + siblings)
+        batch = planned(2 + siblings, 1 + siblings)
         ledger.prepare(batch)
         claim = claimed(ledger, batch)
         claim.staged(keys(99))
@@ -155,7 +156,7 @@ def test_a_batch_that_is_removed_while_it_is_looked_at_is_known_by_its_file(
     ledger: Ledger, store: Memory
 ) -> None:
     filled(ledger, [1], of=FIRST, ending=UNSETTLED)
-    ledger.prepare(offset(2))
+    ledger.prepare(planned(2))
     found: list[set[MessageKey]] = []
 
     def look(client: Memory, claim: Claim, stall: Callable[[], None]) -> None:
@@ -166,7 +167,7 @@ def test_a_batch_that_is_removed_while_it_is_looked_at_is_known_by_its_file(
         copy = Memory()
         copy.content.update(store.content)
         client = Memory(copy)
-        looking = Actor(partial(look, client, claimed(Ledger(client, STREAM), offset(2))))
+        looking = Actor(partial(look, client, claimed(Ledger(client, STREAM), planned(2))))
         looking.step(stop)
         Ledger(copy, STREAM).clean(1)
         stopped = looking.alive
@@ -181,8 +182,8 @@ def test_a_damaged_batch_can_be_removed_and_a_damaged_file_of_it_is_named(
     ledger: Ledger, store: Memory, caplog: pytest.LogCaptureFixture
 ) -> None:
     for batch in (1, 2):
-        ledger.prepare(offset(batch, partitions=3))
-        filled(ledger, [batch], of=offset(batch, partitions=3), ending=UNSETTLED)
+        ledger.prepare(planned(batch, partitions=3))
+        filled(ledger, [batch], of=planned(batch, partitions=3), ending=UNSETTLED)
     (path, *_) = (path for path, data in store.content.items() if b'"segment"' in data[:40])
     store.content[path] = store.content[path][:600]
     ledger.clean(1)
@@ -191,9 +192,9 @@ def test_a_damaged_batch_can_be_removed_and_a_damaged_file_of_it_is_named(
     ledger.clean(2)
     (path,) = kept(store)
     store.content[path] = b"what"
-    ledger.prepare(offset(3))
+    ledger.prepare(planned(3))
     with pytest.raises(OutputError, match=path):
-        claimed(ledger, offset(3)).staged(keys(1))
+        claimed(ledger, planned(3)).staged(keys(1))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
