@@ -225,10 +225,6 @@ class Consumer(Listener):
             self._config.declared()["max_in_flight"].check(n)
         except ConfigError as error:
             raise ConfigError(f"max_in_flight: {error}") from None
-        self.share_out(n)
-
-    def share_out(self, n: int) -> None:
-        """Like ``set_max_in_flight``, without checking ``n``."""
         self._rdy.budget.set_max_in_flight(n)
         self._rdy.plan()
 
@@ -388,8 +384,7 @@ class Consumer(Listener):
         if batch.unsettled():
             batch.leave_out_settled()
             await self._pass_on(batch)
-            if batch.has_parts or not batch.is_settled:
-                unsettled.hold(batch)
+            unsettled.hold(batch)
         unsettled.handled = None
 
     async def _pass_on(self, batch: Batch) -> None:

@@ -201,11 +201,6 @@ class Batch(Sequence[Message]):
         return part
 
     @property
-    def has_parts(self) -> bool:
-        """Whether ``part`` was called."""
-        return bool(self._parts)
-
-    @property
     def parts(self) -> Iterator[Batch]:
         """This batch and all its parts, parts of parts included."""
         yield self

@@ -31,7 +31,7 @@ class MessageLimit:
     def add(self, consumer: Consumer) -> None:
         """Limit a consumer, until it is removed."""
         self._consumers.add(consumer)
-        consumer.share_out(self._allowed)
+        consumer.set_max_in_flight(self._allowed)
 
     def remove(self, consumer: Consumer) -> None:
         """Forget a consumer."""
@@ -70,4 +70,4 @@ class MessageLimit:
     def _change(self, by: int) -> None:
         self.remaining += by
         for consumer in self._consumers:
-            consumer.share_out(self._allowed)
+            consumer.set_max_in_flight(self._allowed)
