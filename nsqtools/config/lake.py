@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.consuming import HTTP_FOUND, SourceOptions
@@ -28,14 +27,12 @@ from nsqtools.config.option import (
 from nsqtools.config.program import LOCK
 from nsqtools.config.publishing import RATE
 from nsqtools.config.records import DELIMITER, FORMATS
-from nsqtools.config.units import parse_duration
+from nsqtools.config.units import TIME, parse_time
 from nsqtools.errors import ConfigError
 from nsqtools.names import is_ephemeral
 
 _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(spark|k8s)://.+|yarn"
 """The masters of Spark's SparkContext.scala, and the cluster managers shipped with Spark."""
-
-_TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
 
 OUTPUT = path("Directory or URL to write to.", metavar="DIR", hides=USER_INFO, required=True)
 CATALOG = text(
@@ -66,24 +63,6 @@ def _lasting(value: str) -> None:
             f"{value} is ephemeral: nsqd deletes it, with its messages, when it has no "
             "consumer, as between two batches; choose a name without #ephemeral"
         )
-
-
-def utc(value: str) -> datetime:
-    """Return a time in ISO 8601, by default in UTC, or a duration before now.
-
-    Raises ConfigError for other texts.
-    """
-    try:
-        return datetime.now(UTC) - timedelta(seconds=parse_duration(value))
-    except (ConfigError, OverflowError):
-        pass
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError:
-        raise ConfigError(
-            f"{value!r} is not a time: write YYYY-MM-DD, YYYY-MM-DDTHH:MM, or a duration such as 1d"
-        ) from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 class SparkOptions(Options):
@@ -379,16 +358,16 @@ class CompactOptions(Options):
 
     output: str = like(OUTPUT, required=False, default_note="none, for tables")
     since: str = text(
-        f"Read files of --input from this hour on: {_TIME}",
+        f"Read files of --input from this hour on: {TIME}",
         metavar="TIME",
         default_note="all",
-        rule=utc,
+        rule=parse_time,
     )
     until: str = text(
-        f"Read files of --input from before this hour: {_TIME}",
+        f"Read files of --input from before this hour: {TIME}",
         metavar="TIME",
         default_note="all",
-        rule=utc,
+        rule=parse_time,
     )
     older_than: float = duration(
         "Skip files of --input changed within this time; a later run takes them.", 0.0

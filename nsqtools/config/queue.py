@@ -8,9 +8,7 @@ from nsqtools.config.option import Options, channel_name, flag, like, text, topi
 from nsqtools.config.program import JSON
 from nsqtools.config.publishing import PubOptions
 from nsqtools.config.records import RecordInputOptions
-from nsqtools.config.units import parse_time
-
-_TIME = "an RFC 3339 time, or a DURATION before now."
+from nsqtools.config.units import TIME, parse_time
 
 
 class QueueListOptions(Options):
@@ -47,13 +45,13 @@ class QueueCatOptions(TailOptions):
 
     count: int = StopOptions.count
     since: str = text(
-        f"Print messages published at this time or later: {_TIME}",
+        f"Print messages published at this time or later: {TIME}",
         metavar="TIME",
         default_note="all",
         rule=parse_time,
     )
     until: str = text(
-        f"Print messages published before this time: {_TIME}",
+        f"Print messages published before this time: {TIME}",
         metavar="TIME",
         default_note="all",
         rule=parse_time,

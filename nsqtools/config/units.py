@@ -59,20 +59,25 @@ def format_duration(seconds: float) -> str:
     return text if text and rest == "0" else f"{text}{rest}s"
 
 
-def parse_time(text: str, now: float = 0.0) -> int:
-    """Return ns since the epoch, of an RFC 3339 time or of a duration before ``now``.
+TIME = "a time in UTC, such as 2026-11-21 or 2026-11-21T09:00, or a DURATION before now."
+"""The values of ``parse_time``, for the help of options."""
 
-    ``now`` is in seconds since the epoch. A time without an offset is local. Raises ConfigError for
-    other texts.
+
+def parse_time(text: str, now: float = 0.0) -> int:
+    """Return ns since the epoch, of a time in ISO 8601 or of a duration before ``now``.
+
+    ``now`` is in seconds since the epoch. A time without an offset is in UTC. Raises ConfigError
+    for other texts.
     """
-    from datetime import datetime  # not at a TAB press
+    from datetime import UTC, datetime  # not at a TAB press
 
     try:
         return round((now - parse_duration(text)) * 1e9)
     except ConfigError:
         pass
     try:
-        return round(datetime.fromisoformat(text.strip()).timestamp() * 1e6) * 1000
+        found = datetime.fromisoformat(text.strip())
+        return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1e6) * 1000
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
             f"{text!r} is not a time: write 2026-11-22T21:00:00Z, or a duration such as 1h30m"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -16,8 +17,7 @@ from nsqtools.cli.commands.pipeline.sources import connection_options, layout
 from nsqtools.cli.commands.pipeline.views import StepView, conclude
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.remotes import targets, with_secret
-from nsqtools.config.lake import utc
-from nsqtools.config.units import counted
+from nsqtools.config.units import counted, parse_time
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.executors import packages_of
 from nsqtools.spark.jobs import compact as compacting
@@ -61,12 +61,13 @@ def compact(
         return
     if not compaction.output:
         raise ConfigError("--output is required, unless --input is a table")
+    now = time.time()
     settings = CompactSettings(
         inputs=inputs.input,
         output=compaction.output,
         layout=layout(inputs),
-        since=utc(compaction.since).timestamp() // 3600 * 3600 if compaction.since else -inf,
-        until=utc(compaction.until).timestamp() if compaction.until else inf,
+        since=parse_time(compaction.since, now) / 1e9 // 3600 * 3600 if compaction.since else -inf,
+        until=parse_time(compaction.until, now) / 1e9 if compaction.until else inf,
         older_than=compaction.older_than,
         delete_inputs=compaction.delete_inputs,
         file_size=compaction.file_size,
