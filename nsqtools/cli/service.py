@@ -80,7 +80,10 @@ class Signals:
         self._consequence = consequence
         self._seen: list[signal.Signals] = []
         self._came = 0.0
-        self._loop = _listen(self._caught)
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._loop.add_signal_handler(number, self._caught, number)
 
     @property
     def seen(self) -> bool:
@@ -125,38 +128,21 @@ def _exit_at_once(code: int) -> None:
     os._exit(code)
 
 
-def _listen(caught: Callable[[int], object]) -> asyncio.AbstractEventLoop:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, caught, number)
-    return loop
-
-
 async def until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run work until it is done or a signal arrives; later signals are ignored.
-
-    Raises Ended after SIGINT.
-    """
-    came: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
-
-    def caught(number: int) -> None:
-        if not came.done():
-            came.set_result(signal.Signals(number))
-
-    loop = _listen(caught)
+    """Run work until it is done, or until a signal cancels it. Raises Ended after SIGINT."""
+    loop = asyncio.get_running_loop()
     working = loop.create_task(work)
-    await asyncio.wait((working, came), return_when=asyncio.FIRST_COMPLETED)
-    if working.done():
+    signals = Signals(working.cancel, lambda: None, "the command does not end by itself")
+    await asyncio.wait([working])
+    if not signals.seen:
         working.result()
         return
-    await end((working,))
     if not working.cancelled() and (error := working.exception()):
         if not isinstance(error, OSError | NSQError):
             raise error
         # For example, the terminal was closed.
         log.debug("at the end: %s", error)
-    code = Exit.INTERRUPTED if came.result() is signal.SIGINT else Exit.DONE
+    code = signals.exit_code(Exit.DONE)
     # Otherwise a thread hanging in a DNS look-up would delay the exit.
     loop.call_later(_LEAVE_TIMEOUT, os._exit, code)
     if code:
