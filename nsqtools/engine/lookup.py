@@ -253,7 +253,6 @@ class Backlog:
         self._subscription = subscription
         self._config = config
         self._outages = outages or OutageLog()
-        self._limits = _limits(config, _STATS_TIMEOUTS)
         self._tls = http_context(config)
         self._urls = tuple(dict.fromkeys(urls))
         self.warning = ""
@@ -305,16 +304,15 @@ class Backlog:
         The stats are empty if the nsqd lacks the topic.
         """
         unknown: list[str] = []
-        if lookupds := self._subscription.lookupds:
-            topic = self._subscription.topic
+        if self._subscription.lookupds:
             try:
-                found = await ask_lookupds(lookupds, lambda c: _lookup(c, topic), **self._limits)
+                listed, errors = await find_producers(
+                    self._subscription, self._config, self._outages
+                )
             except UnreachableError as error:
                 unknown.append(str(error))
             else:
-                self._outages.lookupds_answered(found)
-                unknown += [f"nsqlookupd {error}" for _, error in found.failures]
-                listed = union_producers(answer.producers for answer in found.values)
+                unknown += [f"nsqlookupd {error}" for error in errors]
                 self._nsqds |= {tcp: str(producer.http) for tcp, producer in listed.items()}
         if self._urls and len(self._urls) < len(self._nsqds):
             counts = f"{len(self._urls)} of {len(self._nsqds)}"
