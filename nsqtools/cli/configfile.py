@@ -112,16 +112,9 @@ class Table(NamedTuple):
                 value = self.value(key, options[key])
                 for cls in classes:
                     if pairs_key(cls) == key:
-                        self.pairs(cls, value)
-            except ConfigFileError as error:
+                        parse_pairs(cls, value, f"{self.name}: {cls.opt_flag}")
+            except ConfigError as error:
                 yield str(error)
-
-    def pairs(self, cls: type[Options], texts: Iterable[str]) -> dict[str, Any]:
-        """The values of go-nsq's ``name,value`` texts; raises ConfigFileError."""
-        try:
-            return parse_pairs(cls, texts, cls.opt_flag)
-        except ConfigError as error:
-            raise ConfigFileError(f"{self.name}: {error}") from None
 
     def unknown(self, options: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
         """A line for each key other than a known option or the table of a command."""
