@@ -14,8 +14,9 @@ import click
 from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, check_sink, locked
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import connection_options, layout
-from nsqtools.cli.commands.pipeline.views import StepView, conclude
+from nsqtools.cli.commands.pipeline.views import StepView
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.logs import report_end
 from nsqtools.cli.remotes import targets, with_secret
 from nsqtools.config.units import counted, parse_time
 from nsqtools.errors import ConfigError, RecordError
@@ -90,7 +91,7 @@ def compact(
     if settings.dry_run:
         click.echo(f"a run would do at most: {summary}")
         return
-    conclude(summary)
+    report_end(summary)
     if done.kept:
         log.error("%s of --input could not be deleted", counted(done.kept, "file"))
         raise Ended(Exit.PARTIAL)
@@ -211,7 +212,7 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
         summary += f"; {done.left:,} left for the next run"
     if done.empty:
         summary += f"; {counted(done.empty, 'empty message')} skipped"
-    conclude(summary)
+    report_end(summary)
     if done.again:
         log.warning("up to %s may have been published twice", counted(done.again, "message"))
     if not done.rows:

@@ -16,8 +16,9 @@ import click
 from nsqtools.cli.commands.pipeline.preflight import check_sink, locked, silent, waiting
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
-from nsqtools.cli.commands.pipeline.views import StreamView, conclude
+from nsqtools.cli.commands.pipeline.views import StreamView
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.logs import report_end
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, NSQError, PeerError
 from nsqtools.spark.executors import packages_of
@@ -253,7 +254,7 @@ class StreamJob:
             if watching:
                 watching.cancel()
         guard.check()
-        conclude(view.summary)
+        report_end(view.summary)
         if view.totals.corrupt:
             log.warning(
                 "%s of %s have bodies that do not fit the columns: _corrupt has their text",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.logs import is_watched, show_status
 from nsqtools.config.units import counted
 from nsqtools.metrics import Metric, Sample, of_fields
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.jobs.progress import Progress, Totals
 
 log = logging.getLogger(__name__)
-
-_STATUS = logging.getLogger("nsqtools.status.pipeline")
 
 _PREFIX = "nsqtools_pipeline_"
 _OF_TOTALS = (
@@ -139,10 +136,3 @@ def _details(last: Progress) -> str:
     if last.lag is not None:
         parts.append(f"lag {last.lag:.1f} s")
     return ", ".join(parts) or "idle"
-
-
-def conclude(summary: str) -> None:
-    """Print the summary of a run on a terminal, or with -v."""
-    if is_watched():
-        show_status()
-    _STATUS.info("%s", summary)
