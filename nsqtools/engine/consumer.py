@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Connector, NsqdFinder, Subscription
-from nsqtools.engine.handler import Batch, Handler, check_handler
+from nsqtools.engine.handler import Batch, Handler, check_handler, close_after_error
 from nsqtools.engine.outages import FailureLog
 from nsqtools.engine.rdycontroller import ConsumerConnection, RdyController, stop_messages
 from nsqtools.engine.totals import ConsumerStats
@@ -148,10 +148,7 @@ class Consumer(Listener):
                 await self.consume()
         except BaseException as error:
             at_once = isinstance(error, asyncio.CancelledError) or is_cancelled()
-            try:
-                await self._handler.close(at_once=at_once)
-            except Exception as another:  # the first error is raised
-                log.error("%s", another, exc_info=not isinstance(another, NSQError))
+            await close_after_error(self._handler, at_once=at_once)
             raise
         await self._end_handler("close", self._handler.close())
         ended = self._handler.ended

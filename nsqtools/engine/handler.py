@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, overload
 
 from nsqtools.config.units import counted
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_seconds, check_type
 from nsqtools.proto.messages import Message as Message
 
@@ -335,6 +335,14 @@ def check_handler(handler: object) -> None:
     assert isinstance(handler, Handler)
     if not inspect.iscoroutinefunction(inspect.unwrap(handler.handle)):
         raise ConfigError(f"handler: {type(handler).__name__}.handle: write async def handle")
+
+
+async def close_after_error(handler: Handler, *, at_once: bool) -> None:
+    """Close a handler after an error, which the caller raises; only log another error."""
+    try:
+        await handler.close(at_once=at_once)
+    except Exception as another:
+        log.error("%s", another, exc_info=not isinstance(another, NSQError))
 
 
 def _several(messages: Iterable[Message]) -> Iterable[Message]:

@@ -16,7 +16,7 @@ from nsqtools.config.units import format_duration
 from nsqtools.engine.connector import NsqdFinder, Subscription, check_lookupds
 from nsqtools.engine.consumedtopics import ConsumedTopics
 from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.handler import check_handler
+from nsqtools.engine.handler import check_handler, close_after_error
 from nsqtools.engine.limit import MessageLimit
 from nsqtools.engine.stopwatcher import Backlogs, StopWatcher
 from nsqtools.errors import (
@@ -186,10 +186,7 @@ class Runner:
         except BaseException as error:
             at_once = self._leaving.is_set() or is_cancelled()
             at_once = at_once or isinstance(error, asyncio.CancelledError)
-            try:
-                await self._handler.close(at_once=at_once)
-            except Exception as another:  # the first error is raised
-                log.error("%s", another, exc_info=not isinstance(another, NSQError))
+            await close_after_error(self._handler, at_once=at_once)
             raise
         if self._leaving.is_set():
             await self._handler.close(at_once=True)
