@@ -269,8 +269,10 @@ class Consumer(Listener):
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """Share the RDY of a lost connection; ``error`` is None if we closed it."""
         address = connection.address
-        if not (lost := self._rdy.connections.pop(address, None)):
+        lost = self._rdy.connections.get(address)
+        if not lost or lost.connection is not connection:
             return
+        del self._rdy.connections[address]
         if error and lost.last_finish >= connection.last_read:
             self._stats.unconfirmed += 1  # nsqd may not have read the last FINs
         if self._stopping or error is None:
