@@ -1,6 +1,7 @@
 """A quota of messages from nsqd into the staging: that many, and nothing left behind.
 
 When something dies, nothing is lost, and nothing is there twice.
+# size: one receiver and the faults of its servers
 """
 
 from __future__ import annotations

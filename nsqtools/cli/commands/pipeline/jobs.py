@@ -125,7 +125,7 @@ async def _compact_tables(
         if run.stop.is_set():
             raise Ended(run.signals.exit_code(Exit.FAILURE))
         done = await run.without_spark(lambda _: compact_table(table, file_size))  # noqa: B023
-        conclude(
+        report_end(
             f"{table}: {counted(done.merged, 'file')} merged into {done.files:,}, "
             f"{counted(done.deleted, 'replaced file')} deleted"
         )
