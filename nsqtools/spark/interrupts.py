@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from nsqtools.errors import NSQError, RecordError

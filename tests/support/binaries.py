@@ -1,11 +1,12 @@
-"""Which programs the tests run: NSQ's servers and Go tools, MinIO, and whatever else a test needs.
+"""Which programs the tests run: NSQ's servers, MinIO, Iceberg's catalog, and what else they need.
 
 NSQ is taken from PATH, from the directory ``$NSQTOOLS_NSQD_BIN``, or from a cache outside the
 repository that the Go toolchain fills once from ``tests/nsqd/go.mod``; the first place with an
 nsqd and an nsqlookupd of version 1 is used. Where there is none, what talks to an nsqd is tested
 with the sandbox alone. MinIO is taken from PATH, or built from ``tests/minio/go.mod`` likewise,
-which takes minutes, and so is done with ``--full`` or ``NSQTOOLS_REQUIRE_TOOLS=1`` only;
-``python -m tests.support.binaries`` builds all that is missing. Any other program that is missing
+which takes minutes, and so is done with ``--full`` or ``NSQTOOLS_REQUIRE_TOOLS=1`` only. Then
+Spark's Ivy also downloads Iceberg's REST catalog, whose jars ``tests/iceberg/ivy.xml`` names.
+``python -m tests.support.binaries`` gets all that is missing. Any other program that is missing
 skips the test and says what it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or
 ``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
 """
@@ -17,10 +18,13 @@ import re
 import shutil
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import pytest
 
@@ -30,7 +34,7 @@ left_out: dict[str, int] = {}
 """Why this run leaves tests out, and how many; 0 if nobody knows."""
 
 takes_time = os.environ.get("NSQTOOLS_REQUIRE_TOOLS") == "1"
-"""Whether a run may take minutes to build what it lacks; it may with ``--full`` too."""
+"""Whether a run may take minutes to get what it lacks; it may with ``--full`` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +57,84 @@ class Nsq:
 
 
 @dataclass(frozen=True, slots=True)
-class GoModule:
-    """A directory with a go.mod whose tools are built once, into a directory of the cache."""
+class Module(ABC):
+    """A directory with files that say what to get, once, into a directory of the cache."""
 
     path: Path
     name: str
+    sources: ClassVar[Sequence[str]]
+    tool: ClassVar[str]
 
     @property
     def target(self) -> Path:
         root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        sums = b"".join((self.path / name).read_bytes() for name in ("go.mod", "go.sum"))
+        sums = b"".join((self.path / name).read_bytes() for name in self.sources)
         digest = hashlib.sha256(sums).hexdigest()[:12]
         return Path(root, "nsqtools-tests", f"{self.name}-{digest}")
+
+    @abstractmethod
+    def arguments(self, into: Path) -> Sequence[str | Path]:
+        """Arguments of the tool, with which it gets all ``into`` a directory."""
+
+
+class GoModule(Module):
+    """Tools that are built; go checks them with go.sum, and wants to know where by $GOBIN."""
+
+    sources = ("go.mod", "go.sum")
+    tool = "go"
+
+    def arguments(self, into: Path) -> Sequence[str | Path]:
+        return ("install", "tool")
+
+
+class JavaModule(Module):
+    """Jars from Maven Central; Ivy checks them with the checksums that it finds there."""
+
+    sources = ("ivy.xml",)
+    tool = "java"
+
+    def arguments(self, into: Path) -> Sequence[str | Path]:
+        return (
+            *("-cp", spark_jars(), "org.apache.ivy.Main", "-warn", "-ivy", "ivy.xml"),
+            *("-cache", into.with_name("ivy"), "-types", "jar", "bundle"),
+            *("-retrieve", f"{into}/[artifact]-[revision](-[classifier]).[ext]"),
+        )
 
 
 _TESTS = Path(__file__).parents[1]
 NSQ = GoModule(_TESTS / "nsqd", "nsq-1.3.0")
 MINIO = GoModule(_TESTS / "minio", "minio")
+ICEBERG = JavaModule(_TESTS / "iceberg", "iceberg")
+
+
+def spark_jars() -> str:
+    """The jars of Spark, among which are Ivy and Hadoop, as a class path."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return f"{Path(spec.origin).parent}/jars/*"
 
 
 def needs_minio(tests: str) -> str:
     """Path of MinIO, built if that is the only way and may take time, or the test ends here."""
     if found := shutil.which("minio"):
         return found
-    may = takes_time or MINIO.target.exists()
-    if failure := _build(MINIO) if may else "it takes minutes to build, which --full does":
-        give_up("minio", tests, f"no minio on PATH, and {failure}", "TOOLS")
-    return str(MINIO.target / "minio")
+    return str(_needs_module(MINIO, "no minio on PATH, and ", tests) / "minio")
+
+
+def needs_iceberg(tests: str) -> str:
+    """The class path of Iceberg's REST catalog, got if that may take time, or the test ends here.
+
+    Spark has to be there.
+    """
+    return f"{_needs_module(ICEBERG, '', tests)}/*:{spark_jars()}"
+
+
+def _needs_module(module: Module, reason: str, tests: str) -> Path:
+    may = takes_time or module.target.exists()
+    if failure := _get(module) if may else f"{module.name} takes time to get, which --full does":
+        give_up(module.name, tests, f"{reason}{failure}", "TOOLS")
+    return module.target
 
 
 def needs(program: str, tests: str) -> str:
@@ -89,7 +144,7 @@ def needs(program: str, tests: str) -> str:
 
 def require_nsq() -> Nsq:
     """The NSQ programs, built if that is the only way, or else the test ends here."""
-    failure = "" if installed_nsq() else _build(NSQ)
+    failure = "" if installed_nsq() else _get(NSQ)
     return installed_nsq() or give_up(
         "nsqd", LIVE, f"no nsqd 1.x on PATH or in $NSQTOOLS_NSQD_BIN, and {failure}", "NSQD"
     )
@@ -119,7 +174,7 @@ def expect_nsq(*, build: bool) -> bool:
         return True
     if not build:
         return shutil.which("go") is not None
-    failure = _build(NSQ)
+    failure = _get(NSQ)
     if failure and shutil.which("go"):
         left_out[f"nsqd is missing ({failure}); it would have tested: {LIVE}"] = 0
     return installed_nsq() is not None
@@ -151,35 +206,37 @@ def _version(nsqd: str) -> str:
 
 
 @cache
-def _build(module: GoModule) -> str:
-    """Build all programs of a module; the answer says why that failed, or is empty."""
+def _get(module: Module) -> str:
+    """Build or download all of a module; the answer says why that failed, or is empty."""
     target = module.target
     if target.exists():
         return ""
-    go = shutil.which("go")
-    if not go:
-        return "no go to build it with"
+    tool = shutil.which(module.tool)
+    if not tool:
+        return f"no {module.tool} to get it with"
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.parent / f"{target.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():
             return ""
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            built = Path(scratch, "bin")
+            into = Path(scratch, "bin")
             done = subprocess.run(
-                [go, "install", "tool"],
+                [tool, *module.arguments(into)],
                 cwd=module.path,
-                env={**os.environ, "GOWORK": "off", "CGO_ENABLED": "0", "GOBIN": str(built)},
+                env={**os.environ, "GOWORK": "off", "CGO_ENABLED": "0", "GOBIN": str(into)},
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            if done.returncode:  # of a go before 1.24 it is an unknown package
-                return f"`go install tool` failed: {done.stderr.strip().splitlines()[-1:]}"
-            built.rename(target)
+            if done.returncode:  # of a go before 1.24, `tool` is an unknown package
+                said = (done.stdout + done.stderr).splitlines()
+                reason = [line.strip() for line in said if line.strip(" \t:")][-1:]
+                return f"`{module.tool}` failed: {reason}"
+            into.rename(target)
     return ""
 
 
 if __name__ == "__main__":
-    for each in (NSQ, MINIO):
-        print(_build(each) or each.target)
+    for each in (NSQ, MINIO, ICEBERG):
+        print(_get(each) or each.target)

@@ -30,7 +30,7 @@ from nsqtools.spark.lake.tables import (
 )
 from nsqtools.stores.interface import StoredFile
 from nsqtools.stores.mounted import LocalStore
-from nsqtools.stores.places import ICEBERG, below, local
+from nsqtools.stores.places import ICEBERG, below, local, s3_server
 
 try:
     from pyarrow.fs import LocalFileSystem
@@ -39,8 +39,10 @@ try:
     from pyiceberg.exceptions import (
         CommitFailedException,
         NoSuchTableError,
+        ServerError,
+        ServiceUnavailableError,
     )
-    from pyiceberg.io import PY_IO_IMPL
+    from pyiceberg.io import AWS_REGION, PY_IO_IMPL, S3_ENDPOINT
     from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
     from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
@@ -105,11 +107,14 @@ class IcebergTable(LakeTable):
             )
         try:
             self._catalog: Catalog = catalogs.load_catalog(catalog, **known)
+        except (OSError, ServerError, ServiceUnavailableError) as error:
+            raise OutputError(f"--catalog {catalog}: {reason_of(error)}") from error
         except Exception as error:
             raise ConfigError(f"--catalog {catalog}: {reason_of(error)}") from error
-        properties = self._catalog.properties
-        if properties.get("warehouse", "").startswith(("file:", "/")):
-            properties.setdefault(PY_IO_IMPL, f"{__name__}.{DurableFileIO.__name__}")
+        warehouse = self._catalog.properties.get("warehouse", "")
+        if warehouse.startswith(("file:", "/")):  # a REST catalog may call it by a name
+            self._be_durable()
+        self._know_s3()
         self._table: Table | None = None
 
     def has(self, token: Token) -> bool:
@@ -127,6 +132,8 @@ class IcebergTable(LakeTable):
         partitioned by the hour of timestamps.
         """
         table = self._table or self._create(schema, partitions)
+        if local(table.location()):
+            self._be_durable()
         expressions = dict(self._directories(table, rows))
         return _place(table), rows.withColumns(expressions), list(expressions)
 
@@ -181,7 +188,8 @@ class IcebergTable(LakeTable):
 
     def _unreadable(self, why: str) -> ConfigError:
         return ConfigError(
-            f"--input {ICEBERG}:{self._catalog.name}/{self._name}: {why}: read it with Spark's package of Iceberg"
+            f"--input {ICEBERG}:{self._catalog.name}/{self._name}: {why}: read it with Spark's "
+            "package of Iceberg"
         )
 
     def _commit(self, paths: Sequence[str], schema: Schema, token: Token | None) -> None:
@@ -199,6 +207,23 @@ class IcebergTable(LakeTable):
             change.set_properties(properties)
             urls = [below(_place(table), each) for each in paths]
             change.add_files(urls, summary, check_duplicate_files=False)
+
+    def _be_durable(self) -> None:
+        """Let tables that are loaded from now on have durable metadata, unless configured."""
+        name = f"{__name__}.{DurableFileIO.__name__}"
+        self._catalog.properties.setdefault(PY_IO_IMPL, name)
+
+    def _know_s3(self) -> None:
+        """Configure what pyiceberg does not take from AWS_* variables, unless the user did.
+
+        Without a region it would ask AWS for the bucket's. The properties of a table, as a REST
+        catalog returns them, have priority.
+        """
+        endpoint, region = s3_server()
+        if endpoint:
+            self._catalog.properties.setdefault(S3_ENDPOINT, endpoint)
+        if region:
+            self._catalog.properties.setdefault(AWS_REGION, region)
 
     def _load(self) -> Table | None:
         """The newest version of the table; None if there is none."""

@@ -105,10 +105,8 @@ def list_files(places: Iterable[str], *, exclude: Sequence[str] = ()) -> list[In
                 files[identity] = each, place, schema
     return [
         Input(
-            *each,
-            _kind(each.path),
-            place,
-            whole=schema is None and place not in partial and not schema,
+            *(*each, _kind(each.path), place),
+            whole=schema is None and place not in partial,
             schema=schema,
         )
         for each, place, schema in sorted(files.values())
