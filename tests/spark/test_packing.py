@@ -12,10 +12,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from nsqtools.errors import OutputError
-from nsqtools.spark.source.plans import Offset
+from nsqtools.spark.source.plans import BatchPlan, Offset, Quota
 from nsqtools.spark.source.receive import receive
+from nsqtools.spark.source.sourceoptions import parse_source
+from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.log import EntryKind
 from nsqtools.spark.staging.partitions import Claim
+from nsqtools.stores import open_store
+from tests.support import wire
+from tests.support.counting import CountingNsqd
 from tests.support.driving import Driven
 from tests.support.eventually import eventually
 from tests.support.ledgers import STREAM, bodies_of, claim_of, segment
@@ -146,6 +151,40 @@ async def test_a_lost_connection_ends_its_task_and_what_was_not_asked_is_not_sil
             many.check(rows, *batches, *driven.drain(end)[1])
 
         await asyncio.to_thread(drive)
+
+
+async def test_while_a_topic_stalls_its_task_stages_no_more_than_max_in_flight(
+    tmp_path: Path,
+) -> None:
+    """So the messages whose FINs nsqd may not have processed are among the last rows."""
+
+    class Stalling(CountingNsqd):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sent: Counter[asyncio.StreamWriter] = Counter()
+
+        def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
+            for _ in range(min(count, 10 - self.sent[writer])):
+                writer.write(wire.message(self.sent[writer]))
+                self.sent[writer] += 1
+
+        def on_close(self, writer: asyncio.StreamWriter) -> None:
+            if self.topics[writer] != "t0":
+                super().on_close(writer)
+
+    async with Stalling() as nsqd:
+        quotas = tuple(Quota(f"t{number}", str(nsqd.address), 10) for number in range(30))
+        plan = BatchPlan(STREAM, 1, (quotas,))
+        ledger = Ledger(open_store(str(tmp_path)), STREAM)
+        ledger.prepare(plan)
+        claim = claim_of(ledger, plan, 0)
+        assert isinstance(claim, Claim)
+        given = {"subscribe": "t", "channel": "c", "stagingLocation": "/unused"}
+        settings = parse_source({**given, "maxInFlight": "50"})
+        ending = await asyncio.to_thread(receive, quotas, settings, claim)
+    assert not ending.settled
+    assert ending.rows[0] == 10
+    assert sum(ending.rows) <= 50
 
 
 def test_an_nsqd_that_cannot_be_reached_keeps_no_other_from_being_read(

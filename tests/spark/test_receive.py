@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -22,7 +22,6 @@ from nsqtools.errors import (
     OutputError,
     ProtocolError,
 )
-from nsqtools.names import Address
 from nsqtools.proto.messages import Message
 from nsqtools.spark.rows import ROW_SCHEMA, make_segment, rows_of
 from nsqtools.spark.source.plans import BatchPlan, Quota
@@ -32,6 +31,7 @@ from nsqtools.spark.staging.ledger import Ledger
 from nsqtools.spark.staging.partitions import Claim, Ending
 from nsqtools.stores.mounted import LocalStore
 from tests.support import wire
+from tests.support.counting import CountingNsqd
 from tests.support.eventually import eventually
 from tests.support.ledgers import bodies_of, claim_of
 from tests.support.proxy import Faults, Proxy
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from nsqtools.names import Address
     from nsqtools.spark.rows import Segment
     from nsqtools.spark.staging.partitions import Sealed
     from tests.support.authd import Authd
@@ -144,57 +145,6 @@ def found_in(sealed: Sealed) -> Found:
     return found
 
 
-class CountingNsqd:
-    """An nsqd that takes every subscription and sends what ``on_ready`` writes; it counts."""
-
-    def __init__(self, max_rdy_count: int = 2500) -> None:
-        self._max_rdy_count = max_rdy_count
-        self.connections = self.requeued = self.finished = 0
-        self.topics: dict[asyncio.StreamWriter, str] = {}
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = Address(*self._server.sockets[0].getsockname())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        rest = b""
-        while data := await reader.read(65536):
-            found, rest = wire.split_commands(rest + data)
-            for command in found:
-                match command.split():
-                    case ["IDENTIFY", *_]:
-                        writer.write(wire.negotiated(max_rdy_count=self._max_rdy_count))
-                    case ["SUB", topic, *_]:
-                        self.topics[writer] = topic
-                        writer.write(wire.OK)
-                    case ["RDY", count]:
-                        self.on_ready(int(count), writer)
-                    case ["FIN", *_]:
-                        self.finished += 1
-                        self.on_finish(writer)
-                    case ["REQ", *_]:
-                        self.requeued += 1
-                    case ["CLS"]:
-                        self.on_ready(0, writer)
-                        self.on_close(writer)
-        writer.close()
-
-    def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
-        """RDY of this count has come."""
-
-    def on_finish(self, writer: asyncio.StreamWriter) -> None:
-        """A FIN has come."""
-
-    def on_close(self, writer: asyncio.StreamWriter) -> None:
-        """CLS has come."""
-        writer.write(wire.CLOSE_WAIT)
-
-
 @pytest.fixture
 def staging(tmp_path: Path, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch) -> Staging:
     return Staging(tmp_path / "staging", nsqd, topic, monkeypatch)
@@ -263,38 +213,6 @@ class EagerNsqd(CountingNsqd):
     def on_finish(self, writer: asyncio.StreamWriter) -> None:
         self.in_flight[writer] -= 1
         self.on_ready(self.ready[writer], writer)
-
-
-async def test_while_a_topic_stalls_its_task_stages_no_more_than_max_in_flight(
-    staging: Staging,
-) -> None:
-    """So the messages whose FINs nsqd may not have processed are among the last rows."""
-
-    class Stalling(CountingNsqd):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sent: Counter[asyncio.StreamWriter] = Counter()
-
-        def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
-            for _ in range(min(count, 10 - self.sent[writer])):
-                writer.write(wire.message(self.sent[writer]))
-                self.sent[writer] += 1
-
-        def on_close(self, writer: asyncio.StreamWriter) -> None:
-            if self.topics[writer] != "t0":
-                super().on_close(writer)
-
-    async with Stalling() as nsqd:
-        quotas = tuple(Quota(f"t{number}", str(nsqd.address), 10) for number in range(30))
-        staging.plans[1] = BatchPlan(STREAM, 1, (quotas,))
-        staging.ledger.prepare(staging.plans[1])
-        _, claim = staging.claim(1)
-        given = {"subscribe": "t", "channel": "c", "stagingLocation": "/unused"}
-        settings = parse_source({**given, "maxInFlight": "50"})
-        ending = await asyncio.to_thread(receive, quotas, settings, claim)
-    assert not ending.settled
-    assert ending.rows[0] == 10
-    assert sum(ending.rows) <= 50
 
 
 @pytest.mark.parametrize("allowed", [7, 100, 2500])

@@ -21,7 +21,7 @@ from nsqtools.spark.jobs.batches import LakeOutput
 from nsqtools.spark.jobs.progress import Totals
 from nsqtools.spark.lake.bodies import read_schema, with_columns
 from tests.support.servers import Nsqd, free_port
-from tests.support.streaming import OfTopic, rows
+from tests.support.streaming import OfTopic, numbered, publish, rows
 
 BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xff\x00", b"null"]
 
@@ -77,6 +77,19 @@ WRITTEN = "nsqtools.spark.jobs.batches.summary"
 @pytest.fixture
 def lake(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Lake:
     return Lake(spark, nsqd, topic, tmp_path / "la ke")
+
+
+def test_many_topics_are_received_by_a_task_per_core(lake: Lake) -> None:
+    topics = [f"{lake.topic}.{number}" for number in range(6)]
+    for topic in topics:
+        publish(lake.nsqd, topic, numbered(10))
+    source = {"subscribe": ",".join(topics)}
+    with crashing(WRITTEN):
+        lake.archive(source)
+    (plan,) = lake.settings(source).checkpoint.planned()
+    assert [sum(quota.count for quota in task) for task in plan.tasks] == [30, 30]
+    lake.archive(source)
+    assert lake.bodies == Counter(numbered(10) * 6)
 
 
 def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishing(
