@@ -382,3 +382,7 @@ def test_in_a_store_a_run_that_was_taken_over_replaces_nothing(
     open_store(lake.place).put(f"{NINE_O_CLOCK}/{prefix(run[0])}00001-000.parquet", b"late")
     opened(lake.place)
     assert lake.contents() == sorted(NEW.items())
+    output = opened(lake.place)
+    for _ in range(40):
+        commit(output, make(output, {}))
+    assert opened(lake.place)._unfinished == {}
