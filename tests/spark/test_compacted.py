@@ -245,6 +245,25 @@ def test_inputs_are_kept_that_were_read_before_an_hour_was_removed(tmp_path: Pat
     assert os.path.exists(before.path)
 
 
+def test_an_hour_that_was_removed_and_came_again_is_known_although_runs_are_killed(
+    lake: Lake,
+) -> None:
+    def work() -> None:
+        output = opened(lake.place)
+        commit(output, make(output, {NINE_O_CLOCK: "late"}))
+
+    for step in count():
+        lake.anew()
+        made(lake.place, OLD)
+        open_store(lake.place).delete(NINE_O_CLOCK)
+        survived = lake.survived(step, work)
+        lake.rest()
+        opened(lake.place)
+        if survived:
+            assert lake.contents() == [(NINE_O_CLOCK, "late"), (TEN_O_CLOCK, "old")]
+            return
+
+
 def test_an_hour_is_missed_before_inputs_of_an_earlier_run_are_deleted(tmp_path: Path) -> None:
     """Only if inputs have rows of its day."""
     names = ("day.log", "other.log", "empty.log", "old.log")
@@ -264,7 +283,7 @@ def test_an_hour_is_missed_before_inputs_of_an_earlier_run_are_deleted(tmp_path:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("logs/a.log", "archive/old/a.log"), ("1/x.2026-11-21.log", "2026-12-01/x.2026-11-21.log")],
+    [("logs/a.log", "archive/old/a.log"), ("2026-11-21/x.log", "2026-12-01/x.log")],
 )
 def test_a_bare_file_that_was_moved_is_found_in_the_state_by_its_name(
     tmp_path: Path, before: str, after: str
