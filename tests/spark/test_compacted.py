@@ -18,7 +18,7 @@ from opendal import Operator
 
 from nsqtools.errors import ConfigError, LockedError
 from nsqtools.spark.jobs import compacted
-from nsqtools.spark.jobs.compacted import CompactOutput, FileFacts, HourFile, Known, prefix
+from nsqtools.spark.jobs.compacted import ALL, CompactOutput, FileFacts, HourFile, Known, prefix
 from nsqtools.spark.lake.inputs import Input, find
 from nsqtools.stores import open_store
 from nsqtools.stores.objectstore import ObjectStore
@@ -26,6 +26,7 @@ from tests.support.faults import Mortal
 from tests.support.lakes import NINE, RAW, at, sent, to_file
 
 NINE_O_CLOCK, TEN_O_CLOCK = "date=2026-11-21/hour=09", "date=2026-11-21/hour=10"
+NINE_MINUTE = NINE // 60_000_000_000
 OLD, NEW = ({NINE_O_CLOCK: text, TEN_O_CLOCK: text} for text in ("old", "new"))
 
 
@@ -87,7 +88,7 @@ def opened(root: Path | str) -> CompactOutput:
     """An output as a run finds it."""
     output = CompactOutput(str(root))
     output.recover()
-    output.meeting([NINE // 60_000_000_000], 0)
+    output.meeting([NINE_MINUTE], 0)
     return output
 
 
@@ -244,6 +245,57 @@ def test_inputs_are_kept_that_were_read_before_an_hour_was_removed(tmp_path: Pat
     assert os.path.exists(before.path)
 
 
+def test_an_hour_that_was_removed_and_came_again_is_known_although_runs_are_killed(
+    lake: Lake,
+) -> None:
+    def work() -> None:
+        output = opened(lake.place)
+        commit(output, make(output, {NINE_O_CLOCK: "late"}))
+
+    for step in count():
+        lake.anew()
+        made(lake.place, OLD)
+        open_store(lake.place).delete(NINE_O_CLOCK)
+        survived = lake.survived(step, work)
+        lake.rest()
+        opened(lake.place)
+        if survived:
+            assert lake.contents() == [(NINE_O_CLOCK, "late"), (TEN_O_CLOCK, "old")]
+            return
+
+
+def test_an_hour_is_missed_before_inputs_of_an_earlier_run_are_deleted(tmp_path: Path) -> None:
+    """Only if inputs have rows of its day."""
+    names = ("day.log", "other.log", "empty.log", "old.log")
+    inputs = [raw(tmp_path / "logs" / name, b"a") for name in names]
+    spans = ((NINE_MINUTE, NINE_MINUTE), (0, NINE_MINUTE - 1440), (0, -1), (0, sys.maxsize))
+    facts = {
+        each.path: Known(each.size, each.mtime_ns, 1, "1", 1, *span)
+        for each, span in zip(inputs, spans, strict=True)
+    }
+    made(tmp_path / "out", OLD, facts)
+    shutil.rmtree(tmp_path / "out" / NINE_O_CLOCK)
+    for number, deletes in ((1, True), (2, True), (0, False), (3, False)):
+        output = CompactOutput(str(tmp_path / "out"))
+        output.recover()
+        assert output.delete([inputs[number]], quiet) == ((1, 0) if deletes else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("logs/a.log", "archive/old/a.log"), ("2026-11-21/x.log", "2026-12-01/x.log")],
+)
+def test_a_bare_file_that_was_moved_is_found_in_the_state_by_its_name(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    first, moved = raw(tmp_path / before, b"a"), raw(tmp_path / after, b"a")
+    made(tmp_path / "out", NEW, known(first))
+    output = opened(tmp_path / "out")
+    assert output.divide([moved]) == ([moved], [])
+    _, read = output.recognised([moved], {moved.path: FileFacts(1, 1, 1)})
+    assert read == {moved.path: ALL}
+
+
 def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> None:
     """It has files of others, or has another file, or has lost its state."""
     made(tmp_path, {NINE_O_CLOCK: "a"})
@@ -382,3 +434,7 @@ def test_in_a_store_a_run_that_was_taken_over_replaces_nothing(
     open_store(lake.place).put(f"{NINE_O_CLOCK}/{prefix(run[0])}00001-000.parquet", b"late")
     opened(lake.place)
     assert lake.contents() == sorted(NEW.items())
+    output = opened(lake.place)
+    for _ in range(40):
+        commit(output, make(output, {}))
+    assert opened(lake.place)._unfinished == {}

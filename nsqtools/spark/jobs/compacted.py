@@ -55,7 +55,8 @@ log = logging.getLogger(__name__)
 _STATE = f"{OURS}/compact"
 _WORK = f"{OURS}/compact-"
 _FORMAT, _ONE_FILE = "nsqtools compact 3", "nsqtools compact 2"
-_RUNS = 20  # unfinished runs with recognised files
+_STEPS = 100
+"""Later steps after which no task of a killed run can write files any more."""
 _THREADS = 8
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SHARES = 256
@@ -126,7 +127,7 @@ class CompactOutput:
         self._days = Shares(self._store, f"{_STATE}/files")
         self._shares = Shares(self._store, f"{_STATE}/inputs")
         self._loaded: set[tuple[Shares, str]] = set()
-        self._unfinished: dict[str, list[str]] = {}
+        self._unfinished: dict[str, tuple[int, list[str]]] = {}  # runs: their steps and days
         self._removed = -1  # the last step before an hour was removed from the output
         self._gone: list[str] = []
         self._todo = self._load()
@@ -146,8 +147,7 @@ class CompactOutput:
         """Return the name of a new run, which writes files of these days."""
         run = uuid4().hex
         if self._folder is None:
-            known = [*self._unfinished.items(), (run, sorted(days))]
-            self._unfinished = dict(known[-_RUNS:])
+            self._unfinished[run] = self._steps.number, sorted(days)
             self._save()
         return run
 
@@ -310,7 +310,12 @@ class CompactOutput:
                 return self._converted(state)
             if state["format"] != _FORMAT:
                 raise ValueError
-            self._unfinished, self._removed = state["unfinished"], state["removed"]
+            self._removed = state["removed"]
+            self._unfinished = {
+                run: (step, days)
+                for run, (step, days) in state["unfinished"].items()
+                if step > self._steps.number - _STEPS
+            }
             todo: dict[str, Any] = state["todo"]
             return todo
         except FileNotFoundError:
@@ -326,7 +331,8 @@ class CompactOutput:
         self.files = {path: HourFile(**part) for path, part in state["files"].items()}
         self.inputs = {path: Known(**known) for path, known in inputs.items()}
         days = sorted({_day(path) for path in self.files})
-        self._unfinished = dict.fromkeys(state.get("unfinished", []), days)
+        runs = state.get("unfinished", ())
+        self._unfinished = dict.fromkeys(runs, (self._steps.number, days))
         todo = {key: state[key] for key in ("run", "remove", "deleting") if state.get(key)}
         return {"files": state["files"], "inputs": inputs, **todo}
 
@@ -446,7 +452,7 @@ class CompactOutput:
         for path in self._folder.glob(f"{_WORK}*") if self._folder else ():
             shutil.rmtree(path, ignore_errors=True)
         ended = tuple(map(prefix, self._unfinished))
-        days = sorted({day for days in self._unfinished.values() for day in days})
+        days = sorted({day for _, days in self._unfinished.values() for day in days})
         there = chain.from_iterable(in_threads(self._listed, days))
         doomed = [path for path, _ in there if posixpath.basename(path).startswith(ended)]
         in_threads(self._store.delete, doomed)

@@ -171,6 +171,10 @@ def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(run: Comp
         "_nsqtools/compact/inputs/d2",
     }
 
+    shutil.rmtree(out / hours[2])
+    done = run(lake, logs, layout=JSON, delete_inputs=True)
+    assert done == Compacted(known=8, kept=8), "messages of the hour are in the inputs alone"
+
 
 @MORE
 def test_records_without_metadata_are_told_apart_by_their_place(run: Compacting) -> None:
