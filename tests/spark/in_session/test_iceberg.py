@@ -103,13 +103,14 @@ def test_a_batch_is_committed_once_and_others_may_write_meanwhile(
     catalog: Catalog, spark: SparkSession
 ) -> None:
     """The partitions are hours of UTC, and a topic may need escapes, or be missing."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:
         first, other = opened(), opened()
         assert not other.has(Token(OURS, 0))
         commit(first, messages(spark, "a#ephemeral", None), Token(OURS, 0))
     finally:
-        spark.conf.unset("spark.sql.session.timeZone")
+        spark.conf.set("spark.sql.session.timeZone", zone)
     assert other.has(Token(OURS, 0))
     assert not other.has(Token(OURS, 1))
     commit(other, messages(spark, "t"), Token(THEIRS, 7))
