@@ -103,7 +103,7 @@ def test_a_batch_is_committed_once_and_others_may_write_meanwhile(
     catalog: Catalog, spark: SparkSession
 ) -> None:
     """The partitions are hours of UTC, and a topic may need escapes, or be missing."""
-    zone = spark.conf.get("spark.sql.session.timeZone")
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:
         first, other = opened(), opened()
