@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.progress import Written
@@ -100,7 +101,8 @@ class BatchFiles:
     ) -> Written:
         """Write a batch; it replaces files of an earlier attempt.
 
-        A table that has the batch already stays as it is, and no rows are written. With ``few``,
+        A table that has the batch already stays as it is, and no rows are written; files of earlier
+        attempts are not in it, and stay until the table's own maintenance. With ``few``,
         small batches are written by fewer tasks than they have partitions. ``partitions`` and
         ``times`` are arguments of ``write_files``; a table that exists has its own partitions.
         Raises OutputError.
@@ -114,9 +116,10 @@ class BatchFiles:
             rows = table.spelled(rows)
             schema = rows.drop(times).schema
             place, rows, partitions = table.prepare(rows, schema, partitions)
-        if self._stamp.changed:
+            name += f"-{uuid4().hex[:8]}"  # a late task of this attempt changes no committed file
+        elif self._stamp.changed:
             remove_batch(place, name)
-            self._stamp.confirm()
+        self._stamp.confirm()
         tasks = tasks_for(self._stamp.checkpoint.planned() if few else [])
         # A run may have been killed within this batch, and some SQL has other tasks each time.
         files = write_files(

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.spark.interrupts import interruptible
-from nsqtools.spark.jobs.batches import BatchFiles, LakeOutput, remove_batch
+from nsqtools.spark.jobs.batches import BatchFiles, LakeOutput
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.jobs.streams import Stream, read, run
@@ -330,13 +330,9 @@ def _write_once(rows: DataFrame, output: LakeOutput, table: LakeTable | None) ->
         _write_files(rows, output.place, output.files)
         return
     rows = table.spelled(rows)
-    schema, name = rows.schema, uuid4().hex
+    schema = rows.schema
     place, rows, partitions = table.prepare(rows, schema, ())
-    try:
-        files = write_files(rows, place, output.files, name=name, partitions=partitions)
-    except BaseException:
-        remove_batch(place, name)
-        raise
+    files = write_files(rows, place, output.files, name=uuid4().hex, partitions=partitions)
     table.commit(files, schema, partitions)
 
 

@@ -65,11 +65,20 @@ class DeltaTable(LakeTable):
         self._url, self._options = _location(place)
         self._table: deltalake.DeltaTable | None = None
 
+    def check(self, schema: StructType) -> None:
+        """Raise ConfigError if the table cannot take rows of this schema."""
+        super().check(schema)
+        names = {each.name.lower() for each in schema}
+        for name in self._table.metadata().partition_columns if self._table else ():
+            if name.lower() not in names:
+                raise ConfigError(
+                    f"--output {self._name}: the table is partitioned by {name}, which the rows "
+                    "lack: add it to --select"
+                )
+
     def has(self, token: Token) -> bool:
         """Whether the table has a batch; it is durable then."""
-        table = self._load()
-        newest = table.transaction_version(token.query) if table else None
-        if newest is None or newest < token.number:
+        if not _has(self._load(), token):
             return False
         self._sync(0)  # the run that has committed it may have been killed before it could
         return True
@@ -90,7 +99,7 @@ class DeltaTable(LakeTable):
         token: Token | None = None,
     ) -> None:
         """Add files of rows of a schema durably, unless the table has their batch."""
-        from deltalake import CommitProperties, DeltaTable, Transaction
+        import deltalake
         from deltalake.exceptions import CommitFailedError
 
         numbers = {each.name for each in schema if each.dataType.simpleString().endswith("int")}
@@ -99,17 +108,23 @@ class DeltaTable(LakeTable):
         ]
         if not added:
             return
-        properties = CommitProperties(app_transactions=[Transaction(*token)] if token else None)
+        properties = deltalake.CommitProperties(
+            app_transactions=[deltalake.Transaction(*token)] if token else None
+        )
         wanted = _as_delta(schema)
         with _explained(self._name):
             if self._table is None:
-                self._table = DeltaTable.create(
+                self._table = deltalake.DeltaTable.create(
                     *(self._url, wanted, "ignore", list(partitions)), storage_options=self._options
                 )
             before, known = self._table.version(), _described(self._table)
             if missing := [each for each in wanted.fields if each.name.lower() not in known]:
+                self._check_evolve(missing[0].name)
                 self._table.alter.add_columns(missing)
             try:
+                # Another run may have made the table, or have committed before the columns came.
+                if token and _has(self._table, token):
+                    raise CommitFailedError
                 self._table.create_write_transaction(
                     added, "append", wanted, list(partitions), commit_properties=properties
                 )
@@ -150,12 +165,12 @@ class DeltaTable(LakeTable):
 
     def _load(self) -> deltalake.DeltaTable | None:
         """The newest version of the table; None if there is none."""
-        from deltalake import DeltaTable
+        import deltalake
         from deltalake.exceptions import TableNotFoundError
 
         with _explained(self._name), contextlib.suppress(TableNotFoundError):
             if self._table is None:
-                self._table = DeltaTable(self._url, storage_options=self._options)
+                self._table = deltalake.DeltaTable(self._url, storage_options=self._options)
             else:
                 self._table.update_incremental()
         return self._table
@@ -191,6 +206,11 @@ def _location(place: str) -> tuple[str, dict[str, str]]:
     if endpoint:
         options |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
     return f"s3://{rest}", options
+
+
+def _has(table: deltalake.DeltaTable | None, token: Token) -> bool:
+    newest = table.transaction_version(token.query) if table else None
+    return newest is not None and newest >= token.number
 
 
 def _described(table: deltalake.DeltaTable) -> dict[str, TableColumn]:
@@ -241,7 +261,6 @@ def _explained(place: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise OutputError(f"{place}: {reason_of(error)}") from error
         raise OutputError(f"{place}: {reason_of(error)}") from error
 
 

@@ -119,9 +119,7 @@ class IcebergTable(LakeTable):
 
     def has(self, token: Token) -> bool:
         """Whether the table has a batch; a catalog's answer is durable."""
-        table = self._load()
-        newest = table.properties.get(_PREFIX + token.query) if table else None
-        return newest is not None and int(newest) >= token.number
+        return _has(self._load(), token)
 
     def prepare(
         self, rows: DataFrame, schema: T.StructType, partitions: Sequence[str]
@@ -148,8 +146,6 @@ class IcebergTable(LakeTable):
         paths = [each.path for each in files]
         for attempt in range(_ATTEMPTS if paths else 0):
             time.sleep(random.uniform(0, _PAUSE * attempt))  # noqa: S311 - no secret
-            if token and self.has(token):
-                return
             with contextlib.suppress(CommitFailedException), self._explained():
                 self._commit(paths, self._schema(schema), token)
                 return
@@ -164,10 +160,6 @@ class IcebergTable(LakeTable):
         table = self._load()
         if table is None:
             raise self._unreadable("there is no such table")
-        snapshot = table.current_snapshot()
-        known = snapshot.summary.additional_properties if snapshot and snapshot.summary else {}
-        if known.get("total-delete-files", "0") != "0":
-            raise self._unreadable("the table has deletion vectors or other files of deleted rows")
         if changed := _renamed(table):
             raise self._unreadable(f"column {changed} was renamed, or had another meaning before")
         columns = []
@@ -177,7 +169,10 @@ class IcebergTable(LakeTable):
                 raise self._unreadable(f"{each.name} is of type {_text(each.field_type)}")
             columns.append(T.StructField(each.name, kind))
         with self._explained():
-            files = [task.file for task in table.scan().plan_files()]
+            tasks = list(table.scan().plan_files())
+        if any(task.delete_files for task in tasks):
+            raise self._unreadable("the table has deletion vectors or other files of deleted rows")
+        files = [task.file for task in tasks]
         if others := {each.file_format.value for each in files} - {"PARQUET"}:
             raise self._unreadable(f"the table has files of the format {min(others)}")
         stored = [
@@ -193,15 +188,21 @@ class IcebergTable(LakeTable):
         )
 
     def _commit(self, paths: Sequence[str], schema: Schema, token: Token | None) -> None:
-        """Try to commit once. Raises CommitFailedException if another writer has committed."""
+        """Try to commit once. Raises CommitFailedException if another writer has committed.
+
+        The commit is refused if anything was committed after the token was looked for.
+        """
         table = self._catalog.load_table(self._name)
+        if token and _has(table, token):
+            return
         names = {each.name.lower() for each in table.schema().fields}
         properties, summary = {}, {}
         if token:
             properties = {_PREFIX + token.query: str(token.number)}
             summary = {f"{_PREFIX}query": token.query, f"{_PREFIX}batch": str(token.number)}
         with _without_retries(table).transaction() as change:
-            if any(each.name.lower() not in names for each in schema.fields):
+            if lacking := [each for each in schema.fields if each.name.lower() not in names]:
+                self._check_evolve(lacking[0].name)
                 with change.update_schema() as columns:
                     columns.union_by_name(schema)
             change.set_properties(properties)
@@ -227,6 +228,7 @@ class IcebergTable(LakeTable):
 
     def _load(self) -> Table | None:
         """The newest version of the table; None if there is none."""
+        self._table = None
         with self._explained(), contextlib.suppress(NoSuchTableError):
             self._table = self._catalog.load_table(self._name)
         return self._table
@@ -324,7 +326,7 @@ class IcebergTable(LakeTable):
         """Raise errors as OutputError: catalogs raise what their clients raise."""
         try:
             yield
-        except (CommitFailedException, NoSuchTableError, NSQError):
+        except (CommitFailedException, NSQError):
             raise
         except Exception as error:
             raise OutputError(f"{self._name}: {reason_of(error)}") from error
@@ -367,6 +369,11 @@ class _DurableFile(io.BytesIO):
 
 class _UnsupportedError(Exception):
     """A type of Spark that Iceberg does not have."""
+
+
+def _has(table: Table | None, token: Token) -> bool:
+    newest = table.properties.get(_PREFIX + token.query) if table else None
+    return newest is not None and int(newest) >= token.number
 
 
 def _place(table: Table) -> str:

@@ -56,11 +56,8 @@ class LakeTable(ABC):
                     f"--output {self._name}: the table has {name} as {column.type}, not {kind}: "
                     "change --select"
                 )
-            if not column and not self._evolve:
-                raise ConfigError(
-                    f"--output {self._name}: the table lacks {name}: change --select, or add "
-                    "--evolve to add the column to the table"
-                )
+            if not column:
+                self._check_evolve(name)
 
     def spelled(self, rows: DataFrame) -> DataFrame:
         """Return rows with the table's spelling of columns, which differs in case only."""
@@ -69,6 +66,14 @@ class LakeTable(ABC):
             known[name.lower()].name if name.lower() in known else name for name in rows.columns
         ]
         return rows.toDF(*names)
+
+    def _check_evolve(self, column: str) -> None:
+        """Raise ConfigError unless the table may get a column that it lacks."""
+        if not self._evolve:
+            raise ConfigError(
+                f"--output {self._name}: the table lacks {column}: change --select, or add "
+                "--evolve to add the column to the table"
+            )
 
     @abstractmethod
     def has(self, token: Token) -> bool:

@@ -1,8 +1,9 @@
-"""The files of outputs, written by tasks under names derived from the batch alone.
+"""The files of outputs, written by tasks.
 
-A retry of a batch has the same rows in the same tasks, so it overwrites the same files. Nothing is
-committed or renamed afterwards, and an obsolete task may safely keep writing. A file is at
-``<partition>=<value>/.../batch=<name>/part-<task>-<number>.<format>``.
+A file is at ``<partition>=<value>/.../batch=<name>/part-<task>-<number>.<format>``. The name of a
+batch of an archive follows from the batch alone: a retry has the same rows in the same tasks, so it
+overwrites the same files, and an obsolete task may safely keep writing. For a table, each attempt
+has a name of its own, and only files that were committed are in the table.
 """
 
 from __future__ import annotations

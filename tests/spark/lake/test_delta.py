@@ -92,6 +92,20 @@ def test_of_two_who_write_a_batch_one_commits_it(place: str) -> None:
     assert rows(place) == [(9, "t", 4)]
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_batch_is_looked_for_again_where_the_newest_version_is_loaded_again(
+    tmp_path: Path, exists: bool
+) -> None:
+    """A new table, and one that gets columns, are newer than the version that was looked at."""
+    if exists:
+        commit(DeltaTable(str(tmp_path)), THEIRS, 0, part(tmp_path, "0"))
+    late, more = DeltaTable(str(tmp_path), evolve=True), columns(user="string")
+    assert not late.has(Token(OURS, 5))
+    commit(DeltaTable(str(tmp_path)), OURS, 5, part(tmp_path, "1"))
+    late.commit([part(tmp_path, "2")], more, BY, Token(OURS, 5))
+    assert rows(tmp_path) == [(9, "t", 4 if exists else 2)]
+
+
 def test_a_commit_is_durable_also_if_it_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,11 +131,13 @@ def test_columns_are_compared_and_new_ones_added_when_asked(tmp_path: Path) -> N
     }
     more = columns(user=user)
     output = DeltaTable(str(tmp_path))
-    output.check(columns("topic", BODY="binary"))
+    output.check(columns(*BY, BODY="binary"))
     with pytest.raises(ConfigError, match=r"lacks user: .*--evolve"):
         output.check(more)
     with pytest.raises(ConfigError, match="has body as binary, not string"):
         output.check(columns("topic", body="string"))
+    with pytest.raises(ConfigError, match=r"partitioned by hour, .*: add it to --select"):
+        output.check(columns("topic", "date", "body"))
     output = DeltaTable(str(tmp_path), evolve=True)
     output.check(more)
     assert not output.has(Token(OURS, 1))
