@@ -163,6 +163,63 @@ class DeltaTable(LakeTable):
             raise unsupported(self._name, column.name, found[0])
         return kind
 
+    def files(self) -> TableFiles:
+        """Return the current files of the table, for Spark's file source.
+
+        Raises ConfigError for a table whose Parquet files have other rows or columns than it.
+        """
+        table = self._readable()
+        with _explained(self._name):
+            partitions = tuple(table.metadata().partition_columns)
+            schema = TableSchema(table.schema().to_json(), partitions)
+            return TableFiles(schema, self._current(table))
+
+    def optimize(self, file_size: int) -> Maintained:
+        """Merge small files, and delete files that were replaced before the table's retention.
+
+        Raises as ``files`` does.
+        """
+        table = self._readable()
+        with _explained(self._name):
+            before, old = table.version(), self._current(table)
+            done = table.optimize.compact(target_size=file_size)
+            made = [path for path, *_ in {*self._current(table)} - {*old}]
+        if self._folder is not None:
+            with as_output_error(self._name):
+                for path in made:
+                    sync_file(path)
+                for folder in {posixpath.dirname(path) for path in made}:
+                    sync_directory(folder)
+        self._sync(before)
+        with _explained(self._name):
+            deleted = table.vacuum(dry_run=False)
+        return Maintained(done["numFilesRemoved"], done["numFilesAdded"], len(deleted))
+
+    def _readable(self) -> deltalake.DeltaTable:
+        """The newest version of the table. Raises ConfigError if its files are not its rows."""
+        table = self._load()
+        if table is None:
+            raise ConfigError(f"--input {self._name}: {DELTA} has no table")
+        features = {*(table.protocol().reader_features or ())} - {*_READABLE, _MAPPING}
+        if table.metadata().configuration.get(_MODE, "none") != "none":
+            features.add(_MAPPING)
+        if features:
+            raise ConfigError(
+                f"--input {self._name}: the table uses {', '.join(sorted(features))}, so its files "
+                "cannot be read alone: read it with Spark's package of Delta Lake"
+            )
+        return table
+
+    def _current(self, table: deltalake.DeltaTable) -> list[StoredFile]:
+        """The files of a version."""
+        actions = table.get_add_actions()
+        partitions = table.metadata().partition_columns
+        paths, sizes = (actions[each].to_pylist() for each in ("path", "size_bytes"))
+        return sorted(
+            StoredFile(_placed(self._name, path, partitions), size, 0)
+            for path, size in zip(paths, sizes, strict=True)
+        )
+
     def _load(self) -> deltalake.DeltaTable | None:
         """The newest version of the table; None if there is none."""
         import deltalake
@@ -262,67 +319,6 @@ def _explained(place: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         raise OutputError(f"{place}: {reason_of(error)}") from error
-
-
-def read_table(place: str) -> TableFiles:
-    """Return the current files of a table, for Spark's file source.
-
-    Raises ConfigError for a table whose Parquet files have other rows or columns than the table.
-    """
-    table = _readable(place)
-    with _explained(place):
-        partitions = tuple(table.metadata().partition_columns)
-        schema = TableSchema(table.schema().to_json(), partitions)
-        files = _current(place, table)
-    return TableFiles(schema, files)
-
-
-def optimize(place: str, file_size: int) -> Maintained:
-    """Merge small files, and delete files that were replaced before the table's retention.
-
-    Raises as ``read_table`` does.
-    """
-    table = _readable(place)
-    with _explained(place):
-        before, old = table.version(), _current(place, table)
-        done = table.optimize.compact(target_size=file_size)
-        made = {*_current(place, table)} - {*old}
-    output = DeltaTable(place)
-    if output._folder is not None:
-        with as_output_error(place):
-            for path, *_ in made:
-                sync_file(path)
-            for folder in {posixpath.dirname(path) for path, *_ in made}:
-                sync_directory(folder)
-    output._sync(before)
-    with _explained(place):
-        deleted = table.vacuum(dry_run=False)
-    return Maintained(done["numFilesRemoved"], done["numFilesAdded"], len(deleted))
-
-
-def _current(place: str, table: deltalake.DeltaTable) -> list[StoredFile]:
-    actions = table.get_add_actions()
-    partitions = table.metadata().partition_columns
-    paths, sizes = (actions[each].to_pylist() for each in ("path", "size_bytes"))
-    return sorted(
-        StoredFile(_placed(place, path, partitions), size, 0)
-        for path, size in zip(paths, sizes, strict=True)
-    )
-
-
-def _readable(place: str) -> deltalake.DeltaTable:
-    table = DeltaTable(place)._load()
-    if table is None:
-        raise ConfigError(f"--input {place}: {DELTA} has no table")
-    features = {*(table.protocol().reader_features or ())} - {*_READABLE, _MAPPING}
-    if table.metadata().configuration.get(_MODE, "none") != "none":
-        features.add(_MAPPING)
-    if features:
-        raise ConfigError(
-            f"--input {place}: the table uses {', '.join(sorted(features))}, so its files cannot be"
-            " read alone: read it with Spark's package of Delta Lake"
-        )
-    return table
 
 
 def _placed(place: str, path: str, partitions: Iterable[str]) -> str:

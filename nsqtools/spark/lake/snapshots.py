@@ -63,8 +63,6 @@ def table_at(place: str) -> TableFiles | None:
         from nsqtools.spark.lake.iceberg import IcebergTable  # pyiceberg is an extra
 
         return IcebergTable(*_named(place)).files()
-    from nsqtools.spark.lake.delta import read_table  # delta-rs is an extra
-
     folder = place if "=" in posixpath.basename(place) else posixpath.dirname(place)
     while "=" in posixpath.basename(folder):
         folder = posixpath.dirname(folder)
@@ -73,7 +71,11 @@ def table_at(place: str) -> TableFiles | None:
                 f"--input {place}: is within the table {folder}, which may have replaced this file:"
                 f" give --input {folder}, and choose rows by their date"
             )
-    return read_table(place) if is_table(place) else None
+    if not is_table(place):
+        return None
+    from nsqtools.spark.lake.delta import DeltaTable  # delta-rs is an extra
+
+    return DeltaTable(place).files()
 
 
 def compact_table(place: str, file_size: int) -> Maintained:
@@ -87,9 +89,9 @@ def compact_table(place: str, file_size: int) -> Maintained:
             f"--input {place}: pyiceberg merges no files: 'nsqtools help tables' names programs "
             "that do"
         )
-    from nsqtools.spark.lake.delta import optimize
+    from nsqtools.spark.lake.delta import DeltaTable
 
-    return optimize(place, file_size)
+    return DeltaTable(place).optimize(file_size)
 
 
 def _named(place: str) -> tuple[str, str]:

@@ -127,7 +127,7 @@ def unsupported(name: str, column: str, kind: str) -> ConfigError:
 def not_installed(form: str, package: str) -> ConfigError:
     """Return the error for a format whose package is missing."""
     return ConfigError(
-        f"--format {form} needs the package {package}: run {sys.executable} -m pip install "
+        f"tables of the format {form} need the package {package}: run {sys.executable} -m pip install "
         f"'nsqtools[{form}]'"
     )
 
