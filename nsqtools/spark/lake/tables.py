@@ -127,8 +127,8 @@ def unsupported(name: str, column: str, kind: str) -> ConfigError:
 def not_installed(form: str, package: str) -> ConfigError:
     """Return the error for a format whose package is missing."""
     return ConfigError(
-        f"tables of the format {form} need the package {package}: run {sys.executable} -m pip install "
-        f"'nsqtools[{form}]'"
+        f"tables of the format {form} need the package {package}: run {sys.executable} -m pip "
+        f"install 'nsqtools[{form}]'"
     )
 
 
