@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
+from nsqtools.config.connection import read_secret
 from nsqtools.config.consuming import DeadLetterOptions
 from nsqtools.config.option import Options, duration, flag, like, path, text, texts
 from nsqtools.errors import ConfigError
@@ -28,6 +29,19 @@ def _base_path(value: str) -> None:
 def _endpoint(value: str) -> None:
     if not value.startswith(("http://", "https://")):
         raise ConfigError(f"{value!r}: expected http:// or https://")
+
+
+def read_passwords(path: str) -> dict[str, str]:
+    """Return the passwords in a file by user; raises ConfigError naming the faulty line."""
+    where = f"--password-file {path}"
+    found = {}
+    for number, line in enumerate(read_secret(path, where).splitlines(), 1):
+        name, colon, password = line.strip().partition(":")
+        if line.strip() and not (name and colon and password):
+            raise ConfigError(f"{where}: line {number}: expected NAME:PASSWORD")
+        if line.strip():
+            found[name] = password
+    return found
 
 
 class UiOptions(Options):

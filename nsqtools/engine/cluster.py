@@ -87,6 +87,21 @@ class Snapshot:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""
         return {name: node.topics for name, node in self.nodes.items()}
 
+    def having(self, topic: str, channel: str | None) -> list[Address]:
+        """Return the TCP addresses of the answering nsqds that have a topic with this channel.
+
+        An empty ``channel`` means any channel, None that the topic needs none.
+        """
+        found = []
+        for name, stats in self.stats.items():
+            tcp = self.nodes[name].tcp
+            for each in stats.topics:
+                names = [part.name for part in each.channels]
+                has = channel is None or (channel in names if channel else bool(names))
+                if each.name == topic and has and tcp:
+                    found.append(tcp)
+        return found
+
 
 class Cluster:
     """The given nsqds and the nsqds listed by nsqlookupds; an async context manager.

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
-from nsqtools.config.connection import read_secret
-from nsqtools.errors import ConfigError
+from nsqtools.config.ui import read_passwords
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,7 +47,7 @@ class Visitor:
     token: str
 
 
-class Guard:
+class AccessGuard:
     """An ASGI application that refuses requests, or passes them on with their ``Visitor``.
 
     It refuses hosts that are no name of this server (DNS rebinding), requests from pages of other
@@ -125,16 +124,3 @@ class Guard:
         known = self._passwords.get(name, secrets.token_hex())
         is_right = hmac.compare_digest(known.encode(), password.encode())
         return name if is_right and scheme.lower() == "basic" else None
-
-
-def read_passwords(path: str) -> dict[str, str]:
-    """Return the passwords in a file by user; raises ConfigError naming the faulty line."""
-    where = f"--password-file {path}"
-    found = {}
-    for number, line in enumerate(read_secret(path, where).splitlines(), 1):
-        name, colon, password = line.strip().partition(":")
-        if line.strip() and not (name and colon and password):
-            raise ConfigError(f"{where}: line {number}: expected NAME:PASSWORD")
-        if line.strip():
-            found[name] = password
-    return found

@@ -10,9 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 
-from nsqtools.ui.access import Guard
+from nsqtools.ui.access import AccessGuard
 from nsqtools.ui.actions import ask, change
 from nsqtools.ui.overview import doctor, nodes, overview, topic
+from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form
 from nsqtools.ui.site import FILES, posted, viewed
 
 if TYPE_CHECKING:
@@ -21,34 +22,42 @@ if TYPE_CHECKING:
 
     from nsqtools.ui.site import Site
 
-_FILES = {"ui.js": "text/javascript", "ui.css": "text/css"}
+_VIEWS = {
+    "/": overview,
+    "/nodes": nodes,
+    "/doctor": doctor,
+    "/topic/{topic}": topic,
+    "/topic/{topic}/{channel}": topic,
+    "/change": ask,
+    "/messages/{topic}": sample_form,
+    "/messages/{topic}/{channel}": sample_form,
+    "/dead": dead,
+    "/dead/{file}": dead,
+    "/publications": publications,
+}
+_FORMS = {"/change": change, "/edit": edit, "/publish": publish}
+_SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
+_FILES = {"/ui.js": "text/javascript", "/ui.css": "text/css"}
 
 
-def application(site: Site) -> Guard:
+def application(site: Site) -> AccessGuard:
     """Return the ASGI application; every request passes the guard first."""
+    readers_too = posted(site, sample, changes=False)
     routes: list[BaseRoute] = [
-        Route("/", viewed(site, overview)),
-        Route("/nodes", viewed(site, nodes)),
-        Route("/doctor", viewed(site, doctor)),
-        Route("/topic/{topic}", viewed(site, topic)),
-        Route("/topic/{topic}/{channel}", viewed(site, topic)),
-        Route("/change", viewed(site, ask), methods=["GET"]),
-        Route("/change", posted(site, change), methods=["POST"]),
-        *(Route(f"/{name}", partial(_file, name)) for name in _FILES),
+        *(Route(path, viewed(site, view), methods=["GET"]) for path, view in _VIEWS.items()),
+        *(Route(path, posted(site, view), methods=["POST"]) for path, view in _FORMS.items()),
+        *(Route(path, readers_too, methods=["POST"]) for path in _SAMPLES),
+        *(Route(path, partial(_file, path)) for path in _FILES),
     ]
     if site.base:
-        routes = [
-            Route(site.base, RedirectResponse(site.url())),
-            Mount(site.base, routes=routes),
-        ]
-    refused = partial(_refused, site)
-    app = Starlette(routes=routes, exception_handlers={HTTPException: refused})
+        routes = [Route(site.base, RedirectResponse(site.url())), Mount(site.base, routes=routes)]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(_refused, site)})
     app.router.redirect_slashes = False
-    return Guard(app, site.options)
+    return AccessGuard(app, site.options)
 
 
-async def _file(name: str, request: Request) -> Response:
-    return Response((FILES / "static" / name).read_bytes(), media_type=_FILES[name])
+async def _file(path: str, request: Request) -> Response:
+    return Response((FILES / f"static{path}").read_bytes(), media_type=_FILES[path])
 
 
 async def _refused(site: Site, request: Request, error: Exception) -> Response:

@@ -10,11 +10,10 @@ import time
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from nsqtools import __version__
 from nsqtools.errors import OutputError
-from nsqtools.net.http.api import parse_url
-from nsqtools.net.http.client import Connections, DialError
-from nsqtools.net.http.wire import ReplyError, render, render_fields
+from nsqtools.net.http.api import post_json
+from nsqtools.net.http.client import DialError
+from nsqtools.net.http.wire import ReplyError
 from nsqtools.sinks.files.disk import named_option
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 5.0
-_MAX_REPLY = 64 << 10
 
 
 class Audit:
@@ -88,32 +86,10 @@ class Audit:
         }
         try:
             async with asyncio.timeout(_TIMEOUT):
-                status = await _post(self._endpoint, json.dumps(body).encode())
+                status = await post_json(self._endpoint, json.dumps(body).encode())
         except (DialError, ReplyError, TimeoutError) as error:
             text = str(error) or "no response"
             log.error("--notification-http-endpoint %s: %s", self._endpoint, text)
             return
         if not 200 <= status < 300:
             log.error("--notification-http-endpoint %s: status %d", self._endpoint, status)
-
-
-async def _post(endpoint: str, body: bytes) -> int:
-    """POST a JSON body; returns the status. Raises DialError or ReplyError."""
-    scheme, address, path, query = parse_url(endpoint, 443 if endpoint[:5] == "https" else 80)
-    del query  # it is part of the target below, as it was written
-    _, mark, written = endpoint.partition("?")
-    fields = {
-        "Host": str(address),
-        "User-Agent": f"nsqtools/{__version__}",
-        "Content-Type": "application/json",
-        "Content-Length": str(len(body)),
-        "Connection": "close",
-    }
-    lines = render_fields([(name.encode(), value.encode()) for name, value in fields.items()])
-    request = render("POST", f"{path or '/'}{mark}{written}".encode(), lines, body)
-    connections = Connections(None, connect_timeout=_TIMEOUT, max_body=_MAX_REPLY)
-    try:
-        reply = await connections.exchange((scheme, *address), "POST", request)
-    finally:
-        connections.close()
-    return reply.status

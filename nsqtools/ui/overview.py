@@ -10,7 +10,7 @@ from nsqtools.config.connection import ExaminedConfig
 from nsqtools.engine.clusterstats import latencies, topics_of
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
-from nsqtools.names import Address, is_valid_name
+from nsqtools.names import is_valid_name
 from nsqtools.policy.checks import age
 from nsqtools.ui.charts import charts, spark
 from nsqtools.ui.site import WebPage, name_in
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nsqtools.engine.cluster import Snapshot
+    from nsqtools.engine.clusterwatch import TopicLine
     from nsqtools.policy.rates import ChannelKey
-    from nsqtools.ui.clusterwatch import TopicLine
     from nsqtools.ui.site import Site
 
 _PER_PAGE = 50
@@ -157,16 +157,3 @@ async def doctor(site: Site, request: Request) -> WebPage:
     facts = await examine(question, ExaminedConfig(**vars(site.config)))
     context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
     return WebPage("doctor.html", context, live=False)
-
-
-def reachable(site: Site, topic: str, channel: str = "") -> list[Address]:
-    """Return the TCP addresses of the answering nsqds that have a topic, or a channel of it."""
-    snapshot = site.watch.picture.snapshot
-    found = []
-    for name, stats in snapshot.stats.items():
-        tcp = snapshot.nodes[name].tcp
-        for each in stats.topics:
-            has = not channel or any(part.name == channel for part in each.channels)
-            if each.name == topic and has and tcp:
-                found.append(tcp)
-    return found

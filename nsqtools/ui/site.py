@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from nsqtools.config.connection import ClientConfig
     from nsqtools.config.ui import UiOptions
     from nsqtools.engine.administration import Servers
+    from nsqtools.engine.clusterwatch import ClusterWatch
+    from nsqtools.engine.republication import Republications
     from nsqtools.ui.access import Visitor
     from nsqtools.ui.audit import Audit
-    from nsqtools.ui.clusterwatch import ClusterWatch
 
     PageView = Callable[["Site", Request], Awaitable["WebPage"]]
-    Post = Callable[["Site", Request, "SentForm"], Awaitable[Response]]
+    FormView = Callable[["Site", Request, "SentForm"], Awaitable[Response]]
 
 FILES = Path(__file__).parent
 
@@ -89,12 +90,14 @@ class Site:
         servers: Servers,
         config: ClientConfig,
         audit: Audit,
+        republications: Republications,
     ) -> None:
         self.watch = watch
         self.options = options
         self.servers = servers
         self.config = config
         self.audit = audit
+        self.republications = republications
         self.streams = 0
         """Number of browsers that get new pictures."""
         self.base = options.base_path.rstrip("/")
@@ -179,7 +182,9 @@ async def _stream(site: Site, view: PageView, request: Request) -> AsyncIterator
         site.streams -= 1
 
 
-def posted(site: Site, post: Post, *, changes: bool = True) -> Callable[[Request], Awaitable[Any]]:
+def posted(
+    site: Site, post: FormView, *, changes: bool = True
+) -> Callable[[Request], Awaitable[Any]]:
     """Make an endpoint of a form's action, which gets only forms with the visitor's token.
 
     With ``changes``, visitors who only read are refused.

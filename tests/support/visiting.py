@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from typing import NamedTuple
@@ -49,10 +49,13 @@ class Visited:
         """A page; underscores in the names of headers stand for hyphens."""
         return self.ask("GET", path, headers=_spelled(headers))
 
-    def post(self, path: str, fields: Mapping[str, str], **headers: str) -> Answer:
+    def post(
+        self, path: str, fields: Mapping[str, str] | Sequence[tuple[str, str]], **headers: str
+    ) -> Answer:
         """Submit a form, with the token of the page unless the fields have one."""
         given = {k: v for k, v in _spelled(headers).items() if k == "Authorization"}
-        fields = {"token": self.token(given), **fields}
+        if isinstance(fields, Mapping):
+            fields = {"token": self.token(given), **fields}
         form = {"Content-Type": "application/x-www-form-urlencoded", **_spelled(headers)}
         return self.ask("POST", path, urlencode(fields), form)
 

@@ -1,7 +1,9 @@
 """The pages of ``nsqtools ui``, and its changes, with real servers."""
 
+import html
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,97 @@ def test_behind_a_proxy_all_links_have_the_base_path(nsqtools_cli: Cli, nsqd: Ns
     assert all(link.startswith(("/nsq/", "#")) for link in links)
     assert visited.get("/nsq/ui.css").status == 200
     assert visited.get("/").status == 404
+
+
+def picks(page: str) -> list[str]:
+    found = re.findall(r'name="pick" value="([^"]*)"', page)
+    return [html.unescape(each) for each in found]
+
+
+def test_messages_of_a_channel_are_looked_at_filtered_and_given_back(
+    visited: Visited, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b'{"amount":5}', b'{"amount":500,"it":"<b>"}', b"\xff\x00"])
+    eventually(lambda: _with(visited.get(f"/messages/{topic}/c").text, "costs each of them"))
+    page = visited.post(f"/messages/{topic}/c", {"count": "3"}).text
+    assert "3 messages received, 3 shown" in page
+    assert "&#34;amount&#34;: 500" in page
+    assert "<b>&#34;" not in page
+    assert "00000000  ff 00" in page
+    assert f"nsqtools pub --topic {topic} --json &#39;{{" in page
+    assert eventually(lambda: nsqd.channel(topic, "c")["depth"]) == 3
+    page = visited.post(f"/messages/{topic}/c", {"count": "3", "jq": ".amount > 100"}).text
+    assert "3 messages received, 1 shown" in page
+    assert "2 attempts" in page
+    page = visited.post(f"/messages/{topic}/c", {"count": "3", "q": '"AMOUNT":5}'}).text
+    assert "3 messages received, 1 shown" in page
+    endless = visited.post(f"/messages/{topic}/c", {"jq": "range(1e18) | select(. < 0)"})
+    assert (endless.status, "within 2 s" in endless.text) == (400, True)
+
+
+def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]))
+    nsqd.create(topic)
+    nsqd.publish(topic, [b"waits"])
+    token = re.search(r'name="token" value="(\w+)"', _page(visited, f"/messages/{topic}"))
+    assert token
+    copy = {"token": token[1], "count": "2"}
+    assert visited.post(f"/messages/{topic}", copy).status == 409  # it would take what waits
+    nsqd.create(topic, "c")
+    eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">c<"))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(visited.post, f"/messages/{topic}", copy)
+        eventually(lambda: len(nsqd.topic(topic)["channels"]) == 2)
+        nsqd.publish(topic, [b"new one", b"new two"])
+        page = asked.result().text
+    assert "2 messages received, 2 shown" in page
+    assert "new two" in page
+    assert nsqd.channel(topic, "c")["depth"] == 3
+    eventually(lambda: len(nsqd.topic(topic)["channels"]) == 1)
+    assert visited.post(f"/messages/{topic}/c", copy).status == 403
+
+
+def _page(visited: Visited, path: str) -> str:
+    return eventually(lambda: (answer := visited.get(path)).status == 200 and answer.text) or ""
+
+
+def test_dead_letters_are_edited_and_published_again_with_a_log(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic, "c")
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    lines = [
+        {"reason": "bad & worse", "topic": topic, "timestamp": 10**18, "body": "one\ntwo"},
+        {"reason": "", "topic": topic, "body_b64": "/wA="},
+        {"reason": "", "topic": topic, "body": "stays"},
+    ]
+    text = "\n".join(map(json.dumps, lines)) + "\n{broken}\n" + '{"reason":"torn'
+    (folder / f"{topic}.dead.jsonl").write_text(text)
+    (folder / "secret").write_text("secret")
+    (folder / "link.dead.jsonl").symlink_to(folder / "secret")
+    options = ("--dead-letter-dir", str(folder), "--allow-changes")
+    visited = Visited(nsqtools_cli, *http([nsqd]), *options)
+    assert "link.dead" not in visited.get("/dead").text
+    for name in ("secret", "link.dead.jsonl", "..%2fsecret", "%2e%2e"):
+        assert visited.get(f"/dead/{name}").status == 404
+    page = visited.get(f"/dead/{topic}.dead.jsonl").text
+    assert "bad &amp; worse" in page
+    assert "not JSON" in page
+    chosen = picks(page)[:2]
+    form = [("token", visited.token()), ("target", topic), *(("pick", each) for each in chosen)]
+    page = visited.post("/edit", form).text
+    assert "one\ntwo</textarea>" in page
+    fields = [("topic", topic), ("rate", "1000"), ("text0", "one\r\n2")]
+    sent = [("token", visited.token()), *fields, *(("pick", each) for each in picks(page))]
+    assert visited.post("/publish", sent).status == 303
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 2)
+    log = eventually(lambda: _with(visited.get("/publications").text, "2 of 2 messages"))
+    assert f"{topic}.dead.jsonl byte 0, 5 bytes: published to {topic}" in log
+    done = nsqtools_cli(
+        "tail", "--topic", topic, "--channel", "c", "-n", "2", "--nsqd-tcp-address", str(nsqd.tcp)
+    )
+    assert done.stdout == b"one\n2\n\xff\x00\n"

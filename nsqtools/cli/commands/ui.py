@@ -48,13 +48,14 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     )
     from nsqtools.cli.service import allow_many_files
     from nsqtools.engine.administration import Servers
+    from nsqtools.engine.republication import Republications
     from nsqtools.names import listening_address
     from nsqtools.tasks import beside
 
     _require()
+    from nsqtools.engine.clusterwatch import ClusterWatch
     from nsqtools.ui.application import application
     from nsqtools.ui.audit import Audit
-    from nsqtools.ui.clusterwatch import ClusterWatch
     from nsqtools.ui.site import Site
     from nsqtools.ui.webserver import PageServer
 
@@ -67,7 +68,8 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     allow_many_files()
     async with open_cluster(servers) as cluster, open_cluster(servers, quiet=True) as details:
         watch = ClusterWatch(cluster, details, page.interval)
-        app = application(Site(watch, page, addresses, with_secret(config), Audit(page)))
+        again = Republications(_log_bug)
+        app = application(Site(watch, page, addresses, with_secret(config), Audit(page), again))
         server = PageServer(address)
         try:
             await watch.poll()
@@ -77,7 +79,14 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
                 await server.serve(app)
         finally:
             server.close()
+            await again.close()
             await watch.close()
+
+
+def _log_bug(error: BaseException) -> None:
+    from logging import getLogger
+
+    getLogger(__name__).error("publishing again has failed", exc_info=error)
 
 
 def _require() -> None:

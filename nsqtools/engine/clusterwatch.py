@@ -1,4 +1,4 @@
-"""Polls the cluster for all browsers, and keeps the last picture and an hour of history."""
+"""Polls a cluster for everybody who looks, and keeps the last picture and an hour of history."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Picture:
 class ClusterWatch:
     """Polls ``cluster`` every ``interval`` seconds; ``details`` are asked for single topics.
 
-    However many browsers look, each interval has one round of requests, and one more for each
-    topic whose page is open.
+    However many look, each interval has one round of requests, and one more for each
+    topic whose details are looked at.
     """
 
     def __init__(self, cluster: Cluster, details: Cluster, interval: float) -> None:
