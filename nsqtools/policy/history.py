@@ -29,6 +29,13 @@ class Points(NamedTuple):
     values: Sequence[float | None]
 
 
+def numbers_of(row: Row) -> tuple[float | None, ...]:
+    """Return the numbers of ``FIELDS``."""
+    totals = row.totals
+    rates = (row.ingress, row.egress, row.requeue_rate, row.timeout_rate)
+    return totals.depth, totals.in_flight, totals.deferred, *rates
+
+
 class History:
     """Keeps a ring of points; add one every ``SPACING`` seconds.
 
@@ -123,10 +130,7 @@ class _Series:
             self._present[skipped % POINTS] = False
         self.last = count
         self._present[slot] = True
-        totals = row.totals
-        rates = (row.ingress, row.egress, row.requeue_rate, row.timeout_rate)
-        numbers = (totals.depth, totals.in_flight, totals.deferred, *rates)
-        for position, number in enumerate(numbers):
+        for position, number in enumerate(numbers_of(row)):
             values = self._values[position]
             if values is None:
                 if number == 0:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.policy.history import POINTS, SPACING
+from nsqtools.policy.history import FIELDS, POINTS, SPACING, Points, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nsqtools.policy.history import History, Points
-    from nsqtools.policy.rates import ChannelKey
+    from nsqtools.policy.history import History
+    from nsqtools.policy.rates import ChannelKey, Row
 
 HOUR = POINTS * SPACING
 WIDTH, HEIGHT = 480, 96
@@ -44,13 +44,18 @@ class Chart(NamedTuple):
     lines: Sequence[Line]
 
 
-def charts(history: History, key: ChannelKey) -> list[Chart]:
-    """Return the charts of a topic or channel: the sum, and a line for each of several nsqds."""
+def charts(history: History, key: ChannelKey, at: float, row: Row) -> list[Chart]:
+    """Return the charts of a topic or channel: the sum, and a line for each of several nsqds.
+
+    The sum ends with the newest numbers, ``row`` at the time ``at``.
+    """
     names = list(_TITLES) if key[1] else ["depth", "ingress"]
     nodes = history.nodes(key)
     found = []
     for name in names:
-        series = [("all", history.total([key], name))]
+        times, values = history.total([key], name)
+        newest = None if row.missing else numbers_of(row)[FIELDS.index(name)]
+        series = [("all", Points([*times, at], [*values, newest]))]
         if len(nodes) > 1:
             series += [(node, history.of_node(key, node, name)) for node in nodes]
         top = _top(points for _, points in series)

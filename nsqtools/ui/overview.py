@@ -100,7 +100,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "channel": channel,
         "row": row,
         "oldest": age(row),
-        "charts": charts(site.watch.history, (name, channel)),
+        "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
         "nodes": _by_node(snapshot, name, channel),
         "channels": [] if channel else channels[:_MAX_CHANNELS],
         "more_channels": 0 if channel else len(channels) - _MAX_CHANNELS,
