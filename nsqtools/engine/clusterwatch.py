@@ -153,7 +153,7 @@ def _line(name: str, rows: Sequence[Row]) -> TopicLine:
     own = next((row for row in rows if not row.channel), None)
     channels = [row for row in rows if row.channel]
     outs = [row.egress for row in channels]
-    ages = [age(row) for row in channels if row.totals.depth]
+    ages = [age(row) for row in channels or rows if row.totals.depth]
     known_ages = [each for each in ages if each is not None]
     return TopicLine(
         name,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nsqtools.policy.rates import ChannelKey, Row
 
 HOUR = POINTS * SPACING
+_SHORTEST = 60.0
 WIDTH, HEIGHT = 480, 96
 SPARK_WIDTH, SPARK_HEIGHT = 96, 20
 
@@ -37,10 +38,11 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart of one number; ``top`` is the value at its upper edge."""
+    """A chart of one number; ``top`` is the value at its upper edge, ``span`` its time in s."""
 
     title: str
     top: float
+    span: float
     lines: Sequence[Line]
 
 
@@ -59,8 +61,8 @@ def charts(history: History, key: ChannelKey, at: float, row: Row) -> list[Chart
         if len(nodes) > 1:
             series += [(node, history.of_node(key, node, name)) for node in nodes]
         top = _top(points for _, points in series)
-        lines = [Line(label, path(each, top), _last(each)) for label, each in series]
-        found.append(Chart(_TITLES[name], top, lines))
+        lines = [Line(label, path(each, top), each.values[-1]) for label, each in series]
+        found.append(Chart(_TITLES[name], top, _span(series[0][1]), lines))
     return found
 
 
@@ -71,14 +73,14 @@ def spark(history: History, keys: Iterable[ChannelKey], name: str) -> str:
 
 
 def path(points: Points, top: float, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Return SVG path data, broken where a value is unknown; the last hour fills the width."""
-    now = points.times[-1] if points.times else 0.0
+    """Return SVG path data, broken where a value is unknown."""
+    now, span = points.times[-1] if points.times else 0.0, _span(points)
     parts, is_drawn = [], False
     for at, value in zip(points.times, points.values, strict=True):
         if value is None:
             is_drawn = False
             continue
-        x = width * (1 - (now - at) / HOUR)
+        x = width * (1 - (now - at) / span)
         y = height - 1 - (height - 2) * value / top
         parts.append(f"{'L' if is_drawn else 'M'}{x:.1f},{y:.1f}")
         if not is_drawn:
@@ -96,5 +98,7 @@ def _top(series: Iterable[Points]) -> float:
     return next(unit * step for step in (1, 2, 5, 10) if unit * step >= most)
 
 
-def _last(points: Points) -> float | None:
-    return points.values[-1] if points.values else None
+def _span(points: Points) -> float:
+    """Return the time that a chart covers, in seconds: an hour, or less after the start."""
+    covered = points.times[-1] - points.times[0] if points.times else 0.0
+    return max(_SHORTEST, min(covered, HOUR))

@@ -105,7 +105,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         text = f"looking at a channel costs each message an attempt; {why_read_only(site, visitor)}"
         raise HTTPException(403, text)
     snapshot = site.watch.picture.snapshot
-    nsqds = snapshot.having(topic, channel)
+    nsqds = snapshot.having(topic, channel, count if channel else None)
     if not nsqds:
         text = "no channel" if not channel and snapshot.having(topic, None) else "no reachable nsqd"
         raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")

@@ -111,7 +111,6 @@ class Site:
         self._templates.globals |= {"url": self.url, "version": __version__, "options": options}
         self._templates.filters |= {
             "number": number,
-            "rate": rate,
             "age": age,
             "clock": clock,
             "counted": counted,
@@ -246,15 +245,10 @@ def name_in(request: Request, kind: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a whole number with separators; ``-`` for an unknown value."""
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def rate(value: float | None) -> str:
-    """Return a rate; ``-`` for an unknown value."""
+    """Return a count or a rate; ``-`` for an unknown value."""
     if value is None:
         return "-"
-    return f"{value:.1f}" if 0 < value < 10 else f"{value:,.0f}"
+    return f"{value:.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
 
 
 def age(value: float | None) -> str:

@@ -235,3 +235,17 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
         "tail", "--topic", topic, "--channel", "c", "-n", "2", "--nsqd-tcp-address", str(nsqd.tcp)
     )
     assert done.stdout == b"one\n2\n\xff\x00\n"
+
+
+def test_a_look_at_a_channel_finds_messages_wherever_they_are(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqds = [make_nsqd() for _ in range(3)]
+    for nsqd, count in zip(nsqds, (0, 4, 1), strict=True):
+        nsqd.create(topic, "c")
+        nsqd.publish(topic, [b"x"] * count)
+    visited = Visited(nsqtools_cli, *http(nsqds), "--allow-changes")
+    eventually(lambda: _with(visited.get(f"/topic/{topic}/c").text, "<dd>5 "))
+    for wanted, received in (("4", 4), ("100", 5)):
+        page = visited.post(f"/messages/{topic}/c", {"count": wanted}).text
+        assert f"{received} messages received" in page
