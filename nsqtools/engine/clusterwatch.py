@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.config.units import counted
 from nsqtools.engine.doctor import findings_of
 from nsqtools.policy.checks import age
 from nsqtools.policy.history import SPACING, History
@@ -83,26 +85,37 @@ class ClusterWatch:
         self._asking = asyncio.Lock()
         self._found: dict[str, tuple[float, asyncio.Task[Snapshot]]] = {}
         self._turned = asyncio.Event()
-        self._is_closed = False
+        self._stopping = asyncio.Event()
+
+    def status(self) -> str:
+        """Return one line about the last poll."""
+        snapshot = self.picture.snapshot
+        return f"{len(snapshot.stats)} of {counted(len(snapshot.nodes), 'nsqd')} answering"
 
     async def run(self) -> None:
-        """Poll until cancelled."""
-        while True:
+        """Poll until ``stop``."""
+        while not self._stopping.is_set():
             begun = time.monotonic()
             await self.poll()
-            await asyncio.sleep(max(0.0, begun + self.interval - time.monotonic()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(begun + self.interval - time.monotonic()):
+                    await self._stopping.wait()
+
+    def stop(self) -> None:
+        """End ``run``, and everybody's wait for a turn."""
+        self._stopping.set()
+        self._turned.set()
 
     async def close(self) -> None:
-        """End all requests, and everybody's wait for a turn."""
-        self._is_closed = True
-        self._turned.set()
+        """Stop, and end all requests."""
+        self.stop()
         await self.poll.close()
         await end(task for _, task in self._found.values())
 
     async def turn(self) -> bool:
-        """Wait for the next picture; returns false once the watch is closed."""
+        """Wait for the next picture; returns false after ``stop``."""
         await self._turned.wait()
-        return not self._is_closed
+        return not self._stopping.is_set()
 
     async def detail(self, topic: str) -> Snapshot:
         """Return the answers about one topic, with consumers, at most one interval old."""
@@ -131,7 +144,7 @@ class ClusterWatch:
         self.picture = Picture(at, snapshot, rows, topics, list(findings_of(snapshot)))
         self.polls += 1
         self._turned.set()
-        if not self._is_closed:
+        if not self._stopping.is_set():
             self._turned = asyncio.Event()
 
     def _record(self, snapshot: Snapshot) -> None:

@@ -46,10 +46,11 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
         warn_if_public,
         with_secret,
     )
-    from nsqtools.cli.service import allow_many_files
+    from nsqtools.cli.service import allow_many_files, supervised
     from nsqtools.engine.administration import Servers
     from nsqtools.engine.republication import Republications
     from nsqtools.names import listening_address
+    from nsqtools.net.systemd import Notifier
     from nsqtools.tasks import beside
 
     _require()
@@ -71,13 +72,19 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
         again = Republications(_log_bug)
         app = application(Site(watch, page, addresses, with_secret(config), Audit(page), again))
         server = PageServer(address)
+        notifier = Notifier()
         try:
             await watch.poll()
             click.echo(f"http://{server.address}{page.base_path}")
             sys.stdout.flush()
-            async with beside(watch.run(), lambda: None):
+            async with (
+                supervised(notifier, watch.status, None, list),  # without metrics
+                beside(watch.run(), watch.stop),
+            ):
+                notifier.ready()
                 await server.serve(app)
         finally:
+            notifier.stopping()
             server.close()
             await again.close()
             await watch.close()
