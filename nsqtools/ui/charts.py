@@ -60,21 +60,23 @@ def charts(history: History, key: ChannelKey, at: float, row: Row) -> list[Chart
         series = [("all", Points([*times, at], [*values, newest]))]
         if len(nodes) > 1:
             series += [(node, history.of_node(key, node, name)) for node in nodes]
-        top = _top(points for _, points in series)
-        lines = [Line(label, path(each, top), each.values[-1]) for label, each in series]
-        found.append(Chart(_TITLES[name], top, _span(series[0][1]), lines))
+        top, span = _top(points for _, points in series), _span(series[0][1])
+        lines = [Line(label, path(each, top, at, span), each.values[-1]) for label, each in series]
+        found.append(Chart(_TITLES[name], top, span, lines))
     return found
 
 
 def spark(history: History, keys: Iterable[ChannelKey], name: str) -> str:
     """Return the path of a small chart of a sum."""
     points = history.total(keys, name)
-    return path(points, _top([points]), SPARK_WIDTH, SPARK_HEIGHT)
+    now = points.times[-1] if points.times else 0.0
+    return path(points, _top([points]), now, _span(points), SPARK_WIDTH, SPARK_HEIGHT)
 
 
-def path(points: Points, top: float, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Return SVG path data, broken where a value is unknown."""
-    now, span = points.times[-1] if points.times else 0.0, _span(points)
+def path(
+    points: Points, top: float, now: float, span: float, width: int = WIDTH, height: int = HEIGHT
+) -> str:
+    """Return SVG path data for the ``span`` seconds before ``now``, with gaps at unknown values."""
     parts, is_drawn = [], False
     for at, value in zip(points.times, points.values, strict=True):
         if value is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.engine.clusterstats import topics_of
 from nsqtools.engine.doctor.backlog import judge_channel, judge_consumers, judge_topic
-from nsqtools.engine.doctor.facts import Facts, Finding, NsqdFacts
+from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
 from nsqtools.engine.doctor.servers import (
     judge_capacity,
     judge_clocks,
@@ -86,6 +86,12 @@ def _facts(snapshot: Snapshot, topic: str, having: Mapping[str, TopicStats]) -> 
         node = snapshot.nodes[name]
         http = node.api or Address.parse(name.partition("/")[0])
         nsqds.append(NsqdFacts(tcp=node.tcp, url=node.http, http=http, given=True, topic=found))
+    lookupds = [LookupdFacts(url=name, address=Address.parse(name)) for name in snapshot.lookupds]
     return Facts(
-        topic=topic, channel="", lookupds=(), nsqds=tuple(nsqds), has_secret=False, max_in_flight=1
+        topic=topic,
+        channel="",
+        lookupds=tuple(lookupds),
+        nsqds=tuple(nsqds),
+        has_secret=False,
+        max_in_flight=1,
     )
