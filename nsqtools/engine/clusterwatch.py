@@ -94,11 +94,12 @@ class ClusterWatch:
 
     async def run(self) -> None:
         """Poll until ``stop``."""
+        loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
-            begun = time.monotonic()
+            next_at = loop.time() + self.interval
             await self.poll()
             with suppress(TimeoutError):
-                async with asyncio.timeout(begun + self.interval - time.monotonic()):
+                async with asyncio.timeout_at(next_at):
                     await self._stopping.wait()
 
     def stop(self) -> None:
@@ -119,7 +120,7 @@ class ClusterWatch:
 
     async def detail(self, topic: str) -> Snapshot:
         """Return the answers about one topic, with consumers, at most one interval old."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         asked, task = self._found.get(topic, (0.0, None))
         if task is None or task.cancelled() or (task.done() and now - asked > self.interval * 0.9):
             task = asyncio.get_running_loop().create_task(self._ask(topic))
