@@ -131,14 +131,14 @@ def _by_node(snapshot: Snapshot, topic: str, channel: str) -> list[tuple[str, ob
 async def nodes(site: Site, request: Request) -> WebPage:
     """Show all nsqds and nsqlookupds, with versions, health, and the topics of each nsqd."""
     snapshot = site.watch.picture.snapshot
-    found = []
-    for name, node in snapshot.nodes.items():
-        stats = snapshot.stats.get(name)
-        topics = {each.name: each for each in stats.topics} if stats else {}
-        listed = [(topic, node.topics.get(topic)) for topic in sorted({*topics, *node.topics})]
-        found.append((node, stats, snapshot.failures.get(name), listed))
-    chosen = request.query_params.get("nsqd", "")
-    return WebPage("nodes.html", {"nodes": found, "chosen": chosen})
+    found = [
+        (node, snapshot.stats.get(name), snapshot.failures.get(name))
+        for name, node in snapshot.nodes.items()
+    ]
+    chosen = snapshot.nodes.get(request.query_params.get("nsqd", ""))
+    held = snapshot.stats[chosen.name].topics if chosen and chosen.name in snapshot.stats else ()
+    names = sorted({*chosen.topics, *(each.name for each in held)}) if chosen else []
+    return WebPage("nodes.html", {"nodes": found, "chosen": chosen, "names": names})
 
 
 async def doctor(site: Site, request: Request) -> WebPage:
@@ -154,6 +154,7 @@ async def doctor(site: Site, request: Request) -> WebPage:
         urls=site.servers.nsqds,
         timeout=_DOCTOR_TIMEOUT,
     )
-    facts = await examine(question, ExaminedConfig(**vars(site.config)))
+    async with site.lookers:
+        facts = await examine(question, ExaminedConfig(**vars(site.config)))
     context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
     return WebPage("doctor.html", context, live=False)

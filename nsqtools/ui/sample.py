@@ -110,7 +110,8 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         text = "no channel" if not channel and snapshot.having(topic, None) else "no reachable nsqd"
         raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
     _record(site, request, "peek_channel" if channel else "copy_topic", topic, channel)
-    found = await _receive(site, topic, channel, nsqds, count)
+    async with site.lookers:
+        found = await _receive(site, topic, channel, nsqds, count)
     try:
         kept = await _filtered(found, form["q"], form["jq"])
     except ConfigError as error:

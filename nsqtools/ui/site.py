@@ -42,6 +42,7 @@ MAX_FORM = 4 << 20
 """Maximum size of a form, in bytes."""
 _MAX_FIELDS = 1000
 _FORM_TIMEOUT = 30.0
+_MAX_LOOKERS = 8
 _MAX_STREAMS = 200
 """Maximum number of browsers that get new pictures."""
 
@@ -98,6 +99,8 @@ class Site:
         self.config = config
         self.audit = audit
         self.republications = republications
+        self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
+        """For requests that keep connections to servers open for seconds; more of them wait."""
         self.streams = 0
         """Number of browsers that get new pictures."""
         self.base = options.base_path.rstrip("/")

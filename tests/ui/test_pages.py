@@ -249,3 +249,16 @@ def test_a_look_at_a_channel_finds_messages_wherever_they_are(
     for wanted, received in (("4", 4), ("100", 5)):
         page = visited.post(f"/messages/{topic}/c", {"count": wanted}).text
         assert f"{received} messages received" in page
+
+
+def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    fill(nsqd, topic, "c", 2)
+    registered(topic, [nsqlookupd])
+    visited = Visited(nsqtools_cli, *lookup([nsqlookupd]))
+    page = visited.get("/nodes").text
+    assert f'<th scope="row">{nsqlookupd.http}</th><td class="">answers</td><td>1</td>' in page
+    assert f">{topic}<" not in page
+    assert f">{topic}<" in visited.get(f"/nodes?nsqd={nsqd.http}").text
