@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import math
 import time
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def posted(
     async def endpoint(request: Request) -> Response:
         visitor = visitor_of(request)
         form = await _read_form(request)
-        if form["token"] != visitor.token:
+        if not hmac.compare_digest(form["token"].encode(), visitor.token.encode()):
             raise HTTPException(403, "the form is out of date: go back, reload the page, try again")
         if changes and not visitor.may_change:
             raise HTTPException(403, why_read_only(site, visitor))
