@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -111,6 +111,31 @@ class Tasks:
         self._tasks.discard(task)
         if error := _failure(task):
             self._on_error(error)
+
+
+class SharedCall(Generic[T]):
+    """A call whose result is shared by everybody who asks for it while it is under way."""
+
+    def __init__(self, call: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._call = call
+        self._running: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        """Begin the call, or join it; cancelling one waiter does not affect the others."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._call())
+            self._running.add_done_callback(self._ended)
+        return await asyncio.shield(self._running)
+
+    async def close(self) -> None:
+        """Cancel the call under way."""
+        if self._running:
+            await end([self._running])
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self._running = None
+        if not task.cancelled():
+            task.exception()  # retrieved: the waiters report it
 
 
 async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event) -> bool:

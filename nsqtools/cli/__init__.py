@@ -35,6 +35,7 @@ COMMANDS = {
     "pipeline": LazyCommand("Consume", "Archive, merge, replay and query topics, with Spark."),
     "pub": LazyCommand("Publish", "Publish messages to a topic."),
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
+    "ui": LazyCommand("Look", "Show the cluster in a browser."),
     "bench": LazyCommand("Look", "Measure the speed of publishing and consuming."),
     "verify": LazyCommand("Look", "Check archives, manifests, and whole directories of to-file."),
     "lookup": LazyCommand("Look", "List the topics, channels and nsqds of nsqlookupd."),
@@ -174,7 +175,7 @@ class LazyGroup(Group):
 def cli() -> None:
     """The command line for NSQ: tail, archive, publish and look up topics.
 
-    You may give -v, -q, --log-format, --config and --profile before the command, too.
+    -v, -q, --log-format, --config and --profile may also precede the command.
     """
 
 

@@ -252,7 +252,7 @@ async def consume(
         show_status("waiting")
     from nsqtools.engine.runner import Runner  # other commands only need signals
 
-    _allow_many_files()
+    allow_many_files()
     notifier = worker or Notifier()
     runner = Runner(
         source.topic if topics is None else topics,
@@ -373,7 +373,7 @@ def tune_memory() -> None:
     bytes(_KEPT_MEMORY // 2)
 
 
-def _allow_many_files() -> None:
+def allow_many_files() -> None:
     """Raise the soft limit of open files to the hard limit, as Go's runtime does."""
     with suppress(OSError, ValueError):  # the hard limit may be above fs.nr_open
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

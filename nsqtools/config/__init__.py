@@ -35,6 +35,7 @@ def option_classes() -> list[type[Options]]:
         relay,
         sandbox,
         stats,
+        ui,
     )
 
     return option.CLASSES

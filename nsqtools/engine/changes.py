@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlencode
 
+from nsqtools.config.units import counted
 from nsqtools.net.http.daemons import union_producers
 
 if TYPE_CHECKING:
@@ -154,6 +155,14 @@ class Loss:
     def messages(self) -> int:
         """The number of messages; a message in two channels counts twice."""
         return self.depth + self.in_flight + self.deferred
+
+    def __str__(self) -> str:
+        """``120 messages on 2 nsqds would be lost (depth 100, in flight 15, deferred 5)``."""
+        parts = f"depth {self.depth}, in flight {self.in_flight}, deferred {self.deferred}"
+        held = f"{counted(self.messages, 'message')} on {counted(self.nsqds, 'nsqd')}"
+        ends = f", in {counted(self.channels, 'channel')}" if self.channels else ""
+        uses = f" with {counted(self.clients, 'consumer')}" if self.clients else ""
+        return f"{held} would be lost ({parts}){ends}{uses}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,30 @@ class Snapshot:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""
         return {name: node.topics for name, node in self.nodes.items()}
 
+    def having(self, topic: str, channel: str | None, messages: int | None = None) -> list[Address]:
+        """Return the TCP addresses of the answering nsqds that have a topic with this channel.
+
+        An empty ``channel`` means any channel, None that the topic needs none. With ``messages``,
+        only as many nsqds are returned as have this number waiting in the channel, the deepest
+        first: a consumer's RDY is divided evenly, and an nsqd without messages would waste a part.
+        """
+        depths: dict[Address, int] = {}
+        for name, stats in self.stats.items():
+            tcp = self.nodes[name].tcp
+            for each in stats.topics:
+                parts = {part.name: part.depth for part in each.channels}
+                has = channel is None or (channel in parts if channel else bool(parts))
+                if each.name == topic and has and tcp:
+                    depths[tcp] = parts.get(channel or "", 0)
+        if messages is None:
+            return list(depths)
+        found: list[Address] = []
+        for tcp in sorted(depths, key=lambda tcp: -depths[tcp]):
+            if not found or (messages > 0 and depths[tcp]):
+                found.append(tcp)
+                messages -= depths[tcp]
+        return found
+
 
 class Cluster:
     """The given nsqds and the nsqds listed by nsqlookupds; an async context manager.

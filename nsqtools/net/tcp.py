@@ -37,6 +37,16 @@ def bound(server: asyncio.Server) -> Address:
     return Address(*server.sockets[0].getsockname()[:2])
 
 
+def listening_socket(address: Address) -> socket.socket:
+    """Bind and listen; port 0 means any free port.
+
+    Raises OSError with the address as ``filename``.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with naming(address):
+        return socket.create_server(address, family=family, backlog=1024)
+
+
 def name_of(host: str) -> str:
     """The host name for clients: the name of this machine if ``host`` is a wildcard address."""
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - not bound

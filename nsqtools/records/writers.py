@@ -47,6 +47,11 @@ class Writer(Protocol):
         """
 
 
+def has_controls(text: str) -> bool:
+    """Whether ``escape_controls`` would escape some of this text."""
+    return _CONTROLS.search(text) is not None
+
+
 def escape_controls(data: bytes) -> bytes:
     r"""Escape bytes for a terminal.
 

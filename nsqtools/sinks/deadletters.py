@@ -11,10 +11,11 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nsqtools.engine.handler import loss_of
-from nsqtools.errors import NSQError, OutputError
+from nsqtools.errors import NSQError, OutputError, RecordError
+from nsqtools.records.envelope import body_of, envelope_of
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import object_of
@@ -34,6 +35,59 @@ _WRITER = make_writer(Layout("json"))
 _START = b'{"reason":'
 """The start of each dead letter's line."""
 _LINK = "is a symbolic link, which is not followed: move it away"
+
+
+class DeadLetter(NamedTuple):
+    """A line of a file; ``error`` says why it has no usable body."""
+
+    offset: int
+    body: bytes = b""
+    reason: str = ""
+    timestamp: int = 0
+    attempts: int = 0
+    error: str = ""
+
+
+def dead_letter_files(folder: str) -> dict[str, os.stat_result]:
+    """Return the files of dead letters in a directory by name; raises OSError."""
+    with os.scandir(folder) as entries:
+        found = [each for each in entries if each.name.endswith(SUFFIX)]
+        files = [each for each in found if each.is_file(follow_symlinks=False)]
+        return {each.name: each.stat(follow_symlinks=False) for each in files}
+
+
+def read_dead_letters(
+    path: str, start: int, count: int, max_size: int
+) -> tuple[list[DeadLetter], int]:
+    """Return at most ``count`` dead letters from an offset on, and the offset after them.
+
+    No more than about ``max_size`` bytes are read. A line that is longer is an error, and the file
+    cannot be read beyond it. Raises OSError.
+    """
+    found: list[DeadLetter] = []
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        file.seek(start)
+        while len(found) < count and file.tell() - start < max_size:
+            offset = file.tell()
+            line = file.readline(max_size)
+            if not line.endswith(b"\n"):  # the end, a line being written, or a line too long
+                if len(line) == max_size:
+                    found.append(DeadLetter(offset, error=f"a line over {max_size} bytes"))
+                return found, offset
+            found.append(_dead_letter(offset, line))
+        return found, file.tell()
+
+
+def _dead_letter(offset: int, line: bytes) -> DeadLetter:
+    try:
+        envelope = envelope_of(line)
+        body = body_of(envelope)
+    except RecordError as error:
+        return DeadLetter(offset, error=str(error))
+    numbers = [envelope.get(name) for name in ("timestamp", "attempts")]
+    timestamp, attempts = (each if type(each) is int else 0 for each in numbers)
+    return DeadLetter(offset, body, str(envelope.get("reason", "")), timestamp, attempts)
 
 
 class Publisher(Protocol):

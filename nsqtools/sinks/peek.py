@@ -1,4 +1,4 @@
-"""The sink of ``tail --peek``: it writes messages, holds them, and gives them back at the end."""
+"""Handlers that look at messages: they hold them, and give them back at the end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from nsqtools.config.units import counted
-from nsqtools.sinks.holding import Held
+from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.stdout import StreamSink
 
 if TYPE_CHECKING:
-    from nsqtools.engine.handler import Batch
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.names import Address
     from nsqtools.records.writers import Writer
 
 log = logging.getLogger("nsqtools.status")
@@ -67,3 +68,38 @@ class PeekSink(StreamSink):
             *(topic, counted(len(attempts), "message")),
             least if least == most else f"{least} to {most}",
         )
+
+
+class Glimpse(HoldingHandler):
+    """A handler that finishes no message, and keeps at most ``count`` in ``found``.
+
+    ``failed`` ends with a result once they have arrived. The consumer's max_in_flight should be
+    ``count``: messages beyond it are given back at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._held = Held()
+        self.found: list[tuple[Address, Message]] = []
+        """The messages, each with its nsqd."""
+
+    async def handle(self, batch: Batch) -> None:
+        """Keep and hold the batch."""
+        if len(batch) > self._left:
+            batch.keep(self._left)
+        if not batch:
+            return
+        self.found += [(batch.source, message) for message in batch]
+        self._held.add(batch)
+        self._left -= len(batch)
+        if not self._left and not self.failed.done():
+            self.failed.set_result(None)
+
+    async def gave_up(self, batch: Batch) -> None:
+        """Keep and hold the batch: to give messages up is the consumers' decision."""
+        await self.handle(batch)
+
+    async def drain(self, topic: str) -> None:
+        """Give back all messages, for delivery at once."""
+        for batch in self._held.batches:
+            self._held.give_back(batch)

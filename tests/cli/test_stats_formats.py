@@ -10,9 +10,10 @@ import pytest
 from click import unstyle
 
 from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines, Tables, style_of
-from nsqtools.cli.commands.stats.report import ConsumerRates, ConsumerRow, Report, latencies
+from nsqtools.cli.commands.stats.report import Report
 from nsqtools.cli.output import TableLayout, aligned
 from nsqtools.engine.cluster import Snapshot
+from nsqtools.engine.clusterstats import ConsumerRates, ConsumerRow, latencies
 from nsqtools.net.http.replies import (
     ChannelStats,
     ClientStats,

@@ -16,10 +16,12 @@ EXCEPTIONS = {
     "check": "a plugin's check of thresholds, or of a pipeline before it starts",
     "compress": "to-file compresses files, to-http bodies of requests",
     "count": "stats counts reports, as nsq_stat does; all others count messages",
+    "dead_letter_dir": "to-http and relay write it, ui reads it",
     "delimiter": STREAM,
     "format": "records of archives have few formats, tail has a template, Spark has its own",
     "http_client_request_timeout": "nsq_to_http and nsq_stat have this name; to-http includes "
     "the connecting",
+    "interval": "stats repeats reports, ui asks servers",
     "json": STREAM,
     "length_prefix": STREAM,
     "max_in_flight": "Spark counts per nsqd, topic and task instead of per topic",

@@ -39,6 +39,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _DIGITS = 25
+_POST_TIMEOUT = 5.0
+_POST_REPLY = 64 << 10
 _V1 = "nsq; version=1.0"
 # Codes for an unknown topic; nsqlookupd before 0.3 answered 500 INVALID_ARG_TOPIC.
 _UNKNOWN_TOPIC = frozenset({"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"})
@@ -74,6 +76,29 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
         raise ConfigError(f"address {text!r}: the path contains a control character")
     query = tuple(parse_qsl(parts.query, keep_blank_values=True))
     return URL(parts.scheme, address, quote(parts.path, safe="/%:@!$&'()*+,;=~"), query)
+
+
+async def post_json(url: str, body: bytes) -> int:
+    """POST a JSON body; returns the status. Raises DialError or ReplyError.
+
+    There is no timeout but for connecting: cancel the call.
+    """
+    scheme, address, path, _ = parse_url(url, 443 if url.startswith("https") else 80)
+    _, mark, query = url.partition("?")  # sent as it was written
+    fields = {
+        "Host": str(address),
+        "User-Agent": f"nsqtools/{__version__}",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
+    lines = render_fields([(name.encode(), value.encode()) for name, value in fields.items()])
+    request = render("POST", f"{path or '/'}{mark}{query}".encode(), lines, body)
+    connections = Connections(None, connect_timeout=_POST_TIMEOUT, max_body=_POST_REPLY)
+    try:
+        return (await connections.exchange((scheme, *address), "POST", request)).status
+    finally:
+        connections.close()
 
 
 class Deadline:

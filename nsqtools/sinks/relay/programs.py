@@ -1,7 +1,13 @@
-"""``--where`` and ``--set``: jq programs, run by the package jq, which contains libjq."""
+"""``--where`` and ``--set``: jq programs, run by the package jq, which contains libjq.
+
+As a program of its own, this module tells which JSON texts fulfil a condition.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +19,7 @@ if TYPE_CHECKING:
 # The line break ends a comment, and first() makes one value of many.
 _WHERE = "first(({}\n), null) | if . then true else false end"
 _MOST_ERROR = 200
+_TIMEOUT = 2.0
 
 
 def condition(program: str) -> Callable[[str], bool]:
@@ -30,6 +37,52 @@ def condition(program: str) -> Callable[[str], bool]:
         return bool(values[0])
 
     return holds
+
+
+async def fulfilling(program: str, texts: Sequence[str]) -> list[int]:
+    """Return the positions of the texts that fulfil a condition, in a process of its own.
+
+    So a program of somebody else can neither block this process nor see its environment. A text
+    for which the program fails does not fulfil it. Raises ConfigError for an invalid program, or
+    after 2 seconds.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, program),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        async with asyncio.timeout(_TIMEOUT):
+            answer, _ = await process.communicate(json.dumps(texts).encode())
+    except TimeoutError:
+        raise ConfigError(f"--where {program!r}: no result within {_TIMEOUT:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    found = json.loads(answer or '"jq has ended without a result"')
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return list(found)
+
+
+def _answer() -> None:
+    """Read a list of texts; print the list of positions, or an error."""
+    try:
+        holds = condition(sys.argv[1])
+    except ConfigError as error:
+        print(json.dumps(str(error)))
+        return
+    found = []
+    for position, text in enumerate(json.load(sys.stdin)):
+        try:
+            if holds(text):
+                found.append(position)
+        except RecordError:
+            continue
+    print(json.dumps(found))
 
 
 def edit(programs: Sequence[str]) -> Callable[[str], bytes | None]:
@@ -79,3 +132,7 @@ def _reason(error: ValueError) -> str:
     """Return the first line of jq's message, without the excerpt below it."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     return line.removeprefix("jq: error: ").rstrip(" :,")[:_MOST_ERROR]
+
+
+if __name__ == "__main__":
+    _answer()

@@ -14,7 +14,7 @@ from nsqtools.cli.exits import Ended, Exit, describe, one_line
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import client_limits, nsqds_of
 from nsqtools.config.admin import LossOptions
-from nsqtools.config.units import counted, nearest
+from nsqtools.config.units import nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
 from nsqtools.engine.changes import (
     REGISTERED,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.config.admin import ChangeOptions, TombstoneOptions
-    from nsqtools.engine.changes import Discard, Loss, Stages, Step, Survey, Verb
+    from nsqtools.engine.changes import Discard, Stages, Step, Survey, Verb
     from nsqtools.errors import HTTPError
     from nsqtools.net.http.replies import Registration
 
@@ -75,7 +75,7 @@ def hide(topic: str, node: str, options: TombstoneOptions) -> None:
     stages = plan_tombstone(topic, producer, found, delete=options.delete)
     if options.delete:
         mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
-        lost = _describe(loss("channels", request.target, mine))
+        lost = loss("channels", request.target, mine)
         confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}")
     _do(request, stages)
 
@@ -188,20 +188,11 @@ def confirm(request: ChangeRequest, about: str) -> None:
 
 
 def _what_is_lost(loses: Discard, target: Target, found: Survey) -> str:
-    text = f"{target}: {_describe(loss(loses, target, found.holdings))}"
+    text = f"{target}: {loss(loses, target, found.holdings)}"
     if loses == "messages" and not target.channel:
         text += "; its channels keep theirs"
     silent = [each.node.name for each in found.holdings if each.may_have(target)]
     return f"{text}; no answer from {', '.join(silent)}" if silent else text
-
-
-def _describe(lost: Loss) -> str:
-    """``120 messages on 2 nsqds would be lost (depth 100, in flight 15, deferred 5)``."""
-    parts = f"depth {lost.depth}, in flight {lost.in_flight}, deferred {lost.deferred}"
-    text = f"{counted(lost.messages, 'message')} on {counted(lost.nsqds, 'nsqd')} would be lost"
-    ends = f", in {counted(lost.channels, 'channel')}" if lost.channels else ""
-    uses = f" with {counted(lost.clients, 'consumer')}" if lost.clients else ""
-    return f"{text} ({parts}){ends}{uses}"
 
 
 def _do(request: ChangeRequest, stages: Stages) -> None:

@@ -7,13 +7,14 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.commands.stats.report import measured, topics_of
 from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import supervised
 from nsqtools.config.units import counted
+from nsqtools.engine.clusterstats import measured, topics_of
 from nsqtools.metrics import Metric, Sample, of_fields
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
+from nsqtools.tasks import SharedCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -96,28 +97,11 @@ class Exporter:
 
     def __init__(self, look: Callable[[], Awaitable[Snapshot]]) -> None:
         self._look = look
-        self._running: asyncio.Task[list[Metric]] | None = None
         self._polls = 0
+        self.collect = SharedCall(self._poll)
+        """Returns the current metrics."""
         self.status = "not scraped yet"
         """One line about the last poll."""
-
-    async def collect(self) -> list[Metric]:
-        """The current metrics; cancelling one scrape does not affect the others."""
-        if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._poll())
-            self._running.add_done_callback(self._ended)
-        return await asyncio.shield(self._running)
-
-    async def close(self) -> None:
-        """Cancel the poll under way."""
-        if self._running:
-            self._running.cancel()
-            await asyncio.wait((self._running,))
-
-    def _ended(self, task: asyncio.Task[list[Metric]]) -> None:
-        self._running = None
-        if not task.cancelled():
-            task.exception()  # retrieved: waiting scrapes report it
 
     async def _poll(self) -> list[Metric]:
         begin = time.monotonic()
@@ -149,4 +133,4 @@ async def serve(servers: ClusterOptions, asked: StatsOptions) -> None:
             await asyncio.Event().wait()
         finally:
             notifier.stopping()
-            await exporter.close()
+            await exporter.collect.close()

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsqtools.cli.commands.stats.report import measured, topics_of
 from nsqtools.cli.exits import one_line
 from nsqtools.cli.output import TableLayout, rows_text
 from nsqtools.config.units import format_duration
+from nsqtools.engine.clusterstats import measured, topics_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from nsqtools.cli.commands.stats.report import ConsumerRow, Report
+    from nsqtools.cli.commands.stats.report import Report
     from nsqtools.engine.cluster import Snapshot
+    from nsqtools.engine.clusterstats import ConsumerRow
     from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
     from nsqtools.policy.rates import Row
 

@@ -1,0 +1,153 @@
+"""The numbers of every topic and channel on each nsqd over the last hour, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nsqtools.policy.rates import ChannelKey, Row
+
+POINTS = 180
+"""Number of points kept."""
+SPACING = 20.0
+"""Seconds between two points, so that ``POINTS`` cover an hour."""
+
+FIELDS = ("depth", "in_flight", "deferred", "ingress", "egress", "requeues", "timeouts")
+"""The recorded numbers: counts, then rates per second."""
+
+_NOT_ASKED, _SILENT, _ANSWERED = range(3)
+
+
+class Points(NamedTuple):
+    """The values of one number at ``times``; None where it is unknown."""
+
+    times: Sequence[float]
+    values: Sequence[float | None]
+
+
+def numbers_of(row: Row) -> tuple[float | None, ...]:
+    """Return the numbers of ``FIELDS``."""
+    totals = row.totals
+    rates = (row.ingress, row.egress, row.requeue_rate, row.timeout_rate)
+    return totals.depth, totals.in_flight, totals.deferred, *rates
+
+
+class History:
+    """Keeps a ring of points; add one every ``SPACING`` seconds.
+
+    A number that was always 0 takes no memory, and most numbers are. A topic or channel that no
+    nsqd has had for a whole ring is forgotten, and so is such an nsqd.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._times = array("d", [math.nan]) * POINTS
+        self._nodes: dict[str, bytearray] = {}
+        self._series: dict[ChannelKey, dict[str, _Series]] = {}
+
+    def add(self, at: float, rows: Mapping[str, Iterable[Row] | None]) -> None:
+        """Add a point: the rows of each nsqd, None for a silent nsqd.
+
+        ``at`` is in monotonic seconds.
+        """
+        slot = self._count % POINTS
+        self._count += 1
+        self._times[slot] = at
+        for states in self._nodes.values():
+            states[slot] = _NOT_ASKED
+        for node, found in rows.items():
+            states = self._nodes.setdefault(node, bytearray(POINTS))
+            states[slot] = _SILENT if found is None else _ANSWERED
+            for row in found or ():
+                series = self._series.setdefault((row.topic, row.channel), {})
+                series.setdefault(node, _Series()).put(self._count, slot, row)
+        self._forget()
+
+    def _forget(self) -> None:
+        oldest = self._count - POINTS
+        for key, by_node in list(self._series.items()):
+            for node in [node for node, each in by_node.items() if each.last <= oldest]:
+                del by_node[node]
+            if not by_node:
+                del self._series[key]
+        for node in [node for node, states in self._nodes.items() if not any(states)]:
+            del self._nodes[node]
+
+    def nodes(self, key: ChannelKey) -> list[str]:
+        """Return the nsqds that had the topic or channel."""
+        return sorted(self._series.get(key, ()))
+
+    def of_node(self, key: ChannelKey, node: str, name: str) -> Points:
+        """Return a number of a topic or channel on one nsqd; ``name`` is one of ``FIELDS``."""
+        series = self._series.get(key, {}).get(node)
+        slots = self._slots()
+        values = [series.value(slot, self._count, name) if series else None for slot in slots]
+        return Points([self._times[slot] for slot in slots], values)
+
+    def total(self, keys: Iterable[ChannelKey], name: str) -> Points:
+        """Return the sum of a number over topics, channels and nsqds.
+
+        The sum is unknown where an nsqd that has one of them was silent, or where it has no rate.
+        """
+        slots = self._slots()
+        sums: list[float | None] = [None] * len(slots)
+        unknown: set[int] = set()
+        for by_node in filter(None, map(self._series.get, keys)):
+            for node, series in by_node.items():
+                states = self._nodes[node]
+                for position, slot in enumerate(slots):
+                    value = series.value(slot, self._count, name)
+                    if value is not None:
+                        sums[position] = (sums[position] or 0.0) + value
+                    elif states[slot] == _SILENT or series.is_present(slot, self._count):
+                        unknown.add(position)
+        values = [None if position in unknown else each for position, each in enumerate(sums)]
+        return Points([self._times[slot] for slot in slots], values)
+
+    def _slots(self) -> list[int]:
+        """Return the used positions of the ring, the oldest first."""
+        return [n % POINTS for n in range(max(0, self._count - POINTS), self._count)]
+
+
+class _Series:
+    """The numbers of a topic or channel on one nsqd. A number without an array was always 0."""
+
+    __slots__ = ("_present", "_values", "last")
+
+    def __init__(self) -> None:
+        self.last = 0
+        """The number of the last point."""
+        self._present = bytearray(POINTS)
+        self._values: list[array[float] | None] = [None] * len(FIELDS)
+
+    def put(self, count: int, slot: int, row: Row) -> None:
+        """Record point number ``count`` at this position."""
+        for skipped in range(max(self.last, count - POINTS), count - 1):
+            self._present[skipped % POINTS] = False
+        self.last = count
+        self._present[slot] = True
+        for position, number in enumerate(numbers_of(row)):
+            values = self._values[position]
+            if values is None:
+                if number == 0:
+                    continue
+                values = self._values[position] = array("f", bytes(4 * POINTS))
+            values[slot] = math.nan if number is None else number
+
+    def is_present(self, slot: int, count: int) -> bool:
+        """Whether a position has a point, when ``count`` points were added in all."""
+        missed = count - self.last
+        since = (count - 1 - slot) % POINTS
+        return since >= missed and bool(self._present[slot])
+
+    def value(self, slot: int, count: int, name: str) -> float | None:
+        """Return a number at a position; None if it is unknown."""
+        if not self.is_present(slot, count):
+            return None
+        values = self._values[FIELDS.index(name)]
+        value = values[slot] if values else 0.0
+        return None if math.isnan(value) else value

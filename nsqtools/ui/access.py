@@ -1,0 +1,126 @@
+"""Who may see the page and change things: checks every request before a page is made."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+
+from nsqtools.config.ui import read_passwords
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from nsqtools.config.ui import UiOptions
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # With no-referrer, browsers would send "Origin: null" with our own forms.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_METHODS = ("GET", "HEAD", "POST")
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The user of a request; ``name`` is empty without users.
+
+    ``token`` is in each form: a page of another origin cannot know it.
+    """
+
+    name: str
+    may_change: bool
+    token: str
+
+
+class AccessGuard:
+    """An ASGI application that refuses requests, or passes them on with their ``Visitor``.
+
+    It refuses hosts that are no name of this server (DNS rebinding), requests from pages of other
+    origins, other methods, and unknown users. Each response gets the headers of a strict policy.
+    """
+
+    def __init__(self, app: ASGIApp, options: UiOptions) -> None:
+        self._app = app
+        self._options = options
+        self._names = {"localhost", *(name.lower() for name in options.server_name)}
+        self._passwords = read_passwords(options.password_file) if options.password_file else {}
+        self._key = secrets.token_bytes(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        app = self._refusal(scope)
+        await (app or self._app)(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._is_own(host) or len(headers.getlist("host")) != 1:
+            text = f"this server is not known as {host!r}: --server-name makes it known"
+            return PlainTextResponse(f"{text}\n", 421)
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return PlainTextResponse("the request comes from a page of another origin\n", 403)
+        if scope["method"] not in _METHODS:
+            return PlainTextResponse("", 405, {"Allow": ", ".join(_METHODS)})
+        name = self._user(headers)
+        if name is None and self._passwords:
+            challenge = {"WWW-Authenticate": 'Basic realm="nsqtools", charset="UTF-8"'}
+            return PlainTextResponse("unknown user or wrong password\n", 401, challenge)
+        if name is None:
+            text = f"the header {self._options.acl_http_header} names no user"
+            return PlainTextResponse(f"{text}\n", 403)
+        admins = self._options.admin_user
+        may_change = self._options.allow_changes and (not admins or name in admins)
+        token = hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()
+        scope["state"] = {"visitor": Visitor(name, may_change, token)}
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        """Whether a Host header names this server: an IP address, or a known name."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name in self._names:
+                return True
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _user(self, headers: Headers) -> str | None:
+        """Return the user, empty without users; None for nobody known."""
+        if header := self._options.acl_http_header:
+            return headers.get(header) or None
+        if not self._passwords:
+            return ""
+        scheme, _, encoded = headers.get("authorization", "").partition(" ")
+        try:
+            name, _, password = (
+                base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+            )
+        except ValueError:
+            return None
+        known = self._passwords.get(name, secrets.token_hex())
+        is_right = hmac.compare_digest(known.encode(), password.encode())
+        return name if is_right and scheme.lower() == "basic" else None

@@ -1,0 +1,143 @@
+"""Changes of topics and channels: what would happen, the confirmation, and the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
+
+from starlette.exceptions import HTTPException
+
+from nsqtools.engine.administration import carry_out, survey
+from nsqtools.engine.changes import (
+    Survey,
+    Target,
+    Verb,
+    find_producer,
+    loss,
+    plan,
+    plan_tombstone,
+)
+from nsqtools.errors import ConfigError, NSQError, OutputError
+from nsqtools.names import check_name
+from nsqtools.ui.site import WebPage, visitor_of, why_read_only
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from nsqtools.engine.changes import Discard, Stages
+    from nsqtools.ui.site import SentForm, Site
+
+_VERBS = (*get_args(Verb), "tombstone")
+_LOSING = ("delete", "empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A change that a visitor wants: on all servers, or only on ``nsqd``, its HTTP address."""
+
+    verb: str
+    target: Target
+    nsqd: str
+
+    @property
+    def action(self) -> str:
+        """nsqadmin's name of the change, such as ``delete_channel``."""
+        if self.verb == "tombstone":
+            return "tombstone_topic_producer"
+        return f"{self.verb}_{self.target.kind}"
+
+    @property
+    def loses(self) -> bool:
+        """Whether messages may be lost, so that the name must be typed."""
+        return self.verb in _LOSING
+
+    @property
+    def confirmation(self) -> str:
+        """The name to type."""
+        return self.target.channel or self.target.topic
+
+
+def _wish(verb: str, topic: str, channel: str, nsqd: str) -> Wish:
+    """Check what a visitor has sent; raises HTTPException."""
+    if verb not in _VERBS or (verb == "tombstone" and (channel or not nsqd)):
+        raise HTTPException(400, f"no such change: {verb[:20]}")
+    try:
+        check_name("topic", topic)
+        if channel:
+            check_name("channel", channel)
+    except ConfigError as error:
+        raise HTTPException(400, str(error)) from None
+    return Wish(verb, Target(topic, channel), nsqd)
+
+
+async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
+    """Ask the servers and plan the requests; raises HTTPException if there is nothing to do."""
+    try:
+        found = await survey(site.servers, wish.target.topic)
+    except NSQError as error:
+        raise HTTPException(502, str(error)) from None
+    if wish.verb == "tombstone":
+        producer = find_producer(wish.nsqd, found)
+        if producer is None or wish.target.topic not in producer.topics:
+            text = f"nsqlookupd does not list {wish.target} on nsqd {wish.nsqd}"
+            raise HTTPException(404, text)
+        return found, plan_tombstone(wish.target.topic, producer, found)
+    if wish.nsqd:
+        # A named nsqd counts as given: a topic is created there although it is not listed.
+        held = [each for each in found.holdings if each.node.name == wish.nsqd]
+        found = Survey((), tuple(replace(each, given=True) for each in held))
+    stages = plan(wish.verb, wish.target, found)  # type: ignore[arg-type] # checked by _wish
+    if not any(stages):
+        where = f" on nsqd {wish.nsqd}" if wish.nsqd else ""
+        raise HTTPException(404, f"no server has {wish.target}{where}")
+    return found, stages
+
+
+async def ask(site: Site, request: Request) -> WebPage:
+    """Show what a change would do, with a form to confirm it."""
+    query, visitor = request.query_params, visitor_of(request)
+    wish = _wish(
+        query.get("verb", ""), query.get("topic", ""), query.get("channel", ""),
+        query.get("nsqd", ""),
+    )  # fmt: skip
+    found, stages = await _prepare(site, wish)
+    discard: Discard = "channels" if wish.verb == "delete" else "messages"
+    context = {
+        "wish": wish,
+        "lost": loss(discard, wish.target, found.holdings) if wish.loses else None,
+        "steps": [step for steps in stages for step in steps],
+        "nodes": [each.node.name for each in found.holdings if each.has(wish.target)],
+        "silent": [each.node.name for each in found.holdings if each.may_have(wish.target)],
+        "refusal": "" if visitor.may_change else why_read_only(site, visitor),
+    }
+    return WebPage("change.html", context, live=False)
+
+
+async def change(site: Site, request: Request, form: SentForm) -> Response:
+    """Carry out a confirmed change, log it, and show the outcome on each server."""
+    wish = _wish(form["verb"], form["topic"], form["channel"], form["nsqd"])
+    if wish.loses and form["confirm"] != wish.confirmation:
+        text = f"nothing was done: type the name {wish.confirmation} to {wish.verb} it"
+        raise HTTPException(409, text)
+    _, stages = await _prepare(site, wish)
+    names = {"topic": wish.target.topic, "channel": wish.target.channel, "node": wish.nsqd}
+    try:
+        site.audit.record(request, wish.action, **names)
+    except OutputError as error:
+        raise HTTPException(500, f"nothing was done: {error}") from None
+    taken = await carry_out(site.servers, stages)
+    outcome = [
+        {"server": step.name, "error": str(step.error or ""), "note": step.note} for step in taken
+    ]
+    try:
+        site.audit.record(request, f"{wish.action}: done", **names, servers=outcome)
+    except OutputError as error:
+        raise HTTPException(500, f"it was done, but not logged: {error}") from None
+    await site.audit.notify(request, wish.action, **names)
+    await site.watch.poll()
+    is_failed = any(step.error for step in taken)
+    page = WebPage(
+        "outcome.html", {"wish": wish, "taken": taken}, live=False, status=502 if is_failed else 200
+    )
+    return site.respond(page, request)

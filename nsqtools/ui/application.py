@@ -1,0 +1,66 @@
+"""The routes of the page, and its own two files."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+
+from nsqtools.ui.access import AccessGuard
+from nsqtools.ui.actions import ask, change
+from nsqtools.ui.overview import doctor, nodes, overview, topic
+from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form
+from nsqtools.ui.site import FILES, posted, viewed
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
+    from nsqtools.ui.site import Site
+
+_VIEWS = {
+    "/": overview,
+    "/nodes": nodes,
+    "/doctor": doctor,
+    "/topic/{topic}": topic,
+    "/topic/{topic}/{channel}": topic,
+    "/change": ask,
+    "/messages/{topic}": sample_form,
+    "/messages/{topic}/{channel}": sample_form,
+    "/dead": dead,
+    "/dead/{file}": dead,
+    "/publications": publications,
+}
+_FORMS = {"/change": change, "/edit": edit, "/publish": publish}
+_SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
+_FILES = {"/ui.js": "text/javascript", "/ui.css": "text/css"}
+
+
+def application(site: Site) -> AccessGuard:
+    """Return the ASGI application; every request passes the guard first."""
+    readers_too = posted(site, sample, changes=False)
+    routes: list[BaseRoute] = [
+        *(Route(path, viewed(site, view), methods=["GET"]) for path, view in _VIEWS.items()),
+        *(Route(path, posted(site, view), methods=["POST"]) for path, view in _FORMS.items()),
+        *(Route(path, readers_too, methods=["POST"]) for path in _SAMPLES),
+        *(Route(path, partial(_file, path)) for path in _FILES),
+    ]
+    if site.base:
+        routes = [Route(site.base, RedirectResponse(site.url())), Mount(site.base, routes=routes)]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(_refused, site)})
+    app.router.redirect_slashes = False
+    return AccessGuard(app, site.options)
+
+
+async def _file(path: str, request: Request) -> Response:
+    return Response((FILES / f"static{path}").read_bytes(), media_type=_FILES[path])
+
+
+async def _refused(site: Site, request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = "there is no such page" if error.detail == "Not Found" else error.detail
+    return site.notice(request, text, error.status_code)

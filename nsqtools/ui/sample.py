@@ -1,0 +1,273 @@
+"""The pages with messages: of a channel, copies of a topic, dead letters; and publishing again."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import random
+from shlex import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
+
+from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
+from nsqtools.config.consuming import StopOptions
+from nsqtools.engine.republication import Republication
+from nsqtools.engine.runner import Runner
+from nsqtools.errors import ConfigError, NSQError, OutputError
+from nsqtools.names import is_valid_name
+from nsqtools.proto.messages import Message
+from nsqtools.records.readable import ReadableBody, readable
+from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
+from nsqtools.sinks.peek import Glimpse
+from nsqtools.sinks.relay.programs import fulfilling
+from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from nsqtools.names import Address
+    from nsqtools.ui.site import SentForm, Site
+
+MAX_MESSAGES = 100
+_MAX_SHOWN = 64 << 10
+_MAX_BYTES = 2 << 20  # of the messages of a page, so that a form can send them back
+_IDLE = 2.0
+
+
+class ShownMessage(NamedTuple):
+    """A message as a page shows it; ``pick`` sends it back in a form.
+
+    ``command`` publishes the message again. ``reason`` is that of a dead letter.
+    """
+
+    origin: str
+    message: Message
+    readable: ReadableBody
+    pick: str
+    command: str
+    reason: str = ""
+
+
+def shown(topic: str, origin: str, message: Message, reason: str = "") -> ShownMessage:
+    """Return a message with its body in a readable form."""
+    encoded = base64.b64encode(message.body).decode()
+    found = readable(message.body, _MAX_SHOWN)
+    is_text = found.kind != "bytes"
+    envelope = {"body": message.body.decode()} if is_text else {"body_b64": encoded}
+    command = f"nsqtools pub --topic {quote(topic)} --json {quote(json.dumps(envelope))}"
+    return ShownMessage(origin, message, found, json.dumps([origin, encoded]), command, reason)
+
+
+async def sample_form(site: Site, request: Request) -> WebPage:
+    """Offer to look at the messages of a channel, or at copies of a topic's new messages."""
+    return _sample_page(site, request)
+
+
+def _sample_page(site: Site, request: Request, **found: Any) -> WebPage:
+    topic, channel = name_in(request, "topic"), name_in(request, "channel")
+    row = site.watch.picture.rows.get((topic, channel))
+    if row is None:
+        raise HTTPException(404, "no answering nsqd has it")
+    visitor = visitor_of(request)
+    refusal = "" if visitor.may_change else why_read_only(site, visitor)
+    context: dict[str, Any] = {
+        "topic": topic,
+        "channel": channel,
+        "row": row,
+        "refusal": refusal,
+        "messages": None,
+        "count": "10",
+        "q": "",
+        "jq": "",
+        "target": topic,
+        "most": MAX_MESSAGES,
+    }
+    return WebPage("sample.html", context | found, live=False)
+
+
+async def sample(site: Site, request: Request, form: SentForm) -> Response:
+    """Receive messages, give them back, and show those that the filters let through.
+
+    A channel is only looked at by visitors who may change things: it costs an attempt. A copy of a
+    topic comes through an ephemeral channel on nsqds where the topic has another channel: the first
+    channel would take the messages waiting in the topic.
+    """
+    topic, channel = name_in(request, "topic"), name_in(request, "channel")
+    visitor, count = visitor_of(request), int(form.number("count", 10, 1, MAX_MESSAGES))
+    if channel and not visitor.may_change:
+        text = f"looking at a channel costs each message an attempt; {why_read_only(site, visitor)}"
+        raise HTTPException(403, text)
+    snapshot = site.watch.picture.snapshot
+    nsqds = snapshot.having(topic, channel, count if channel else None)
+    if not nsqds:
+        text = "no channel" if not channel and snapshot.having(topic, None) else "no reachable nsqd"
+        raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
+    _record(site, request, "peek_channel" if channel else "copy_topic", topic, channel)
+    async with site.lookers:
+        found = await _receive(site, topic, channel, nsqds, count)
+    try:
+        kept = await _filtered(found, form["q"], form["jq"])
+    except ConfigError as error:
+        raise HTTPException(400, str(error)) from None
+    messages: list[ShownMessage] = []
+    size = 0
+    for nsqd, message in kept:
+        size += len(message.body)
+        if size <= _MAX_BYTES or not messages:
+            origin = f"{nsqd} {message.id.decode('latin-1')}"
+            messages.append(shown(topic, origin, message))
+    page = _sample_page(
+        site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
+        count=str(count), q=form["q"], jq=form["jq"],
+    )  # fmt: skip
+    return site.respond(page, request)
+
+
+async def _receive(
+    site: Site, topic: str, channel: str, nsqds: Sequence[Address], count: int
+) -> list[tuple[Address, Message]]:
+    glimpse = Glimpse(count)
+    values = {**vars(site.config), "max_in_flight": count, "max_in_flight_bytes": 8 << 20}
+    stop = StopOptions(idle_timeout=_IDLE, max_duration=_IDLE if channel else 5 * _IDLE)
+    name = channel or f"ui{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
+    try:
+        await Runner([topic], name, glimpse, ConsumerConfig(**values), nsqds=nsqds, stop=stop).run()
+    except NSQError as error:
+        raise HTTPException(502, str(error)) from None
+    return glimpse.found
+
+
+async def _filtered(
+    found: Sequence[tuple[Address, Message]], text: str, program: str
+) -> list[tuple[Address, Message]]:
+    """Return the messages with a text, and whose JSON fulfils a jq program; raises ConfigError."""
+    kept = [each for each in found if text.encode().lower() in each[1].body.lower()]
+    if not program:
+        return kept
+    readable = []
+    for each in kept:
+        try:
+            readable.append((each, each[1].body.decode()))
+        except UnicodeDecodeError:
+            continue
+    positions = await fulfilling(program, [body for _, body in readable])
+    return [readable[position][0] for position in positions]
+
+
+def _record(
+    site: Site, request: Request, action: str, topic: str, channel: str, **facts: Any
+) -> None:
+    try:
+        site.audit.record(request, action, topic=topic, channel=channel, **facts)
+    except OutputError as error:
+        raise HTTPException(500, f"nothing was done: {error}") from None
+
+
+async def dead(site: Site, request: Request) -> WebPage:
+    """List the files of the dead-letter directory, or a part of one of them."""
+    folder, name = site.options.dead_letter_dir, request.path_params.get("file", "")
+    if not folder:
+        raise HTTPException(404, "start nsqtools ui with --dead-letter-dir to see dead letters")
+    start, q = request.query_params.get("start", "0"), request.query_params.get("q", "")
+    try:
+        files = await asyncio.to_thread(dead_letter_files, folder)
+        if not name:
+            return WebPage("dead.html", {"files": sorted(files.items()), "file": ""}, live=False)
+        if name not in files or not start.isdecimal() or len(start) > 18:
+            raise HTTPException(404, "there is no such file of dead letters")
+        letters, end = await asyncio.to_thread(
+            read_dead_letters, os.path.join(folder, name), int(start), MAX_MESSAGES, _MAX_BYTES
+        )
+    except OSError as error:
+        raise HTTPException(500, f"{folder}: {error.strerror}") from None
+    topic = name.removesuffix(SUFFIX)
+    messages = [
+        shown(
+            topic,
+            f"{name} byte {each.offset}",
+            Message(b"", each.body, each.timestamp, each.attempts),
+            each.reason,
+        )
+        for each in letters
+        if not each.error and q.encode().lower() in each.body.lower() + each.reason.lower().encode()
+    ]
+    context = {
+        "file": name,
+        "files": [],
+        "messages": messages,
+        "target": topic,
+        "errors": [(each.offset, each.error) for each in letters if each.error],
+        "next": end if end < files[name].st_size and end > int(start) else 0,
+        "q": q,
+    }
+    return WebPage("dead.html", context, live=False)
+
+
+async def edit(site: Site, request: Request, form: SentForm) -> Response:
+    """Show the chosen messages, to be edited before they are published again."""
+    picked = []
+    for pick, (origin, body) in zip(form.all("pick"), _picks(form), strict=True):
+        kind, text = readable(body, _MAX_SHOWN)
+        is_text = kind != "bytes"
+        picked.append((origin, len(body), pick, body.decode() if is_text else text, is_text))
+    context = {"picked": picked, "target": form["target"]}
+    return site.respond(WebPage("edit.html", context, live=False), request)
+
+
+def _picks(form: SentForm) -> list[tuple[str, bytes]]:
+    try:
+        picks = [json.loads(each) for each in form.all("pick")]
+        found = [(str(origin), base64.b64decode(body, validate=True)) for origin, body in picks]
+    except (ValueError, TypeError):
+        raise HTTPException(400, "the chosen messages are not usable") from None
+    if not found:
+        raise HTTPException(400, "nothing was done: choose messages first")
+    return found
+
+
+async def publish(site: Site, request: Request, form: SentForm) -> Response:
+    """Begin to publish messages, and show the log."""
+    topic, rate = form["topic"], form.number("rate", 10, 0.01, 10000)
+    if not is_valid_name(topic):
+        raise HTTPException(400, "nothing was done: no topic can have this name")
+    messages = [
+        (origin, _edited(body, *form.all(f"text{position}")))
+        for position, (origin, body) in enumerate(_picks(form))
+    ]
+    snapshot = site.watch.picture.snapshot
+    nsqds = snapshot.having(topic, None) or [
+        node.tcp for name, node in snapshot.nodes.items() if node.tcp and name in snapshot.stats
+    ]
+    if not nsqds:
+        raise HTTPException(502, "nothing was done: no nsqd answers")
+    if site.republications.is_full:
+        raise HTTPException(429, "nothing was done: wait until another publication has ended")
+    origins = [origin for origin, _ in messages]
+    _record(site, request, "publish_again", topic, "", rate=rate, messages=origins)
+    shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
+    config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
+    site.republications.begin(Republication(topic, messages, rate), nsqds, config)
+    return RedirectResponse(site.url("publications"), 303)
+
+
+def _edited(body: bytes, text: str = "") -> bytes:
+    """Return the body, or its edited text.
+
+    Browsers send line ends as CRLF: those of the original stay as they were.
+    """
+    plain = text.replace("\r\n", "\n")
+    if not text or plain.encode() == body.replace(b"\r\n", b"\n"):
+        return body
+    return (text if b"\r\n" in body else plain).encode()
+
+
+async def publications(site: Site, request: Request) -> WebPage:
+    """Show what is being published again, and the log of each message."""
+    return WebPage("publications.html", {"jobs": site.republications.jobs})

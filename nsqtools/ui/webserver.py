@@ -1,0 +1,102 @@
+"""Serves the application with uvicorn, until it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nsqtools.errors import ConfigError
+from nsqtools.names import Address
+from nsqtools.net.tcp import listening_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.types import ASGIApp
+
+
+MAX_CONNECTIONS = 900
+"""With more connections, requests are answered with 503."""
+_MAX_HEAD = 16 << 10
+_HEAD_TIMEOUT = 10.0
+"""Maximum time for the head of a request, in seconds; uvicorn itself waits forever."""
+
+
+class PatientProtocol(H11Protocol):
+    """A connection that is closed if the head of a request does not arrive in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._seen: object = None
+        self._wait()
+
+    def _wait(self) -> None:
+        self._timer = self.loop.call_later(_HEAD_TIMEOUT, self._look)
+
+    def _look(self) -> None:
+        """Close the connection if it was idle for the whole time."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self.transport.is_closing() or (is_idle and self.cycle is self._seen):
+            self.transport.close()
+            return
+        self._seen = self.cycle if is_idle else None
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the command."""
+        yield
+
+
+class PageServer:
+    """Listens at ``address`` from the start; raises ConfigError naming ``--address``."""
+
+    def __init__(self, address: Address) -> None:
+        try:
+            self._listener = listening_socket(address)
+        except OSError as error:
+            raise ConfigError(
+                f"--address {address}: cannot listen: {error.strerror}; give another address, or "
+                "port 0 for a free one"
+            ) from error
+        self.address = Address(*self._listener.getsockname()[:2])
+
+    async def serve(self, app: ASGIApp) -> None:
+        """Serve until cancelled; streams that have not ended a second later are cut."""
+        config = uvicorn.Config(
+            app,
+            http=PatientProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=_MAX_HEAD,
+            timeout_graceful_shutdown=1,
+        )
+        server = _Server(config)
+        serving = asyncio.get_running_loop().create_task(server.serve(sockets=[self._listener]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            await asyncio.wait([serving])
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()

@@ -1,0 +1,159 @@
+"""What a page must refuse: foreign pages and hosts, forms without a token, paths, slow clients."""
+
+import base64
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from nsqtools.config.ui import UiOptions
+from nsqtools.errors import ConfigError
+from tests.support.process import Cli
+from tests.support.servers import Nsqd, fill, http
+from tests.support.visiting import Visited
+from tests.support.webserver import Answer, Request, WebServer
+
+MARKUP = "<script>alert(1)</script>"
+FORM = {"verb": "pause", "channel": "", "nsqd": ""}
+
+
+def basic(name: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
+
+
+def test_foreign_pages_hosts_and_paths_are_refused(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", "--server-name", "nsq.test")
+    for host, status in (
+        ("evil.test", 421),
+        (f"evil.test:{visited.netloc.split(':')[1]}", 421),
+        ("127.0.0.1.evil.test", 421),
+        ("", 421),
+        ("nsq.test", 200),
+        ("localhost:1", 200),
+    ):
+        assert visited.get("/", Host=host).status == status, host
+    for origin in ("http://evil.test", "null", f"http://evil.test@{visited.netloc}"):
+        assert visited.get("/", Origin=origin).status == 403, origin
+        assert visited.post("/change", {"topic": "t", **FORM}, Origin=origin).status == 403
+    assert visited.get("/", Origin=f"http://{visited.netloc}").status == 200
+    for path in (
+        "/../../etc/passwd",
+        "/ui.js/../../access.py",
+        "/static/..%2f..%2faccess.py",
+        "/%2e%2e/access.py",
+        "/topic/..%2f..%2f",
+        "/topic/%3Cscript%3E",
+        f"/topic/{'x' * 70}",
+    ):
+        answer = visited.get(path)
+        assert answer.status == 404, path
+        assert "<script>" not in answer.text.replace('<script src="/ui.js" defer>', "")
+    assert visited.ask("PUT", "/").status == 405
+    assert visited.get("/ui.js").status == 200
+
+
+def test_a_change_needs_the_token_of_the_visitor_and_permission(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    fill(nsqd, topic, "c")
+    passwords = tmp_path / "passwords"
+    passwords.write_text("ann:secret: with a colon\nbob:other\n")
+    passwords.chmod(0o600)
+    users = ("--password-file", str(passwords), "--admin-user", "ann")
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", *users)
+    ann, bob = basic("ann", "secret: with a colon"), basic("bob", "other")
+    fields = {**FORM, "topic": topic}
+    for wrong in (
+        "",
+        basic("ann", "other"),
+        basic("eve", ""),
+        basic("", ""),
+        "Basic !",
+        "Bearer x",
+    ):
+        answer = visited.get("/", **({"Authorization": wrong} if wrong else {}))
+        assert (answer.status, "Basic realm" in answer.headers["www-authenticate"]) == (401, True)
+    assert "read-only" in visited.get("/", Authorization=bob).text
+    token = visited.token({"Authorization": ann})
+    assert visited.post("/change", {**fields, "token": ""}, Authorization=ann).status == 403
+    assert visited.post("/change", {**fields, "token": token}, Authorization=bob).status == 403
+    assert visited.post("/change", {**fields, "token": token[:-1]}, Authorization=ann).status == 403
+    assert visited.get("/change?verb=pause&topic=t", Authorization=ann).status in (200, 404)
+    assert not nsqd.topic(topic)["paused"]
+    assert visited.post("/change", fields, Authorization=ann).status == 200
+    assert nsqd.topic(topic)["paused"]
+
+
+def test_a_page_without_allow_changes_changes_nothing(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    fill(nsqd, topic, "c")
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--acl-http-header", "X-User")
+    assert visited.get("/").status == 403
+    page = visited.get(f"/change?verb=pause&topic={topic}", X_User="ann").text
+    assert "the page is read-only" in page
+    assert "token" not in page
+    form = {"Content-Type": "application/x-www-form-urlencoded", "X-User": "ann"}
+    assert visited.ask("POST", "/change", f"verb=pause&topic={topic}", form).status == 403
+    assert not nsqd.topic(topic)["paused"]
+
+
+def test_other_hosts_are_served_only_with_users() -> None:
+    for address in ("0.0.0.0:4171", "[::]:4171", "10.0.0.1:4171", "example.test:4171"):
+        with pytest.raises(ConfigError, match="--password-file"):
+            UiOptions(address=address)
+        UiOptions(address=address, acl_http_header="X-User")
+    for address in ("127.0.0.1:0", ":4171", "[::1]:4171", "localhost:4171"):
+        UiOptions(address=address)
+
+
+def test_what_servers_and_clients_say_is_never_markup(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
+    """An nsqlookupd and an nsqd of somebody else: names of hosts, versions, clients, health."""
+    client = {
+        "client_id": MARKUP,
+        "hostname": MARKUP,
+        "user_agent": MARKUP,
+        "remote_address": MARKUP,
+    }
+    channel = {"channel_name": "c", "depth": 1, "clients": [client], "client_count": 1}
+    topics = [
+        {"topic_name": "t", "depth": 1, "channels": [channel]},
+        {"topic_name": MARKUP, "depth": 1, "channels": []},
+    ]
+    stats = {"version": MARKUP, "health": MARKUP, "start_time": 1, "topics": topics}
+    info = {"version": MARKUP, "broadcast_address": "h", "hostname": MARKUP, "tcp_port": 1}
+
+    def answer(request: Request) -> Answer:
+        found = info if request.target == "/info" else stats
+        return Answer(body=json.dumps(found).encode())
+
+    with WebServer(answer) as evil:
+        visited = Visited(nsqtools_cli, "--nsqd-http-address", str(evil.address))
+        for path in ("/", "/topic/t", "/topic/t/c", "/nodes"):
+            page = visited.get(path)
+            assert page.status == 200
+            assert MARKUP not in page.text
+            assert "script-src 'self'" in page.headers["content-security-policy"]
+        assert "&lt;script&gt;" in visited.get("/topic/t/c").text
+
+
+def test_500_slow_connections_and_large_forms_do_not_stop_the_page(
+    nsqtools_cli: Cli, nsqd: Nsqd
+) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes")
+    host, port = visited.netloc.split(":")
+    with contextlib.ExitStack() as open_:
+        for n in range(500):
+            link = open_.enter_context(socket.create_connection((host, int(port))))
+            link.sendall(b"GET / HTTP/1.1\r\nHost: " if n % 2 else b"")
+        assert visited.get("/").status == 200
+        with visited.stream("/") as events:
+            assert next(events)
+            assert next(events)
+        fields = {"verb": "pause", "topic": "x" * (5 << 20)}
+        assert visited.post("/change", fields).status == 413
+    many = "&".join(f"f{n}=1" for n in range(2000))
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert visited.ask("POST", "/change", many, form).status == 400

@@ -1,0 +1,264 @@
+"""The pages of ``nsqtools ui``, and its changes, with real servers."""
+
+import html
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.eventually import eventually
+from tests.support.process import Cli
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
+from tests.support.visiting import Visited
+from tests.support.webserver import WebServer
+
+
+@pytest.fixture
+def visited(nsqtools_cli: Cli, nsqd: Nsqd, tmp_path: Path) -> Visited:
+    audit = ("--audit-log", str(tmp_path / "audit"))
+    return Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", *audit)
+
+
+def test_topics_are_filtered_sorted_and_shown_with_what_doctor_finds(
+    nsqtools_cli: Cli, nsqd: Nsqd
+) -> None:
+    for n in range(60):
+        nsqd.create(f"quiet{n:02}")
+    fill(nsqd, "orders", "archive", 3)
+    visited = Visited(nsqtools_cli, *http([nsqd]))
+    first = visited.get("/").text
+    assert "61 topics" in first
+    assert "page 1 of 2" in first
+    assert first.index("orders") < first.index("quiet00")
+    assert "channel archive: depth 3" in first  # of doctor, for want of a consumer
+    by_name = visited.get("/?sort=topic&page=2").text
+    assert "quiet59" in by_name
+    assert ">orders<" not in by_name.partition("doctor finds")[0]
+    found = visited.get("/?q=ORD").text
+    assert "1 topic " in found
+    assert "quiet" not in found
+
+
+def test_a_topic_and_a_channel_show_numbers_charts_and_consumers(
+    visited: Visited, nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    fill(nsqd, topic, "c", 3)
+    nsqtools_cli.start(
+        "tail", "--topic", topic, "--channel", "busy", "--nsqd-tcp-address", str(nsqd.tcp)
+    )
+    page = eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">busy<"))
+    assert f'href="/topic/{topic}/c"' in page
+    assert page.count('<svg class="chart"') == 2
+    page = eventually(lambda: _with(visited.get(f"/topic/{topic}/busy").text, "nsqtools/"))
+    assert page.count('<svg class="chart"') == 7
+    assert "Finished" in page
+    assert f"<td>{nsqd.http}</td>" in page
+    assert "no answering nsqd has channel none" in visited.get(f"/topic/{topic}/none").text
+    assert f"topic {topic}" in visited.get(f"/doctor?topic={topic}&channel=c").text
+
+
+def _with(text: str, part: str) -> str:
+    return text if part in text else ""
+
+
+def test_numbers_of_which_an_nsqd_did_not_answer_say_so(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqds = [make_nsqd(lookupds=[nsqlookupd]) for _ in range(2)]
+    for each in nsqds:
+        fill(each, topic, "c", 2)
+    registered(topic, [nsqlookupd], 2)
+    visited = Visited(nsqtools_cli, *lookup([nsqlookupd]))
+    lacks = 'class="lacks" title='
+    assert lacks not in visited.get("/").text
+    with visited.stream("/") as events:
+        nsqds[1].kill()
+        text = next(event for event in events if lacks in event)
+    assert "Numbers are incomplete: no answer from 1 server" in text
+    assert str(nsqds[1].http) in text
+    page = visited.get(f"/topic/{topic}").text
+    assert page.count(lacks) > 5
+    assert "no answer: " in visited.get("/nodes").text
+
+
+def test_a_change_is_confirmed_made_logged_and_told(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, endpoint: WebServer
+) -> None:
+    fill(nsqd, topic, "c", 3)
+    audit, told = tmp_path / "audit", ("--notification-http-endpoint", endpoint.url("/hook"))
+    visited = Visited(
+        nsqtools_cli, *http([nsqd]), "--allow-changes", "--audit-log", str(audit), *told
+    )
+    names = {"topic": topic, "channel": "c", "nsqd": ""}
+    assert visited.post("/change", {"verb": "pause", **names}).status == 200
+    assert nsqd.channel(topic, "c")["paused"]
+    entry = json.loads(audit.read_text().splitlines()[0])
+    assert (entry["action"], entry["topic"], entry["remote"]) == (
+        "pause_channel",
+        topic,
+        "127.0.0.1",
+    )
+    notice = json.loads(endpoint.requests[0].body)
+    assert (notice["action"], notice["channel"]) == ("pause_channel", "c")
+
+    question = visited.get(f"/change?verb=delete&topic={topic}&channel=c").text
+    assert "3 messages on 1 nsqd would be lost" in question
+    for confirm in ("", topic, "C"):
+        answer = visited.post("/change", {"verb": "delete", "confirm": confirm, **names})
+        assert (answer.status, nsqd.channel(topic, "c")["depth"]) == (409, 3)
+    assert visited.post("/change", {"verb": "delete", "confirm": "c", **names}).status == 200
+    assert not nsqd.topic(topic)["channels"]
+    names = {"topic": f"{topic}2", "channel": "", "nsqd": str(nsqd.http)}
+    assert visited.post("/change", {"verb": "create", **names}).status == 200
+    assert visited.get(f"/topic/{topic}2").status == 200
+
+
+def test_a_change_on_one_nsqd_leaves_the_others_alone(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqds = [make_nsqd(lookupds=[nsqlookupd]) for _ in range(2)]
+    for each in nsqds:
+        fill(each, topic, "c", 2)
+    registered(topic, [nsqlookupd], 2)
+    visited = Visited(nsqtools_cli, *lookup([nsqlookupd]), "--allow-changes")
+    names = {"topic": topic, "channel": "c", "nsqd": str(nsqds[0].http), "confirm": "c"}
+    assert visited.post("/change", {"verb": "empty", **names}).status == 200
+    assert [each.channel(topic, "c")["depth"] for each in nsqds] == [0, 2]
+    gone = {"verb": "tombstone", "topic": topic, "channel": "", "nsqd": str(nsqds[0].http)}
+    assert visited.post("/change", gone).status == 200
+    registered(topic, [nsqlookupd], 1)
+
+
+def test_behind_a_proxy_all_links_have_the_base_path(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--base-path", "/nsq")
+    assert visited.url.endswith("/nsq")
+    assert visited.get("/nsq").headers["location"] == "/nsq/"
+    page = visited.get("/nsq/").text
+    links = re.findall(r'(?:href|src|action)="([^"]*)"', page)
+    assert {link.partition("?")[0] for link in links} > {"/nsq/", "/nsq/ui.js", "/nsq/nodes"}
+    assert all(link.startswith(("/nsq/", "#")) for link in links)
+    assert visited.get("/nsq/ui.css").status == 200
+    assert visited.get("/").status == 404
+
+
+def picks(page: str) -> list[str]:
+    found = re.findall(r'name="pick" value="([^"]*)"', page)
+    return [html.unescape(each) for each in found]
+
+
+def test_messages_of_a_channel_are_looked_at_filtered_and_given_back(
+    visited: Visited, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b'{"amount":5}', b'{"amount":500,"it":"<b>"}', b"\xff\x00"])
+    eventually(lambda: _with(visited.get(f"/messages/{topic}/c").text, "costs each of them"))
+    page = visited.post(f"/messages/{topic}/c", {"count": "3"}).text
+    assert "3 messages received, 3 shown" in page
+    assert "&#34;amount&#34;: 500" in page
+    assert "<b>&#34;" not in page
+    assert "00000000  ff 00" in page
+    assert f"nsqtools pub --topic {topic} --json &#39;{{" in page
+    assert eventually(lambda: nsqd.channel(topic, "c")["depth"]) == 3
+    page = visited.post(f"/messages/{topic}/c", {"count": "3", "jq": ".amount > 100"}).text
+    assert "3 messages received, 1 shown" in page
+    assert "2 attempts" in page
+    page = visited.post(f"/messages/{topic}/c", {"count": "3", "q": '"AMOUNT":5}'}).text
+    assert "3 messages received, 1 shown" in page
+    endless = visited.post(f"/messages/{topic}/c", {"jq": "range(1e18) | select(. < 0)"})
+    assert (endless.status, "within 2 s" in endless.text) == (400, True)
+
+
+def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]))
+    nsqd.create(topic)
+    nsqd.publish(topic, [b"waits"])
+    token = re.search(r'name="token" value="(\w+)"', _page(visited, f"/messages/{topic}"))
+    assert token
+    copy = {"token": token[1], "count": "2"}
+    assert visited.post(f"/messages/{topic}", copy).status == 409  # it would take what waits
+    nsqd.create(topic, "c")
+    eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">c<"))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(visited.post, f"/messages/{topic}", copy)
+        eventually(lambda: len(nsqd.topic(topic)["channels"]) == 2)
+        nsqd.publish(topic, [b"new one", b"new two"])
+        page = asked.result().text
+    assert "2 messages received, 2 shown" in page
+    assert "new two" in page
+    assert nsqd.channel(topic, "c")["depth"] == 3
+    eventually(lambda: len(nsqd.topic(topic)["channels"]) == 1)
+    assert visited.post(f"/messages/{topic}/c", copy).status == 403
+
+
+def _page(visited: Visited, path: str) -> str:
+    return eventually(lambda: (answer := visited.get(path)).status == 200 and answer.text) or ""
+
+
+def test_dead_letters_are_edited_and_published_again_with_a_log(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic, "c")
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    lines = [
+        {"reason": "bad & worse", "topic": topic, "timestamp": 10**18, "body": "one\ntwo"},
+        {"reason": "", "topic": topic, "body_b64": "/wA="},
+        {"reason": "", "topic": topic, "body": "stays"},
+    ]
+    text = "\n".join(map(json.dumps, lines)) + "\n{broken}\n" + '{"reason":"torn'
+    (folder / f"{topic}.dead.jsonl").write_text(text)
+    (folder / "secret").write_text("secret")
+    (folder / "link.dead.jsonl").symlink_to(folder / "secret")
+    options = ("--dead-letter-dir", str(folder), "--allow-changes")
+    visited = Visited(nsqtools_cli, *http([nsqd]), *options)
+    assert "link.dead" not in visited.get("/dead").text
+    for name in ("secret", "link.dead.jsonl", "..%2fsecret", "%2e%2e"):
+        assert visited.get(f"/dead/{name}").status == 404
+    page = visited.get(f"/dead/{topic}.dead.jsonl").text
+    assert "bad &amp; worse" in page
+    assert "not JSON" in page
+    chosen = picks(page)[:2]
+    form = [("token", visited.token()), ("target", topic), *(("pick", each) for each in chosen)]
+    page = visited.post("/edit", form).text
+    assert "one\ntwo</textarea>" in page
+    fields = [("topic", topic), ("rate", "1000"), ("text0", "one\r\n2")]
+    sent = [("token", visited.token()), *fields, *(("pick", each) for each in picks(page))]
+    assert visited.post("/publish", sent).status == 303
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 2)
+    log = eventually(lambda: _with(visited.get("/publications").text, "2 of 2 messages"))
+    assert f"{topic}.dead.jsonl byte 0, 5 bytes: published to {topic}" in log
+    done = nsqtools_cli(
+        "tail", "--topic", topic, "--channel", "c", "-n", "2", "--nsqd-tcp-address", str(nsqd.tcp)
+    )
+    assert done.stdout == b"one\n2\n\xff\x00\n"
+
+
+def test_a_look_at_a_channel_finds_messages_wherever_they_are(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqds = [make_nsqd() for _ in range(3)]
+    for nsqd, count in zip(nsqds, (0, 4, 1), strict=True):
+        nsqd.create(topic, "c")
+        nsqd.publish(topic, [b"x"] * count)
+    visited = Visited(nsqtools_cli, *http(nsqds), "--allow-changes")
+    eventually(lambda: _with(visited.get(f"/topic/{topic}/c").text, "<dd>5 "))
+    for wanted, received in (("4", 4), ("100", 5)):
+        page = visited.post(f"/messages/{topic}/c", {"count": wanted}).text
+        assert f"{received} messages received" in page
+
+
+def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    fill(nsqd, topic, "c", 2)
+    registered(topic, [nsqlookupd])
+    visited = Visited(nsqtools_cli, *lookup([nsqlookupd]))
+    page = visited.get("/nodes").text
+    assert f'<th scope="row">{nsqlookupd.http}</th><td class="">answers</td><td>1</td>' in page
+    assert f">{topic}<" not in page
+    assert f">{topic}<" in visited.get(f"/nodes?nsqd={nsqd.http}").text

@@ -1,0 +1,51 @@
+"""The server below the pages: slow clients are cut, long answers are not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from nsqtools.names import Address
+from nsqtools.tasks import end
+from nsqtools.ui import webserver
+from nsqtools.ui.webserver import PageServer
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webserver, "_HEAD_TIMEOUT", 0.1)
+    may_end = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def slowly() -> AsyncIterator[str]:
+            yield "begun "
+            await may_end.wait()
+            yield "ended"
+
+        slow = scope["path"] == "/slow"
+        await (StreamingResponse(slowly()) if slow else PlainTextResponse("x"))(
+            scope, receive, send
+        )
+
+    server = PageServer(Address("127.0.0.1", 0))
+    serving = asyncio.ensure_future(server.serve(app))
+    try:
+        slow, writer = await asyncio.open_connection(*server.address)
+        writer.write(b"GET /slow HTTP/1.0\r\n\r\n")
+        assert b"begun " in await slow.readuntil(b"begun ")
+        for sent in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /"):
+            reader, other = await asyncio.open_connection(*server.address)
+            other.write(sent)
+            async with asyncio.timeout(30):
+                answer = await reader.read()
+            assert answer[:15] == (b"HTTP/1.1 200 OK" if b"Host" in sent else b"")
+            other.close()
+        may_end.set()
+        assert b"ended" in await slow.read()
+        writer.close()
+    finally:
+        await end([serving])
+        server.close()
