@@ -92,8 +92,8 @@ class Glimpse(HoldingHandler):
         self.found += [(batch.source, message) for message in batch]
         self._held.add(batch)
         self._left -= len(batch)
-        if not self._left and not self.failed.done():
-            self.failed.set_result(None)
+        if not self._left and not self.ended.done():
+            self.ended.set_result(None)
 
     async def gave_up(self, batch: Batch) -> None:
         """Keep and hold the batch: to give messages up is the consumers' decision."""
