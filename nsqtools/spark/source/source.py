@@ -1,9 +1,9 @@
 """The source ``nsq``: topics as repeatable rows, although nsqd delivers messages once.
 
-The driver plans each micro-batch by depth. The plan is the offset, so it is in Spark's log before
-anything is read. Executors move messages into the staging under this offset (receive) and read rows
-only from there, so every reader of a partition gets the same rows. After Spark's commit of a batch
-its staging is removed.
+The driver plans each micro-batch by depth. The plan is put into the staging, and its digest is the
+offset in Spark's log, before anything is read. Executors move messages into the staging under this
+offset (receive) and read rows only from there, so every reader of a partition gets the same rows.
+After Spark's commit of a batch its staging is removed.
 """
 
 from __future__ import annotations
@@ -128,13 +128,13 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now, self._target = True, None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the plan of the next batch, or ``start`` if there is nothing to read.
+        """Return the offset of the next batch, or ``start`` if there is nothing to read.
 
         A ``start`` of an earlier run comes from Spark's log, so its staging can be removed. With
         asyncProgressTrackingEnabled, which Spark refuses for AvailableNow, a ``start`` of this run
-        may not be in the log yet. The batch is prepared before Spark logs it, so a logged batch is
-        known to be staged. Raises ConfigError, OutputError if the staging has messages of another
-        checkpoint, or UnreachableError if no server has ever answered.
+        may not be in the log yet. The plan is put into the staging before Spark logs its offset, so
+        a logged batch is known to be staged. Raises ConfigError, OutputError if the staging has
+        messages of another checkpoint, or UnreachableError if no server has ever answered.
         """
         offset = Offset.from_json(start)
         if not self._probed:
@@ -179,7 +179,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"backlog": self._backlog, "notes": list(self._notes)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the partitions of the batch planned by ``end``; ``start`` is not needed.
+        """Return the partitions of the batch with the offset ``end``; ``start`` is not needed.
 
         Raises OutputError if the batch is staged elsewhere.
         """
