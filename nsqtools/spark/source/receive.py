@@ -398,14 +398,13 @@ class _Pull:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nsqd gave nothing, although the task did not end before it could."""
+        """Whether no message came, or nsqd could not be reached; not if the task ended early."""
         return not (self.rows or self._again or self._was_stopped)
 
     async def run(self) -> None:
         """Connect, pull, hang up. Raises errors as ``receive`` does."""
         nsqd = self._quota.nsqd
         if nsqd in self._task.unreachable:
-            self._was_stopped = True
             return
         try:
             await self._connect()
