@@ -30,10 +30,9 @@ from nsqtools.spark.lake.folders import sync_log
 from nsqtools.spark.properties import refuse_speculative_task
 from nsqtools.spark.source.plans import BatchPlan, Offset, plan
 from nsqtools.spark.source.receive import receive
-from nsqtools.spark.staging.ledger import Ledger, orphaned
+from nsqtools.spark.staging.ledger import Ledger, refuse_orphans
 from nsqtools.spark.staging.partitions import Claim
 from nsqtools.stores import open_store, probe
-from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,15 +104,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream = self._stream or name or f"{self._settings.group}{uuid4().hex}"
         return Offset(self._stream, self._ledger(name).done() if name else 0).to_json()
 
-    def _refuse_orphans(self, own: str) -> None:
-        """Raise OutputError if the staging has messages never written by a new checkpoint."""
-        own = self._settings.group or own
-        staging = open_store(self._settings.staging)
-        with as_output_error(staging.place):
-            for stream in staging.list(""):
-                if not stream.startswith(own) and (rows := Ledger(staging, stream).rows()):
-                    raise orphaned(staging.place, stream, rows)
-
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return ``maxMessagesPerTrigger``."""
         most = self._settings.max_messages
@@ -138,9 +128,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         offset = Offset.from_json(start)
         if not self._probed:
-            probe(open_store(self._settings.staging))
+            probe(staging := open_store(self._settings.staging))
             if not (offset.batch or self._settings.stream):
-                self._refuse_orphans(offset.stream)
+                refuse_orphans(staging, self._settings.group or offset.stream)
             self._probed = True
         self._account(offset)
         if self._available_now or self._prepared != offset.batch:
