@@ -242,14 +242,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 gave |= set() if number in ending.silent else {quota.queue}
             self._note(ending.notes)
         self._plan = None
-        for key, count in rows.items():
+        for queue, count in rows.items():
             if self._target is not None:
-                self._target[key] = max(0, self._target[key] - count) if key in gave else 0
-            if key in gave:
-                self._resting.pop(key, None)
+                self._target[queue] = max(0, self._target[queue] - count) if queue in gave else 0
+            if queue in gave:
+                self._resting.pop(queue, None)
             else:
-                rest = min(2 * self._resting.get(key, _NO_REST).length, _LONGEST_REST)
-                self._resting[key] = _Rest(time.monotonic() + rest, rest)
+                rest = min(2 * self._resting.get(queue, _NO_REST).length, _LONGEST_REST)
+                self._resting[queue] = _Rest(time.monotonic() + rest, rest)
 
     def _is_delayed(self, depths: Mapping[TopicOnNsqd, int]) -> bool:
         """Whether a batch should wait for more messages."""
@@ -267,9 +267,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         depths, now = self._depths(), time.monotonic()
         if self._available_now:
             self._target = Counter(depths) if self._target is None else self._target
-            return {key: min(depth, self._target[key]) for key, depth in depths.items()}
+            return {queue: min(depth, self._target[queue]) for queue, depth in depths.items()}
         return {
-            key: depth
-            for key, depth in depths.items()
-            if self._resting.get(key, _NO_REST).until <= now
+            queue: depth
+            for queue, depth in depths.items()
+            if self._resting.get(queue, _NO_REST).until <= now
         }
