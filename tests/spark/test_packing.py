@@ -153,6 +153,18 @@ async def test_a_lost_connection_ends_its_task_and_what_was_not_asked_is_not_sil
         await asyncio.to_thread(drive)
 
 
+def test_all_topics_on_an_nsqd_that_cannot_be_reached_are_given_up_with_their_first_batch(
+    many: Many, tmp_path: Path
+) -> None:
+    """Each quota of these is received alone, so the later ones find the nsqd unreachable."""
+    many.publish()
+    hidden = {"nsqd__tcp__addresses": f"127.0.0.1:{free_port()}/{many.nsqd.http.port}"}
+    driven = many.driven(tmp_path / "staging", maxInFlight="1", **hidden)
+    driven.reader.prepareForTriggerAvailableNow()
+    end, _ = driven.drain()
+    assert end["batch"] == 2, "the second, without messages, is for the notes"
+
+
 async def test_while_a_topic_stalls_its_task_stages_no_more_than_max_in_flight(
     tmp_path: Path,
 ) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.lake.folders import sync_log
-from nsqtools.spark.staging.ledger import Ledger, orphaned
+from nsqtools.spark.staging.ledger import Ledger, refuse_orphans
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import as_output_error
 from nsqtools.stores.places import below, local
@@ -93,11 +93,7 @@ class Checkpoint:
 
     def check_orphans(self) -> None:
         """Raise OutputError if messages are staged that belong to another checkpoint."""
-        group = self.group()
-        with as_output_error(self.staging.place):
-            for name in self.staging.list(""):
-                if not name.startswith(group) and (rows := Ledger(self.staging, name).rows()):
-                    raise orphaned(self.staging.place, name, rows)
+        refuse_orphans(self.staging, self.group())
 
     def read_stamp(self) -> Mapping[str, Any] | None:
         """Return the settings of the last run; None if there are none."""

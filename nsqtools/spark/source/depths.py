@@ -65,11 +65,11 @@ class Depths:
         and a run would end without doing anything.
         """
         self.missing, self.unknown = set(self._settings.topics), []
-        topics = await self._places()
+        asked = await self._queues()
         found: dict[TopicOnNsqd, int] = {}
         failures: dict[str, HTTPError] = {}
-        answers = await call_each(topics.items(), lambda asked: self._ask(*asked))
-        for url, answer in zip(topics, answers, strict=True):
+        answers = await call_each(asked.items(), lambda each: self._ask(*each))
+        for url, answer in zip(asked, answers, strict=True):
             if isinstance(answer, HTTPError):
                 failures[url] = answer
             else:
@@ -85,19 +85,19 @@ class Depths:
             )
         for url, error in failures.items():
             log.log(logging.DEBUG if url in self._silent else logging.WARNING, "nsqd %s", error)
-        for url in sorted(self._silent.intersection(topics) - failures.keys()):
+        for url in sorted(self._silent.intersection(asked) - failures.keys()):
             log.info("nsqd %s answers again", url)
         self._heard, self._silent = True, set(failures)
-        silent = {key: 0 for places in topics.values() for key in places if key not in found}
+        silent = {queue: 0 for queues in asked.values() for queue in queues if queue not in found}
         return found | silent
 
-    async def _places(self) -> dict[str, list[TopicOnNsqd]]:
-        """HTTP APIs, and the topic and TCP address of each thing to ask there."""
+    async def _queues(self) -> dict[str, list[TopicOnNsqd]]:
+        """Return the queues to ask for by the address of their HTTP API."""
         settings = self._settings
-        places: dict[str, list[TopicOnNsqd]] = defaultdict(list)
+        queues: dict[str, list[TopicOnNsqd]] = defaultdict(list)
         for topic in settings.topics:
             for nsqd in settings.nsqds:
-                places[nsqd.http].append((topic, str(nsqd.tcp)))
+                queues[nsqd.http].append((topic, str(nsqd.tcp)))
         try:
             answers = await call_each(
                 self._subscriptions,
@@ -108,24 +108,24 @@ class Depths:
                 raise
             self._outages.all_lookupds_failed(error)
             self.unknown.append(str(error))
-            return places
+            return queues
         for topic, (producers, errors) in zip(settings.topics, answers, strict=False):
             self.unknown += [
                 text for error in errors if (text := f"nsqlookupd {error}") not in self.unknown
             ]
             for address, producer in sorted(producers.items()):
-                places[str(producer.http)].append((topic, str(address)))
-        return places
+                queues[str(producer.http)].append((topic, str(address)))
+        return queues
 
     async def _ask(
-        self, url: str, places: Sequence[TopicOnNsqd]
+        self, url: str, queues: Sequence[TopicOnNsqd]
     ) -> dict[TopicOnNsqd, int] | HTTPError:
         found, channel = {}, self._settings.channel
         try:
             async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
-                stats = await _topics(nsqd, [topic for topic, _ in places])
+                stats = await _topics(nsqd, [topic for topic, _ in queues])
                 without = []
-                for topic, address in places:
+                for topic, address in queues:
                     found[topic, address] = depth(stats.get(topic), channel)
                     if topic in stats:
                         self.missing.discard(topic)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
 TopicOnNsqd: TypeAlias = tuple[str, str]
-"""A topic and an nsqd (``host:tcp_port``) that has messages of it."""
+"""A topic and an nsqd (``host:tcp_port``) that has messages of it: a ``queue``."""
 
 _STREAM = re.compile(r"[a-z0-9-]{1,64}")
 LINE = 512
@@ -189,21 +189,21 @@ def plan(
     """Return the quotas of each task for depths by (topic, nsqd); their sum is at most ``limit``.
 
     The sum is the limit, or the total depth if that is less. Quotas are in proportion to depths.
-    Each pair with messages gets at least one; if the limit is too small for that, the deepest pairs
-    do. A pair larger than half of a task's share is divided among up to ``connections`` tasks.
+    Each queue with messages gets at least one; if the limit is too small for that, the deepest
+    do. A queue larger than half of a task's share is divided among up to ``connections`` tasks.
 
     There are about ``tasks`` tasks of nearly the same size, or ``connections`` if that is more, and
     none without messages. The largest tasks and quotas come first, because Spark starts tasks in
     this order, and a large one that starts last would delay the batch.
     """
     # The deepest first: who is first has the better claim wherever a count does not divide.
-    ranked = sorted(((depth, pair) for pair, depth in depths.items() if depth > 0), key=_rank)
+    ranked = sorted(((depth, queue) for queue, depth in depths.items() if depth > 0), key=_rank)
     shares = _shares([depth for depth, _ in ranked], limit)
     tasks = max(tasks, connections, 1)
     half = max(1, sum(shares) // (2 * tasks))
     quotas = (
-        Quota(*pair, count)
-        for (_, pair), share in zip(ranked, shares, strict=True)
+        Quota(*queue, count)
+        for (_, queue), share in zip(ranked, shares, strict=True)
         if share
         for count in _split(share, min(-(-share // half), connections))
     )
@@ -241,8 +241,8 @@ def _packed(quotas: Iterable[Quota], tasks: int) -> list[tuple[Quota, ...]]:
 
 
 def _rank(item: tuple[int, TopicOnNsqd]) -> tuple[int, TopicOnNsqd]:
-    depth, pair = item
-    return -depth, pair
+    depth, queue = item
+    return -depth, queue
 
 
 def _shares(depths: list[int], limit: int | None) -> list[int]:

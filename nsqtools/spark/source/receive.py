@@ -398,14 +398,13 @@ class _Pull:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nsqd gave nothing, although the task did not end before it could."""
+        """Whether no message came, or nsqd could not be reached; not if the task ended early."""
         return not (self.rows or self._again or self._was_stopped)
 
     async def run(self) -> None:
         """Connect, pull, hang up. Raises errors as ``receive`` does."""
         nsqd = self._quota.nsqd
         if nsqd in self._task.unreachable:
-            self._was_stopped = True
             return
         try:
             await self._connect()
@@ -466,6 +465,7 @@ class _Pull:
         while True:
             reason = await self._next_segment()
             if self._in_trouble:
+                self._was_stopped = not self._is_in_doubt
                 return reason
             for link in self._links if reason else ():
                 link.stop()
@@ -474,11 +474,14 @@ class _Pull:
                 return reason
 
     @property
+    def _is_in_doubt(self) -> bool:
+        """Whether FINs of this quota are lost or were too late."""
+        return any(link.connection.is_lost or link.too_late for link in self._links)
+
+    @property
     def _in_trouble(self) -> bool:
-        """Whether FINs are lost or were too late, here or elsewhere: nothing more may be staged."""
-        is_own = any(link.connection.is_lost or link.too_late for link in self._links)
-        self._was_stopped = self._task.is_stopped and not is_own
-        return self._task.is_stopped or is_own
+        """Whether FINs of this task are lost or were too late: nothing more may be staged."""
+        return self._task.is_stopped or self._is_in_doubt
 
     async def _next_segment(self) -> str:
         """Wait for a segment, or fewer messages in a pause; return a reason to stop, or ''."""

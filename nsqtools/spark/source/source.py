@@ -1,9 +1,9 @@
 """The source ``nsq``: topics as repeatable rows, although nsqd delivers messages once.
 
-The driver plans each micro-batch by depth. The plan is the offset, so it is in Spark's log before
-anything is read. Executors move messages into the staging under this offset (receive) and read rows
-only from there, so every reader of a partition gets the same rows. After Spark's commit of a batch
-its staging is removed.
+The driver plans each micro-batch by depth. The plan is put into the staging, and its digest is the
+offset in Spark's log, before anything is read. Executors move messages into the staging under this
+offset (receive) and read rows only from there, so every reader of a partition gets the same rows.
+After Spark's commit of a batch its staging is removed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from nsqtools.spark.lake.folders import sync_log
 from nsqtools.spark.properties import refuse_speculative_task
 from nsqtools.spark.source.plans import BatchPlan, Offset, plan
 from nsqtools.spark.source.receive import receive
-from nsqtools.spark.staging.ledger import Ledger, orphaned
+from nsqtools.spark.staging.ledger import Ledger, refuse_orphans
 from nsqtools.spark.staging.partitions import Claim
 from nsqtools.stores import open_store, probe
-from nsqtools.stores.interface import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,15 +104,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream = self._stream or name or f"{self._settings.group}{uuid4().hex}"
         return Offset(self._stream, self._ledger(name).done() if name else 0).to_json()
 
-    def _refuse_orphans(self, own: str) -> None:
-        """Raise OutputError if the staging has messages never written by a new checkpoint."""
-        own = self._settings.group or own
-        staging = open_store(self._settings.staging)
-        with as_output_error(staging.place):
-            for stream in staging.list(""):
-                if not stream.startswith(own) and (rows := Ledger(staging, stream).rows()):
-                    raise orphaned(staging.place, stream, rows)
-
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return ``maxMessagesPerTrigger``."""
         most = self._settings.max_messages
@@ -128,19 +118,19 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now, self._target = True, None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the plan of the next batch, or ``start`` if there is nothing to read.
+        """Return the offset of the next batch, or ``start`` if there is nothing to read.
 
         A ``start`` of an earlier run comes from Spark's log, so its staging can be removed. With
         asyncProgressTrackingEnabled, which Spark refuses for AvailableNow, a ``start`` of this run
-        may not be in the log yet. The batch is prepared before Spark logs it, so a logged batch is
-        known to be staged. Raises ConfigError, OutputError if the staging has messages of another
-        checkpoint, or UnreachableError if no server has ever answered.
+        may not be in the log yet. The plan is put into the staging before Spark logs its offset, so
+        a logged batch is known to be staged. Raises ConfigError, OutputError if the staging has
+        messages of another checkpoint, or UnreachableError if no server has ever answered.
         """
         offset = Offset.from_json(start)
         if not self._probed:
-            probe(open_store(self._settings.staging))
+            probe(staging := open_store(self._settings.staging))
             if not (offset.batch or self._settings.stream):
-                self._refuse_orphans(offset.stream)
+                refuse_orphans(staging, self._settings.group or offset.stream)
             self._probed = True
         self._account(offset)
         if self._available_now or self._prepared != offset.batch:
@@ -179,7 +169,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"backlog": self._backlog, "notes": list(self._notes)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the partitions of the batch planned by ``end``; ``start`` is not needed.
+        """Return the partitions of the batch with the offset ``end``; ``start`` is not needed.
 
         Raises OutputError if the batch is staged elsewhere.
         """
@@ -252,14 +242,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 gave |= set() if number in ending.silent else {quota.queue}
             self._note(ending.notes)
         self._plan = None
-        for key, count in rows.items():
+        for queue, count in rows.items():
             if self._target is not None:
-                self._target[key] = max(0, self._target[key] - count) if key in gave else 0
-            if key in gave:
-                self._resting.pop(key, None)
+                self._target[queue] = max(0, self._target[queue] - count) if queue in gave else 0
+            if queue in gave:
+                self._resting.pop(queue, None)
             else:
-                rest = min(2 * self._resting.get(key, _NO_REST).length, _LONGEST_REST)
-                self._resting[key] = _Rest(time.monotonic() + rest, rest)
+                rest = min(2 * self._resting.get(queue, _NO_REST).length, _LONGEST_REST)
+                self._resting[queue] = _Rest(time.monotonic() + rest, rest)
 
     def _is_delayed(self, depths: Mapping[TopicOnNsqd, int]) -> bool:
         """Whether a batch should wait for more messages."""
@@ -277,9 +267,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         depths, now = self._depths(), time.monotonic()
         if self._available_now:
             self._target = Counter(depths) if self._target is None else self._target
-            return {key: min(depth, self._target[key]) for key, depth in depths.items()}
+            return {queue: min(depth, self._target[queue]) for queue, depth in depths.items()}
         return {
-            key: depth
-            for key, depth in depths.items()
-            if self._resting.get(key, _NO_REST).until <= now
+            queue: depth
+            for queue, depth in depths.items()
+            if self._resting.get(queue, _NO_REST).until <= now
         }

@@ -334,13 +334,16 @@ class Ledger:
         return f"{self.folder}/b{batch:010d}"
 
 
-def orphaned(place: str, stream: str, rows: int) -> OutputError:
-    """Return the error for messages of another checkpoint in a staging."""
-    return OutputError(
-        f"{place}: has {counted(rows, 'message')} of another checkpoint (stream {stream}), which "
-        "may be the only copies: continue with that checkpoint or, if it is lost, see 'Read the "
-        "staging' in nsqtools help lake"
-    )
+def refuse_orphans(store: Store, own: str) -> None:
+    """Raise OutputError if a staging has messages of streams whose names do not begin with own."""
+    with as_output_error(store.place):
+        for stream in store.list(""):
+            if not stream.startswith(own) and (rows := Ledger(store, stream).rows()):
+                raise OutputError(
+                    f"{store.place}: has {counted(rows, 'message')} of another checkpoint (stream "
+                    f"{stream}), which may be the only copies: continue with that checkpoint or, "
+                    "if it is lost, see 'Read the staging' in nsqtools help lake"
+                )
 
 
 def _partition(k: int) -> str:
