@@ -289,6 +289,11 @@ class Ledger:
         return entries[-1].kind is EntryKind.END and any(entry.rows for entry in entries)
 
     def _remember(self, plan: BatchPlan, names: Iterable[str]) -> None:
+        """Keep keys for redeliveries.
+
+        ``complete`` is asked again, because its first answer may have failed or be too early. It
+        makes no requests if the batch was complete.
+        """
         if any(kept.batch == plan.batch for kept in redelivered.kept_keys(names)):
             return
         try:
