@@ -73,7 +73,7 @@ class DeltaTable(LakeTable):
             if name.lower() not in names:
                 raise ConfigError(
                     f"--output {self._name}: the table is partitioned by {name}, which the rows "
-                    "lack: add it to --select"
+                    "lack: select it too"
                 )
 
     def has(self, token: Token) -> bool:

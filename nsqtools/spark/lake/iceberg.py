@@ -102,15 +102,15 @@ class IcebergTable(LakeTable):
         known: Any = Config().get_catalog_config(catalog)
         if known is None:
             raise ConfigError(
-                f"--catalog {catalog}: not in pyiceberg's configuration: add it to .pyiceberg.yaml,"
-                f" or set PYICEBERG_CATALOG__{catalog.upper()}__URI"
+                f"the catalog {catalog} is not in pyiceberg's configuration: add it to "
+                f".pyiceberg.yaml, or set PYICEBERG_CATALOG__{catalog.upper()}__URI"
             )
         try:
             self._catalog: Catalog = catalogs.load_catalog(catalog, **known)
         except (OSError, ServerError, ServiceUnavailableError) as error:
-            raise OutputError(f"--catalog {catalog}: {reason_of(error)}") from error
+            raise OutputError(f"catalog {catalog}: {reason_of(error)}") from error
         except Exception as error:
-            raise ConfigError(f"--catalog {catalog}: {reason_of(error)}") from error
+            raise ConfigError(f"catalog {catalog}: {reason_of(error)}") from error
         warehouse = self._catalog.properties.get("warehouse", "")
         if warehouse.startswith(("file:", "/")):  # a REST catalog may call it by a name
             self._be_durable()
@@ -159,7 +159,8 @@ class IcebergTable(LakeTable):
         """
         table = self._load()
         if table is None:
-            raise self._unreadable("there is no such table")
+            place = f"{ICEBERG}:{self._catalog.name}/{self._name}"
+            raise ConfigError(f"--input {place}: there is no such table")
         if changed := _renamed(table):
             raise self._unreadable(f"column {changed} was renamed, or had another meaning before")
         columns = []

@@ -79,16 +79,11 @@ def table_at(place: str) -> TableFiles | None:
 
 
 def compact_table(place: str, file_size: int) -> Maintained:
-    """Merge the small files of a table into files of about so many bytes, where they are.
+    """Merge the small files of a Delta table into files of about so many bytes, where they are.
 
     Also deletes files that were replaced before the table's retention. Other programs may read the
     table and append to it meanwhile. Raises errors of ``table_at``.
     """
-    if is_named(place):
-        raise ConfigError(
-            f"--input {place}: pyiceberg merges no files: 'nsqtools help tables' names programs "
-            "that do"
-        )
     from nsqtools.spark.lake.delta import DeltaTable
 
     return DeltaTable(place).optimize(file_size)

@@ -54,7 +54,7 @@ class LakeTable(ABC):
             if column and column.type != kind:
                 raise ConfigError(
                     f"--output {self._name}: the table has {name} as {column.type}, not {kind}: "
-                    "change --select"
+                    "cast it, or select another column"
                 )
             if not column:
                 self._check_evolve(name)
@@ -71,8 +71,8 @@ class LakeTable(ABC):
         """Raise ConfigError unless the table may get a column that it lacks."""
         if not self._evolve:
             raise ConfigError(
-                f"--output {self._name}: the table lacks {column}: change --select, or add "
-                "--evolve to add the column to the table"
+                f"--output {self._name}: the table lacks {column}: select other columns, or add "
+                "--evolve to add it to the table"
             )
 
     @abstractmethod

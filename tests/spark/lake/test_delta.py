@@ -136,7 +136,7 @@ def test_columns_are_compared_and_new_ones_added_when_asked(tmp_path: Path) -> N
         output.check(more)
     with pytest.raises(ConfigError, match="has body as binary, not string"):
         output.check(columns("topic", body="string"))
-    with pytest.raises(ConfigError, match=r"partitioned by hour, .*: add it to --select"):
+    with pytest.raises(ConfigError, match=r"partitioned by hour, .*: select it too"):
         output.check(columns("topic", "date", "body"))
     output = DeltaTable(str(tmp_path), evolve=True)
     output.check(more)

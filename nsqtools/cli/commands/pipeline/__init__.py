@@ -114,9 +114,9 @@ def replay(**groups: Any) -> None:
 def sql(**groups: Any) -> None:
     """Query topics, or archives, with SQL.
 
-    The result goes to Parquet or JSON files, to another topic, or to standard output. A query over
-    topics is a streaming query, with windows and watermarks. It consumes messages and finishes them
-    once they are safe in --staging.
+    The result goes to files, a table, another topic, or standard output. A query over topics is a
+    streaming query, with windows and watermarks. It consumes messages and finishes them once they
+    are safe in --staging.
     """
     _call("query", "sql", groups)
 

@@ -30,7 +30,7 @@ from nsqtools.spark.lake.inputs import expanded
 from nsqtools.spark.lake.snapshots import compact_table, is_table
 from nsqtools.spark.properties import check_variables, is_local
 from nsqtools.stores import in_threads
-from nsqtools.stores.places import OURS, below, is_pattern, local
+from nsqtools.stores.places import OURS, below, is_named, is_pattern, local
 
 if TYPE_CHECKING:
     from nsqtools.config.connection import ProducerConfig
@@ -99,6 +99,11 @@ def compact(
 
 def _check_tables(tables: list[str], places: list[str], compaction: CompactOptions) -> None:
     """Raise ConfigError for inputs and options that do not go with tables."""
+    for table in filter(is_named, tables):
+        raise ConfigError(
+            f"--input {table}: pyiceberg merges no files: 'nsqtools help tables' names programs "
+            "that do"
+        )
     if len(tables) < len(places):
         raise ConfigError(f"--input {tables[0]}: is a table: compact it in a run of its own")
     given = {
@@ -183,6 +188,8 @@ def replay(
 def _replay_staging(place: str, topic: str) -> str:
     """The default of --staging. Raises ConfigError if the input is a file or a pattern."""
     check_inputs([place])
+    if is_named(place):
+        raise ConfigError(f"--staging is required, because --input {place} is a table of a catalog")
     path = local(place)
     if is_pattern(place) or (path is not None and not path.is_dir()):
         raise ConfigError(f"--staging is required, because --input {place} is not a directory")
