@@ -246,8 +246,8 @@ class InputOptions(Options):
     title = "Input"
 
     input: tuple[str, ...] = paths(
-        "Archive or table: a path, pattern or URL (s3a, hdfs, gs, abfss), or "
-        "iceberg:CATALOG/NAMESPACE.TABLE; may be repeated.",
+        "Archive or table: a path, pattern or URL (s3a, hdfs, gs, abfss, iceberg); may be "
+        "repeated.",
         required=True,
     )
     input_format: str = choice(
