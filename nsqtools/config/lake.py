@@ -246,8 +246,7 @@ class InputOptions(Options):
     title = "Input"
 
     input: tuple[str, ...] = paths(
-        "Archive or table: a path, pattern or URL (s3a, hdfs, gs, abfss, iceberg); may be "
-        "repeated.",
+        "Archive or table: a path, a pattern or a URL; may be repeated.",
         required=True,
     )
     input_format: str = choice(
