@@ -67,7 +67,8 @@ class ConsumerConnection:
         """Send FIN."""
         self.last_finish = self._loop.time()
         self._stats.finished += len(messages)
-        self._rdy.record(finished=len(messages))
+        if not self._rdy.is_running:
+            self._rdy.record(finished=len(messages))
         self.connection.settle(finish=[message.id for message in messages])
         self._plan_if_paused()
 
@@ -165,6 +166,8 @@ class RdyController:
         self.check_soon = asyncio.Event()
         """Set when ``backoff_until`` changes."""
         self.budget = ByteBudget(config.max_in_flight_bytes, config.max_in_flight)
+        self.is_running = True
+        """True without backoff; then only a failure changes anything."""
         self.is_behind = False
         """Whether the handler is slow; RDY is then 0."""
         self._rng = rng
@@ -205,8 +208,8 @@ class RdyController:
 
     def record(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
         """Count results for backoff before FIN and REQ are sent: a change of RDY goes out first."""
-        if not failed and self._backoff.mode is Mode.RUNNING:
-            return  # only a failure changes anything
+        if not failed and self.is_running:
+            return
         change = self._backoff.record(
             succeeded=finished,
             failed=failed,
@@ -216,6 +219,7 @@ class RdyController:
         )
         if change:
             log.info("backoff: %s", change)
+            self.is_running = self._backoff.mode is Mode.RUNNING
             self.plan()
             self.check_soon.set()
 
@@ -223,6 +227,7 @@ class RdyController:
         """End the backoff wait if its time is over."""
         if change := self._backoff.end_wait(now):
             log.info("backoff: %s", change)
+            self.is_running = self._backoff.mode is Mode.RUNNING
 
     def fall_behind(self) -> None:
         """Stop new messages: other consumers may handle them sooner."""

@@ -16,10 +16,13 @@ import pytest
 
 from nsqtools.cli import cli, exits, logs
 from nsqtools.config.sandbox import NsqdOptions
+from nsqtools.engine import cluster
 from nsqtools.net.connection import Connection
+from nsqtools.net.http import api
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
 from nsqtools.sandbox.nsqd import channel as channels
+from nsqtools.sinks import repeats
 from nsqtools.sinks.threads import Threads
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.outputs import PIPE, Pipe, SimulatedOutput
@@ -169,7 +172,8 @@ class World:
 
         replace(time, "time", wall)
         replace(time, "time_ns", lambda: int(wall() * 1e9))
-        replace(time, "monotonic", loop.time)
+        for module in (time, api, cluster, repeats):
+            replace(module, "monotonic", loop.time)
         replace(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))
         replace(os, "urandom", self._urandom.randbytes)
         patch.setattr(os, "_exit", self._exit)
@@ -185,7 +189,8 @@ class World:
         simulated = threading_of(baton)
         for name in ("hooks", "uploads", "aftercare", "journal"):
             patch.setattr(f"nsqtools.sinks.files.{name}.threading", simulated)
-        patch.setattr("nsqtools.sinks.files.hooks.monotonic", loop.time)
+        for name in ("hooks", "uploads"):
+            patch.setattr(f"nsqtools.sinks.files.{name}.monotonic", loop.time)
         patch.setattr("nsqtools.sinks.files.hooks.subprocess", SimulatedHook.module(self))
         patch.setattr("nsqtools.sinks.files.hooks.os.killpg", lambda *_: None)
         self._watch_channels(patch)
