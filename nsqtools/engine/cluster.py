@@ -13,7 +13,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.lookup import no_answer
 from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import HTTPError, UnreachableError
-from nsqtools.names import Address
+from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.api import Deadline
 from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
 from nsqtools.policy.rates import Counters, CounterSample
@@ -90,16 +90,18 @@ class Snapshot:
     def having(self, topic: str, channel: str | None, messages: int | None = None) -> list[Address]:
         """Return the TCP addresses of the answering nsqds that have a topic with this channel.
 
-        An empty ``channel`` means any channel, None that the topic needs none. With ``messages``,
-        only as many nsqds are returned as have this number waiting in the channel, the deepest
-        first: a consumer's RDY is divided evenly, and an nsqd without messages would waste a part.
+        An empty ``channel`` means any that stays when its clients leave, None that the topic needs
+        none. With ``messages``, only as many nsqds are returned as have this number waiting in the
+        channel, the deepest first: a consumer's RDY is divided evenly, and an nsqd without messages
+        would waste a part.
         """
         depths: dict[Address, int] = {}
         for name, stats in self.stats.items():
             tcp = self.nodes[name].tcp
             for each in stats.topics:
                 parts = {part.name: part.depth for part in each.channels}
-                has = channel is None or (channel in parts if channel else bool(parts))
+                stays = not all(map(is_ephemeral, parts))
+                has = channel is None or (channel in parts if channel else stays)
                 if each.name == topic and has and tcp:
                     depths[tcp] = parts.get(channel or "", 0)
         if messages is None:

@@ -123,7 +123,7 @@ class ClusterWatch:
         now = asyncio.get_running_loop().time()
         asked, task = self._found.get(topic, (0.0, None))
         if task is None or task.cancelled() or (task.done() and now - asked > self.interval * 0.9):
-            task = asyncio.get_running_loop().create_task(self._ask(topic))
+            task = asyncio.get_running_loop().create_task(self.look(topic))
             self._found.pop(topic, None)
             self._found[topic] = now, task
             for old in [each for each in self._found if self._found[each][1].done()]:
@@ -131,7 +131,8 @@ class ClusterWatch:
                     del self._found[old]
         return await asyncio.shield(task)
 
-    async def _ask(self, topic: str) -> Snapshot:
+    async def look(self, topic: str) -> Snapshot:
+        """Ask about one topic now."""
         async with self._asking:  # looks share the deadline of their cluster
             return await self._details.look(topic, include_clients=True)
 

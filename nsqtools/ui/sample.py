@@ -96,21 +96,22 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     """Receive messages, give them back, and show those that the filters let through.
 
     A channel is only looked at by visitors who may change things: it costs an attempt. A copy of a
-    topic comes through an ephemeral channel on nsqds where the topic has another channel: the first
-    channel would take the messages waiting in the topic.
+    topic comes through an ephemeral channel on nsqds where the topic has a channel that stays: the
+    first channel would take the messages waiting in the topic, and nsqd would drop them with it.
     """
     topic, channel = name_in(request, "topic"), name_in(request, "channel")
     visitor, count = visitor_of(request), int(form.number("count", 10, 1, MAX_MESSAGES))
     if channel and not visitor.may_change:
         text = f"looking at a channel costs each message an attempt; {why_read_only(site, visitor)}"
         raise HTTPException(403, text)
-    snapshot = site.watch.picture.snapshot
-    nsqds = snapshot.having(topic, channel, count if channel else None)
-    if not nsqds:
-        text = "no channel" if not channel and snapshot.having(topic, None) else "no reachable nsqd"
-        raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
-    _record(site, request, "peek_channel" if channel else "copy_topic", topic, channel)
     async with site.lookers:
+        snapshot = await site.watch.look(topic)  # the picture may be older than a deletion
+        nsqds = snapshot.having(topic, channel, count if channel else None)
+        if not nsqds:
+            is_known = not channel and snapshot.having(topic, None)
+            text = "no channel that stays" if is_known else "no reachable nsqd"
+            raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
+        _record(site, request, "peek_channel" if channel else "copy_topic", topic, channel)
         found = await _receive(site, topic, channel, nsqds, count)
     try:
         kept = await _filtered(found, form["q"], form["jq"])

@@ -124,8 +124,7 @@ class Site:
 
     def url(self, *parts: str, **query: object) -> str:
         """Return the path of a page, with the names of topics and channels escaped."""
-        path = "/".join([self.base, *(quote(part, safe="") for part in parts)]) or "/"
-        path = path if parts else f"{self.base}/"
+        path = "/".join([self.base, *(quote(part, safe="") for part in parts or ("",))])
         given = {name: value for name, value in query.items() if value not in ("", None)}
         return f"{path}?{urlencode(given)}" if given else path
 

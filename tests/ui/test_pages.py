@@ -194,6 +194,23 @@ def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     assert visited.post(f"/messages/{topic}/c", copy).status == 403
 
 
+def test_copies_are_refused_without_a_channel_that_stays_whatever_the_picture_says(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic)
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", "--interval", "1s")
+    nsqd.create(topic, "c")
+    copy = {"token": visited.token(), "count": "1"}
+    eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">c<"))
+    nsqd.delete(topic, "c")
+    assert visited.post(f"/messages/{topic}", copy).status == 409
+    assert nsqd.topic(topic)["channels"] == []
+    tail = ("tail", "--topic", topic, "--channel", "tail#ephemeral")
+    nsqtools_cli.start(*tail, "--nsqd-tcp-address", str(nsqd.tcp))
+    eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">tail#ephemeral<"))
+    assert visited.post(f"/messages/{topic}", copy).status == 409
+
+
 def _page(visited: Visited, path: str) -> str:
     return eventually(lambda: (answer := visited.get(path)).status == 200 and answer.text) or ""
 
