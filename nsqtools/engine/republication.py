@@ -33,10 +33,16 @@ class PublishedEntry(NamedTuple):
 
 
 class Republication:
-    """Messages on their way to ``topic``; each has its ``origin``, such as a file and an offset."""
+    """Messages on their way to ``topic``; each has its ``origin``, such as a file and an offset.
 
-    def __init__(self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float) -> None:
+    The form that asked for them has its own ``nonce``, so that it can be sent only once.
+    """
+
+    def __init__(
+        self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float, nonce: str
+    ) -> None:
         self.topic = topic
+        self.nonce = nonce
         self.rate = rate
         self.begun = time.time()
         self.total = len(messages)

@@ -63,8 +63,6 @@ class AccessGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            return
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import random
+import secrets
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -218,7 +219,7 @@ async def edit(site: Site, request: Request, form: SentForm) -> Response:
         kind, text = readable(body, _MAX_SHOWN)
         is_text = kind != "bytes"
         picked.append((origin, len(body), pick, body.decode() if is_text else text, is_text))
-    context = {"picked": picked, "target": form["target"]}
+    context = {"picked": picked, "target": form["target"], "nonce": secrets.token_hex()}
     return site.respond(WebPage("edit.html", context, live=False), request)
 
 
@@ -239,9 +240,12 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
     if not is_valid_name(topic):
         raise HTTPException(400, "nothing was done: no topic can have this name")
     messages = [
-        (origin, _edited(body, *form.all(f"text{position}")))
+        (origin, _edited(body, form.all(f"text{position}"), position))
         for position, (origin, body) in enumerate(_picks(form))
     ]
+    log, nonce = RedirectResponse(site.url("publications"), 303), form["nonce"]
+    if nonce and nonce in [job.nonce for job in site.republications.jobs]:  # a double click
+        return log
     snapshot = site.watch.picture.snapshot
     nsqds = snapshot.having(topic, None) or [
         node.tcp for name, node in snapshot.nodes.items() if node.tcp and name in snapshot.stats
@@ -254,19 +258,19 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
     _record(site, request, "publish_again", topic, "", rate=rate, messages=origins)
     shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
     config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
-    site.republications.begin(Republication(topic, messages, rate), nsqds, config)
-    return RedirectResponse(site.url("publications"), 303)
+    site.republications.begin(Republication(topic, messages, rate, nonce), nsqds, config)
+    return log
 
 
-def _edited(body: bytes, text: str = "") -> bytes:
-    """Return the body, or its edited text.
+def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:
+    """Return the body, or the text that a browser sent for it; raises HTTPException.
 
-    Browsers send line ends as CRLF: those of the original stay as they were.
+    Browsers send line ends as CRLF; no body with CR is shown as text.
     """
-    plain = text.replace("\r\n", "\n")
-    if not text or plain.encode() == body.replace(b"\r\n", b"\n"):
-        return body
-    return (text if b"\r\n" in body else plain).encode()
+    if "" in texts:
+        text = f"message {position + 1} is empty, which nsqd refuses: go back and do not choose it"
+        raise HTTPException(400, f"nothing was done: {text}")
+    return texts[0].replace("\r\n", "\n").encode() if texts else body
 
 
 async def publications(site: Site, request: Request) -> WebPage:

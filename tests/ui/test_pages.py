@@ -224,6 +224,7 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     lines = [
         {"reason": "bad & worse", "topic": topic, "timestamp": 10**18, "body": "one\ntwo"},
         {"reason": "", "topic": topic, "body_b64": "/wA="},
+        {"reason": "", "topic": topic, "body": "a\r\nb\r"},
         {"reason": "", "topic": topic, "body": "stays"},
     ]
     text = "\n".join(map(json.dumps, lines)) + "\n{broken}\n" + '{"reason":"torn'
@@ -238,20 +239,27 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     page = visited.get(f"/dead/{topic}.dead.jsonl").text
     assert "bad &amp; worse" in page
     assert "not JSON" in page
-    chosen = picks(page)[:2]
+    chosen = picks(page)[:3]
     form = [("token", visited.token()), ("target", topic), *(("pick", each) for each in chosen)]
     page = visited.post("/edit", form).text
     assert "one\ntwo</textarea>" in page
-    fields = [("topic", topic), ("rate", "1000"), ("text0", "one\r\n2")]
+    assert page.count("<textarea") == 1  # a browser would change the line ends of the third
+    nonce = re.search(r'name="nonce" value="(\w+)"', page)
+    assert nonce
+    fields = [("topic", topic), ("rate", "1000"), ("nonce", nonce[1])]
     sent = [("token", visited.token()), *fields, *(("pick", each) for each in picks(page))]
-    assert visited.post("/publish", sent).status == 303
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 2)
-    log = eventually(lambda: _with(visited.get("/publications").text, "2 of 2 messages"))
+    emptied = visited.post("/publish", [*sent, ("text0", "")])
+    assert (emptied.status, "message 1 is empty" in emptied.text) == (400, True)
+    for _ in range(2):  # a double click
+        assert visited.post("/publish", [*sent, ("text0", "one\r\n2")]).status == 303
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 3)
+    log = eventually(lambda: _with(visited.get("/publications").text, "3 of 3 messages"))
+    assert log.count("<section>") == 1
     assert f"{topic}.dead.jsonl byte 0, 5 bytes: published to {topic}" in log
     done = nsqtools_cli(
-        "tail", "--topic", topic, "--channel", "c", "-n", "2", "--nsqd-tcp-address", str(nsqd.tcp)
+        "tail", "--topic", topic, "--channel", "c", "-n", "3", "--nsqd-tcp-address", str(nsqd.tcp)
     )
-    assert done.stdout == b"one\n2\n\xff\x00\n"
+    assert done.stdout == b"one\n2\n\xff\x00\na\r\nb\r\n"
 
 
 def test_a_look_at_a_channel_finds_messages_wherever_they_are(
