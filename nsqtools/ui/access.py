@@ -32,6 +32,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_FOREIGN = "the request comes from a page of another origin\n"
 _METHODS = ("GET", "HEAD", "POST")
 
 
@@ -39,12 +40,14 @@ _METHODS = ("GET", "HEAD", "POST")
 class Visitor:
     """The user of a request; ``name`` is empty without users.
 
-    ``token`` is in each form: a page of another origin cannot know it.
+    ``token`` is in each form: a page of another origin cannot know it. ``is_led`` means that a link
+    of such a page led here.
     """
 
     name: str
     may_change: bool
     token: str
+    is_led: bool
 
 
 class AccessGuard:
@@ -79,7 +82,11 @@ class AccessGuard:
             text = f"this server is not known as {host!r}: --server-name makes it known"
             return PlainTextResponse(f"{text}\n", 421)
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return PlainTextResponse("the request comes from a page of another origin\n", 403)
+            return PlainTextResponse(_FOREIGN, 403)
+        # Browsers send no Origin for an image or a script of another page, but these headers.
+        is_led = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if is_led and headers.get("sec-fetch-dest") != "document":
+            return PlainTextResponse(_FOREIGN, 403)
         if scope["method"] not in _METHODS:
             return PlainTextResponse("", 405, {"Allow": ", ".join(_METHODS)})
         name = self._user(headers)
@@ -92,7 +99,7 @@ class AccessGuard:
         admins = self._options.admin_user
         may_change = self._options.allow_changes and (not admins or name in admins)
         token = hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()
-        scope["state"] = {"visitor": Visitor(name, may_change, token)}
+        scope["state"] = {"visitor": Visitor(name, may_change, token, is_led)}
         return None
 
     def _is_own(self, host: str) -> bool:

@@ -54,6 +54,25 @@ def test_foreign_pages_hosts_and_paths_are_refused(nsqtools_cli: Cli, nsqd: Nsqd
     assert visited.get("/ui.js").status == 200
 
 
+def test_pages_of_others_can_link_here_but_neither_load_parts_nor_aim_a_key(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic)
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes")
+    path = f"/change?verb=pause&topic={topic}"
+    for site, dest, status, is_aimed in (
+        *(("cross-site", dest, 403, False) for dest in ("image", "empty", "iframe", "script")),
+        ("same-site", "image", 403, False),
+        ("cross-site", "document", 200, False),
+        ("same-origin", "document", 200, True),
+        ("same-origin", "empty", 200, True),
+        ("none", "document", 200, True),
+    ):
+        answer = visited.get(path, Sec_Fetch_Site=site, Sec_Fetch_Dest=dest)
+        assert (answer.status, "autofocus" in answer.text) == (status, is_aimed), (site, dest)
+    assert visited.get(path).status == 200  # of a program, or a browser of before 2023
+
+
 def test_a_change_needs_the_token_of_the_visitor_and_permission(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
