@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 from nsqtools.config.connection import read_secret
 from nsqtools.config.consuming import DeadLetterOptions
-from nsqtools.config.option import Options, duration, flag, like, path, text, texts
+from nsqtools.config.option import Option, Options, duration, flag, like, path, text, texts
 from nsqtools.errors import ConfigError
 from nsqtools.names import listening_address
 
@@ -80,8 +80,12 @@ class UiOptions(Options):
     audit_log: str = path(
         "File to which each change is appended as a line of JSON.", metavar="FILE"
     )
-    notification_http_endpoint: str = text(
-        "URL to which each change is sent as JSON, as by nsqadmin.", metavar="URL", rule=_endpoint
+    notification_http_endpoint: str = Option(  # type: ignore[assignment] # as text() does
+        "url",
+        "URL to which each change is sent as JSON, as by nsqadmin.",
+        "",
+        metavar="URL",
+        rule=_endpoint,
     )
     dead_letter_dir: str = like(
         DeadLetterOptions.dead_letter_dir,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import NSQError
@@ -13,7 +13,7 @@ from nsqtools.policy.pace import Pace
 from nsqtools.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from nsqtools.config.connection import ProducerConfig
     from nsqtools.names import Address
@@ -91,10 +91,10 @@ class Republications:
         """Whether no further job may begin until one has ended."""
         return len(self._tasks) >= _MAX_RUNNING
 
-    def begin(self, job: Republication, nsqds: Sequence[Address], config: ProducerConfig) -> None:
-        """Run a job in the background."""
+    def begin(self, job: Republication, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work of a job in the background."""
         self.jobs.appendleft(job)
-        self._tasks.begin(job.run(nsqds, config))
+        self._tasks.begin(work)
 
     async def close(self) -> None:
         """End all jobs; the messages that are left are not published."""

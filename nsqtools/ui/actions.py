@@ -17,9 +17,8 @@ from nsqtools.engine.changes import (
     plan,
     plan_tombstone,
 )
-from nsqtools.errors import ConfigError, NSQError, OutputError
-from nsqtools.names import check_name
-from nsqtools.ui.site import WebPage, visitor_of, why_read_only
+from nsqtools.errors import NSQError
+from nsqtools.ui.site import WebPage, checked, visitor_of, why_read_only
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -62,13 +61,9 @@ def _wish(verb: str, topic: str, channel: str, nsqd: str) -> Wish:
     """Check what a visitor has sent; raises HTTPException."""
     if verb not in _VERBS or (verb == "tombstone" and (channel or not nsqd)):
         raise HTTPException(400, f"no such change: {verb[:20]}")
-    try:
-        check_name("topic", topic)
-        if channel:
-            check_name("channel", channel)
-    except ConfigError as error:
-        raise HTTPException(400, str(error)) from None
-    return Wish(verb, Target(topic, channel), nsqd)
+    return Wish(
+        verb, Target(checked("topic", topic), channel and checked("channel", channel)), nsqd
+    )
 
 
 async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
@@ -122,19 +117,13 @@ async def change(site: Site, request: Request, form: SentForm) -> Response:
         raise HTTPException(409, text)
     _, stages = await _prepare(site, wish)
     names = {"topic": wish.target.topic, "channel": wish.target.channel, "node": wish.nsqd}
-    try:
-        site.audit.record(request, wish.action, **names)
-    except OutputError as error:
-        raise HTTPException(500, f"nothing was done: {error}") from None
+    await site.audit.record(request, wish.action, "begun", **names)
     taken = await carry_out(site.servers, stages)
     outcome = [
         {"server": step.name, "error": str(step.error or ""), "note": step.note} for step in taken
     ]
-    try:
-        site.audit.record(request, f"{wish.action}: done", **names, servers=outcome)
-    except OutputError as error:
-        raise HTTPException(500, f"it was done, but not logged: {error}") from None
-    await site.audit.notify(request, wish.action, **names)
+    site.audit.notify(request, wish.action, **names)
+    await site.audit.record(request, wish.action, "done", **names, servers=outcome)
     await site.watch.poll()
     is_failed = any(step.error for step in taken)
     page = WebPage(

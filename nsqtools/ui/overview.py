@@ -10,10 +10,9 @@ from nsqtools.config.connection import ExaminedConfig
 from nsqtools.engine.clusterstats import latencies, topics_of
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
-from nsqtools.names import is_valid_name
 from nsqtools.policy.checks import age
 from nsqtools.ui.charts import charts, spark
-from nsqtools.ui.site import WebPage, name_in
+from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,8 +143,7 @@ async def nodes(site: Site, request: Request) -> WebPage:
 async def doctor(site: Site, request: Request) -> WebPage:
     """Examine a topic or channel as ``nsqtools doctor`` does."""
     name, channel = request.query_params.get("topic", ""), request.query_params.get("channel", "")
-    if not is_valid_name(name) or (channel and not is_valid_name(channel)):
-        raise HTTPException(404, "no topic or channel can have this name")
+    name, channel = checked("topic", name), channel and checked("channel", channel)
     question = Question(
         topic=name,
         channel=channel,

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import secrets
+from hashlib import sha256
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,14 +19,13 @@ from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerCon
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.republication import Republication
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import ConfigError, NSQError, OutputError
-from nsqtools.names import is_valid_name
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.proto.messages import Message
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
 from nsqtools.sinks.relay.programs import fulfilling
-from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
+from nsqtools.ui.site import WebPage, checked, name_in, visitor_of, why_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,7 @@ MAX_MESSAGES = 100
 _MAX_SHOWN = 64 << 10
 _MAX_BYTES = 2 << 20  # of the messages of a page, so that a form can send them back
 _IDLE = 2.0
+_AGAIN = "publish_again"
 
 
 class ShownMessage(NamedTuple):
@@ -112,8 +113,12 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
             is_known = not channel and snapshot.having(topic, None)
             text = "no channel that stays" if is_known else "no reachable nsqd"
             raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
-        _record(site, request, "peek_channel" if channel else "copy_topic", topic, channel)
+        action, names = "copy_topic", {"topic": topic}
+        if channel:
+            action, names["channel"] = "peek_channel", channel
+        await site.audit.record(request, action, "begun", **names)
         found = await _receive(site, topic, channel, nsqds, count)
+        await site.audit.record(request, action, "done", **names, received=len(found))
     try:
         kept = await _filtered(found, form["q"], form["jq"])
     except ConfigError as error:
@@ -153,23 +158,8 @@ async def _filtered(
     kept = [each for each in found if text.encode().lower() in each[1].body.lower()]
     if not program:
         return kept
-    readable = []
-    for each in kept:
-        try:
-            readable.append((each, each[1].body.decode()))
-        except UnicodeDecodeError:
-            continue
-    positions = await fulfilling(program, [body for _, body in readable])
-    return [readable[position][0] for position in positions]
-
-
-def _record(
-    site: Site, request: Request, action: str, topic: str, channel: str, **facts: Any
-) -> None:
-    try:
-        site.audit.record(request, action, topic=topic, channel=channel, **facts)
-    except OutputError as error:
-        raise HTTPException(500, f"nothing was done: {error}") from None
+    positions = await fulfilling(program, [each[1].body.decode(errors="replace") for each in kept])
+    return [kept[position] for position in positions]
 
 
 async def dead(site: Site, request: Request) -> WebPage:
@@ -236,30 +226,44 @@ def _picks(form: SentForm) -> list[tuple[str, bytes]]:
 
 async def publish(site: Site, request: Request, form: SentForm) -> Response:
     """Begin to publish messages, and show the log."""
-    topic, rate = form["topic"], form.number("rate", 10, 0.01, 10000)
-    if not is_valid_name(topic):
-        raise HTTPException(400, "nothing was done: no topic can have this name")
+    topic, rate = checked("topic", form["topic"]), form.number("rate", 10, 0.01, 10000)
     messages = [
         (origin, _edited(body, form.all(f"text{position}"), position))
         for position, (origin, body) in enumerate(_picks(form))
     ]
-    log, nonce = RedirectResponse(site.url("publications"), 303), form["nonce"]
-    if nonce and nonce in [job.nonce for job in site.republications.jobs]:  # a double click
-        return log
     snapshot = site.watch.picture.snapshot
     nsqds = snapshot.having(topic, None) or [
         node.tcp for name, node in snapshot.nodes.items() if node.tcp and name in snapshot.stats
     ]
     if not nsqds:
         raise HTTPException(502, "nothing was done: no nsqd answers")
-    if site.republications.is_full:
-        raise HTTPException(429, "nothing was done: wait until another publication has ended")
-    origins = [origin for origin, _ in messages]
-    _record(site, request, "publish_again", topic, "", rate=rate, messages=origins)
+    log, nonce = RedirectResponse(site.url("publications"), 303), form["nonce"]
+    async with site.publishing:
+        if nonce and nonce in [job.nonce for job in site.republications.jobs]:  # a double click
+            return log
+        if site.republications.is_full:
+            raise HTTPException(429, "nothing was done: wait until another publication has ended")
+        sent = [
+            {"from": origin[:200], "bytes": len(body), "sha256": sha256(body).hexdigest()}
+            for origin, body in messages
+        ]
+        job = Republication(topic, messages, rate, nonce)
+        await site.audit.record(request, _AGAIN, "begun", topic=topic, rate=rate, messages=sent)
+        site.republications.begin(job, _published(site, request, job, nsqds))
+    return log
+
+
+async def _published(
+    site: Site, request: Request, job: Republication, nsqds: Sequence[Address]
+) -> None:
+    """Publish all messages of a job, and tell the audit log at its end."""
     shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
     config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
-    site.republications.begin(Republication(topic, messages, rate, nonce), nsqds, config)
-    return log
+    try:
+        await job.run(nsqds, config)
+    finally:
+        numbers = {"published": job.published, "failed": job.failed}
+        await site.audit.record(request, _AGAIN, "done", topic=job.topic, **numbers)
 
 
 def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:

@@ -18,7 +18,8 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
 from nsqtools.config.units import counted, format_duration
-from nsqtools.names import is_valid_name
+from nsqtools.errors import ConfigError
+from nsqtools.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -82,29 +83,26 @@ class SentForm:
         return value
 
 
+@dataclass(eq=False)
 class Site:
     """Everything that pages need."""
 
-    def __init__(
-        self,
-        watch: ClusterWatch,
-        options: UiOptions,
-        servers: Servers,
-        config: ClientConfig,
-        audit: Audit,
-        republications: Republications,
-    ) -> None:
-        self.watch = watch
-        self.options = options
-        self.servers = servers
-        self.config = config
-        self.audit = audit
-        self.republications = republications
+    watch: ClusterWatch
+    options: UiOptions
+    servers: Servers
+    config: ClientConfig
+    audit: Audit
+    republications: Republications
+
+    def __post_init__(self) -> None:
+        """Load the templates."""
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
         """For requests that keep connections to servers open for seconds; more of them wait."""
+        self.publishing = asyncio.Lock()
+        """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
         """Number of browsers that get new pictures."""
-        self.base = options.base_path.rstrip("/")
+        self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
             autoescape=True,
@@ -112,7 +110,8 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals |= {"url": self.url, "version": __version__, "options": options}
+        shared = {"url": self.url, "version": __version__, "options": self.options}
+        self._templates.globals |= shared
         self._templates.filters |= {
             "number": number,
             "age": age,
@@ -237,14 +236,17 @@ def why_read_only(site: Site, visitor: Visitor) -> str:
 
 
 def name_in(request: Request, kind: str) -> str:
-    """Return the topic or channel named by the path, empty if there is none.
-
-    Raises HTTPException for a name that no server has.
-    """
+    """Return the topic or channel named by the path, empty if there is none."""
     found: str = request.path_params.get(kind, "")
-    if found and not is_valid_name(found):
-        raise HTTPException(404, f"no {kind} can have this name")
-    return found
+    return found and checked(kind, found)
+
+
+def checked(kind: str, name: str) -> str:
+    """Return the name of a topic or channel; raises HTTPException for one that no server has."""
+    try:
+        return check_name(kind, name)
+    except ConfigError as error:
+        raise HTTPException(404, str(error)) from None
 
 
 def number(value: float | None) -> str:

@@ -128,6 +128,13 @@ def test_other_hosts_are_served_only_with_users() -> None:
         UiOptions(address=address)
 
 
+def test_an_endpoint_is_checked_at_the_start() -> None:
+    for url in ("http://u:p@hooks/x", "http://hooks:99999/", "ftp://hooks/", "hooks/x"):
+        with pytest.raises(ConfigError):
+            UiOptions(notification_http_endpoint=url)
+    UiOptions(notification_http_endpoint="https://hooks/x?y=1")
+
+
 def test_what_servers_and_clients_say_is_never_markup(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
     """An nsqlookupd and an nsqd of somebody else: names of hosts, versions, clients, health."""
     client = {

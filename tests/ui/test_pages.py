@@ -4,7 +4,9 @@ import html
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
 from tests.support.visiting import Visited
-from tests.support.webserver import WebServer
+from tests.support.webserver import Answer, WebServer
 
 
 @pytest.fixture
@@ -83,6 +85,10 @@ def test_numbers_of_which_an_nsqd_did_not_answer_say_so(
     assert "no answer: " in visited.get("/nodes").text
 
 
+def entries(audit: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in audit.read_text().splitlines()]
+
+
 def test_a_change_is_confirmed_made_logged_and_told(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, endpoint: WebServer
 ) -> None:
@@ -94,13 +100,10 @@ def test_a_change_is_confirmed_made_logged_and_told(
     names = {"topic": topic, "channel": "c", "nsqd": ""}
     assert visited.post("/change", {"verb": "pause", **names}).status == 200
     assert nsqd.channel(topic, "c")["paused"]
-    entry = json.loads(audit.read_text().splitlines()[0])
-    assert (entry["action"], entry["topic"], entry["remote"]) == (
-        "pause_channel",
-        topic,
-        "127.0.0.1",
-    )
-    notice = json.loads(endpoint.requests[0].body)
+    for entry, state in zip(entries(audit), ("begun", "done"), strict=True):
+        about = (entry["action"], entry["state"], entry["topic"], entry["remote"])
+        assert about == ("pause_channel", state, topic, "127.0.0.1")
+    notice = json.loads(eventually(lambda: endpoint.requests)[0].body)
     assert (notice["action"], notice["channel"]) == ("pause_channel", "c")
 
     question = visited.get(f"/change?verb=delete&topic={topic}&channel=c").text
@@ -113,6 +116,17 @@ def test_a_change_is_confirmed_made_logged_and_told(
     names = {"topic": f"{topic}2", "channel": "", "nsqd": str(nsqd.http)}
     assert visited.post("/change", {"verb": "create", **names}).status == 200
     assert visited.get(f"/topic/{topic}2").status == 200
+
+
+def test_an_endpoint_that_hangs_delays_no_change(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> None:
+    nsqd.create(topic)
+    with WebServer(Answer(hangs=True)) as endpoint:
+        told = ("--notification-http-endpoint", endpoint.url("/hook"))
+        visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", *told)
+        fields = {"verb": "pause", "topic": topic, "channel": "", "nsqd": ""}
+        assert visited.post("/change", fields).status == 200
+        visited.process.kill()
+        assert "no response" not in visited.error()  # which is logged after 5 s
 
 
 def test_a_change_on_one_nsqd_leaves_the_others_alone(
@@ -231,7 +245,8 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     (folder / f"{topic}.dead.jsonl").write_text(text)
     (folder / "secret").write_text("secret")
     (folder / "link.dead.jsonl").symlink_to(folder / "secret")
-    options = ("--dead-letter-dir", str(folder), "--allow-changes")
+    audit = tmp_path / "audit"
+    options = ("--dead-letter-dir", str(folder), "--allow-changes", "--audit-log", str(audit))
     visited = Visited(nsqtools_cli, *http([nsqd]), *options)
     assert "link.dead" not in visited.get("/dead").text
     for name in ("secret", "link.dead.jsonl", "..%2fsecret", "%2e%2e"):
@@ -255,6 +270,10 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     eventually(lambda: nsqd.channel(topic, "c")["depth"] == 3)
     log = eventually(lambda: _with(visited.get("/publications").text, "3 of 3 messages"))
     assert log.count("<section>") == 1
+    begun, ended = eventually(lambda: entries(audit)[1:] and entries(audit))
+    origin = {"from": f"{topic}.dead.jsonl byte 0", "bytes": 5}
+    assert begun["messages"][0] == {**origin, "sha256": sha256(b"one\n2").hexdigest()}
+    assert (ended["state"], ended["published"], ended["failed"]) == ("done", 3, 0)
     assert f"{topic}.dead.jsonl byte 0, 5 bytes: published to {topic}" in log
     done = nsqtools_cli(
         "tail", "--topic", topic, "--channel", "c", "-n", "3", "--nsqd-tcp-address", str(nsqd.tcp)

@@ -69,8 +69,8 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     allow_many_files()
     async with open_cluster(servers) as cluster, open_cluster(servers, quiet=True) as details:
         watch = ClusterWatch(cluster, details, page.interval)
-        again = Republications(_log_bug)
-        app = application(Site(watch, page, addresses, with_secret(config), Audit(page), again))
+        again, audit = Republications(_log_bug), Audit(page)
+        app = application(Site(watch, page, addresses, with_secret(config), audit, again))
         server = PageServer(address)
         notifier = Notifier()
         try:
@@ -87,6 +87,7 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
             notifier.stopping()
             server.close()
             await again.close()
+            await audit.close()
             await watch.close()
 
 
