@@ -93,14 +93,17 @@ class ClusterWatch:
         return f"{len(snapshot.stats)} of {counted(len(snapshot.nodes), 'nsqd')} answering"
 
     async def run(self) -> None:
-        """Poll until ``stop``."""
+        """Poll until ``stop``, or until cancelled, which stops too."""
         loop = asyncio.get_running_loop()
-        while not self._stopping.is_set():
-            next_at = loop.time() + self.interval
-            await self.poll()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(next_at):
-                    await self._stopping.wait()
+        try:
+            while not self._stopping.is_set():
+                next_at = loop.time() + self.interval
+                await self.poll()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_at):
+                        await self._stopping.wait()
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """End ``run``, and everybody's wait for a turn."""

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -176,9 +177,7 @@ def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     visited = Visited(nsqtools_cli, *http([nsqd]))
     nsqd.create(topic)
     nsqd.publish(topic, [b"waits"])
-    token = re.search(r'name="token" value="(\w+)"', _page(visited, f"/messages/{topic}"))
-    assert token
-    copy = {"token": token[1], "count": "2"}
+    copy = {"token": visited.reader_token(f"/messages/{topic}"), "count": "2"}
     assert visited.post(f"/messages/{topic}", copy).status == 409  # it would take what waits
     nsqd.create(topic, "c")
     eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">c<"))
@@ -192,10 +191,6 @@ def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     assert nsqd.channel(topic, "c")["depth"] == 3
     eventually(lambda: len(nsqd.topic(topic)["channels"]) == 1)
     assert visited.post(f"/messages/{topic}/c", copy).status == 403
-
-
-def _page(visited: Visited, path: str) -> str:
-    return eventually(lambda: (answer := visited.get(path)).status == 200 and answer.text) or ""
 
 
 def test_dead_letters_are_edited_and_published_again_with_a_log(
@@ -262,3 +257,18 @@ def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
     assert f'<th scope="row">{nsqlookupd.http}</th><td class="">answers</td><td>1</td>' in page
     assert f">{topic}<" not in page
     assert f">{topic}<" in visited.get(f"/nodes?nsqd={nsqd.http}").text
+
+
+def test_a_signal_ends_it_without_a_word_while_browsers_look(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    fill(nsqd, topic, "c")
+    visited = Visited(nsqtools_cli, *http([nsqd]))
+    fields = {"token": visited.reader_token(f"/messages/{topic}")}
+    with visited.stream("/") as events, ThreadPoolExecutor(1) as pool:
+        assert next(events)
+        pool.submit(visited.post, f"/messages/{topic}", fields)
+        eventually(lambda: len(nsqd.topic(topic)["channels"]) == 2)
+        visited.process.send_signal(signal.SIGINT)
+        assert visited.error() == ""
+    assert visited.process.returncode == 130
