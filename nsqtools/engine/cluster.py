@@ -187,6 +187,17 @@ class Cluster:
         self._tell(snapshot, answers)
         return snapshot
 
+    async def unheld(self, snapshot: Snapshot) -> list[str]:
+        """Return the topics that nsqlookupds know, although no answering nsqd has them.
+
+        Only the nsqlookupds that answered for the snapshot are asked.
+        """
+        clients = [each for each in self._lookupds if not snapshot.lookupds.get(str(each.address))]
+        self._deadline.begin(_PART * self._timeout)
+        answers = await ask_all(clients, lambda client: client.topics())
+        held = {topic.name for stats in snapshot.stats.values() for topic in stats.topics}
+        return sorted({name for names in answers.values for name in names} - held)
+
     async def _look(
         self, topic: str | None, channel: str | None, clients: bool, *, everywhere: bool = False
     ) -> tuple[Snapshot, Answers[list[Registration]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -13,7 +14,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.doctor import findings_of
 from nsqtools.policy.checks import age
 from nsqtools.policy.history import SPACING, History
-from nsqtools.policy.rates import Rates
+from nsqtools.policy.rates import Counters, Rates, Row
 from nsqtools.tasks import SharedCall, end
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.cluster import Cluster, Snapshot
     from nsqtools.engine.doctor.facts import Finding
-    from nsqtools.policy.rates import ChannelKey, Row
+    from nsqtools.policy.rates import ChannelKey
 
 _MAX_DETAILS = 50  # topics whose consumers are kept until they are asked for again
 
@@ -30,7 +31,8 @@ class TopicLine(NamedTuple):
     """A topic with its channels, over all nsqds that answer; ``missing`` nsqds do not.
 
     Rates are per second, None while unknown. ``oldest`` is the estimated age of the oldest message
-    in seconds, infinite if messages wait and none leaves.
+    in seconds, infinite if messages wait and none leaves. A topic that only nsqlookupd knows is not
+    ``is_held``.
     """
 
     name: str
@@ -40,10 +42,10 @@ class TopicLine(NamedTuple):
     ingress: float | None
     egress: float | None
     oldest: float | None
-    channels: int
     clients: int
     paused: bool
     missing: int
+    is_held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,11 @@ class ClusterWatch:
         found = self._rates.record(snapshot.samples(), snapshot.topics())
         self._record(snapshot)
         rows = {(row.topic, row.channel): row for row in found}
-        topics = [_line(name, list(some)) for name, some in groupby(found, lambda row: row.topic)]
+        silent = Counter(name for each in snapshot.failures for name in snapshot.nodes[each].topics)
+        for name in await self._cluster.unheld(snapshot):
+            rows.setdefault((name, ""), Row(name, "", Counters(), nodes=0, missing=silent[name]))
+        by_topic = groupby(sorted(rows), lambda key: key[0])
+        topics = [_line(name, [rows[key] for key in keys]) for name, keys in by_topic]
         self.picture = Picture(at, snapshot, rows, topics, list(findings_of(snapshot)))
         self.polls += 1
         self._turned.set()
@@ -180,8 +186,8 @@ def _line(name: str, rows: Sequence[Row]) -> TopicLine:
         ingress=own.ingress if own else None,
         egress=None if None in outs else sum(filter(None, outs)),
         oldest=max(known_ages, default=0.0) if len(known_ages) == len(ages) else None,
-        channels=len(channels),
         clients=sum(row.totals.clients for row in channels),
         paused=any(row.totals.paused for row in rows),
         missing=max(row.missing for row in rows),
+        is_held=any(row.is_held for row in rows),
     )

@@ -32,7 +32,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_METHODS = ("GET", "HEAD", "POST")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class AccessGuard:
     """An ASGI application that refuses requests, or passes them on with their ``Visitor``.
 
     It refuses hosts that are no name of this server (DNS rebinding), requests from pages of other
-    origins, other methods, and unknown users. Each response gets the headers of a strict policy.
+    origins, and unknown users. Each response gets the headers of a strict policy.
     """
 
     def __init__(self, app: ASGIApp, options: UiOptions) -> None:
@@ -82,8 +81,6 @@ class AccessGuard:
             return PlainTextResponse(f"{text}\n", 421)
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return PlainTextResponse("the request comes from a page of another origin\n", 403)
-        if scope["method"] not in _METHODS:
-            return PlainTextResponse("", 405, {"Allow": ", ".join(_METHODS)})
         name = self._user(headers)
         if name is None and self._passwords:
             challenge = {"WWW-Authenticate": 'Basic realm="nsqtools", charset="UTF-8"'}

@@ -213,7 +213,7 @@ async def dead(site: Site, request: Request) -> WebPage:
 async def edit(site: Site, request: Request, form: SentForm) -> Response:
     """Show the chosen messages, to be edited before they are published again."""
     picked = []
-    for pick, (origin, body) in zip(form.all("pick"), _picks(form), strict=True):
+    for pick, (origin, body) in zip(form.getlist("pick"), _picks(form), strict=True):
         kind, text = readable(body, _MAX_SHOWN)
         is_text = kind != "bytes"
         picked.append((origin, len(body), pick, body.decode() if is_text else text, is_text))
@@ -223,7 +223,7 @@ async def edit(site: Site, request: Request, form: SentForm) -> Response:
 
 def _picks(form: SentForm) -> list[tuple[str, bytes]]:
     try:
-        picks = [json.loads(each) for each in form.all("pick")]
+        picks = [json.loads(each) for each in form.getlist("pick")]
         found = [(str(origin), base64.b64decode(body, validate=True)) for origin, body in picks]
     except (ValueError, TypeError):
         raise HTTPException(400, "the chosen messages are not usable") from None
@@ -238,7 +238,7 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
     if not is_valid_name(topic):
         raise HTTPException(400, "nothing was done: no topic can have this name")
     messages = [
-        (origin, _edited(body, *form.all(f"text{position}")))
+        (origin, _edited(body, *form.getlist(f"text{position}")))
         for position, (origin, body) in enumerate(_picks(form))
     ]
     snapshot = site.watch.picture.snapshot

@@ -28,6 +28,9 @@ class Looks:
         await elapse(self.takes)
         return self.snapshot
 
+    async def unheld(self, _: Snapshot) -> list[str]:
+        return []
+
 
 def snapshot_of(at: float, channels: int, grown: int = 0) -> Snapshot:
     """Three nsqds with so many topics, each with a channel, half of them busy."""

@@ -132,6 +132,30 @@ def test_a_change_on_one_nsqd_leaves_the_others_alone(
     registered(topic, [nsqlookupd], 1)
 
 
+def test_topics_that_only_nsqlookupd_knows_are_shown_and_deleted(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    holder = make_nsqd(lookupds=[nsqlookupd])
+    fill(holder, f"{topic}-held", "c")
+    registered(f"{topic}-held", [nsqlookupd])
+    visited = Visited(nsqtools_cli, *lookup([nsqlookupd]), "--allow-changes")
+    names = {"topic": topic, "channel": "ghost", "nsqd": ""}
+    assert visited.post("/change", {"verb": "create", **names}).status == 200
+    page = visited.get("/").text
+    assert page.count("only nsqlookupd<") == 1
+    page = visited.get(f"/topic/{topic}").text
+    assert "Only nsqlookupd knows it" in page
+    assert f'href="/topic/{topic}/ghost"' in page
+    assert "Only nsqlookupd knows it" in visited.get(f"/topic/{topic}/ghost").text
+    assert visited.get(f"/topic/{topic}/none").status == 404
+    for name in ("ghost", topic):
+        wanted = {"verb": "delete", "confirm": name, **names}
+        assert visited.post("/change", wanted).status == 200
+        assert visited.get(f"/topic/{topic}/ghost").status == 404
+        names["channel"] = ""
+    assert "only nsqlookupd<" not in visited.get("/").text
+
+
 def test_behind_a_proxy_all_links_have_the_base_path(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
     visited = Visited(nsqtools_cli, *http([nsqd]), "--base-path", "/nsq")
     assert visited.url.endswith("/nsq")
