@@ -17,7 +17,7 @@ from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerCon
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.republication import Republication
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import ConfigError, NSQError, OutputError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import is_valid_name
 from nsqtools.proto.messages import Message
 from nsqtools.records.readable import ReadableBody, readable
@@ -109,7 +109,8 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     if not nsqds:
         text = "no channel" if not channel and snapshot.having(topic, None) else "no reachable nsqd"
         raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
-    _record(site, request, "peek_channel" if channel else "copy_topic", topic, channel)
+    action = "peek_channel" if channel else "copy_topic"
+    site.record(request, action, topic=topic, channel=channel)
     async with site.lookers:
         found = await _receive(site, topic, channel, nsqds, count)
     try:
@@ -159,15 +160,6 @@ async def _filtered(
             continue
     positions = await fulfilling(program, [body for _, body in readable])
     return [readable[position][0] for position in positions]
-
-
-def _record(
-    site: Site, request: Request, action: str, topic: str, channel: str, **facts: Any
-) -> None:
-    try:
-        site.audit.record(request, action, topic=topic, channel=channel, **facts)
-    except OutputError as error:
-        raise HTTPException(500, f"nothing was done: {error}") from None
 
 
 async def dead(site: Site, request: Request) -> WebPage:
@@ -250,7 +242,7 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
     if site.republications.is_full:
         raise HTTPException(429, "nothing was done: wait until another publication has ended")
     origins = [origin for origin, _ in messages]
-    _record(site, request, "publish_again", topic, "", rate=rate, messages=origins)
+    site.record(request, "publish_again", topic=topic, channel="", rate=rate, messages=origins)
     shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
     config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
     site.republications.begin(Republication(topic, messages, rate), nsqds, config)

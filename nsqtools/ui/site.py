@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
 from nsqtools.config.units import counted, format_duration
+from nsqtools.errors import OutputError
 from nsqtools.names import is_valid_name
 
 if TYPE_CHECKING:
@@ -123,6 +124,13 @@ class Site:
         path = path if parts else f"{self.base}/"
         given = {name: value for name, value in query.items() if value not in ("", None)}
         return f"{path}?{urlencode(given)}" if given else path
+
+    def record(self, request: Request, action: str, **facts: Any) -> None:
+        """Log what is about to be done; raises HTTPException if that fails."""
+        try:
+            self.audit.record(request, action, **facts)
+        except OutputError as error:
+            raise HTTPException(500, f"nothing was done: {error}") from None
 
     def render(self, page: WebPage, request: Request, *, block: str = "") -> str:
         """Return the HTML of a page, or of one of its blocks."""
