@@ -175,7 +175,7 @@ async def dead(site: Site, request: Request) -> WebPage:
         if name not in files or not start.isdecimal() or len(start) > 18:
             raise HTTPException(404, "there is no such file of dead letters")
         letters, end = await asyncio.to_thread(
-            read_dead_letters, os.path.join(folder, name), int(start), MAX_MESSAGES, _MAX_BYTES
+            read_dead_letters, os.path.join(folder, name), int(start), MAX_MESSAGES, _MAX_BYTES, q
         )
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
@@ -188,7 +188,7 @@ async def dead(site: Site, request: Request) -> WebPage:
             each.reason,
         )
         for each in letters
-        if not each.error and q.encode().lower() in each.body.lower() + each.reason.lower().encode()
+        if not each.error
     ]
     context = {
         "file": name,

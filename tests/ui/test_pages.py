@@ -240,6 +240,9 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     page = visited.get(f"/dead/{topic}.dead.jsonl").text
     assert "bad &amp; worse" in page
     assert "not JSON" in page
+    many = "".join(json.dumps({"reason": "", "body": f"n{n}"}) + "\n" for n in range(300))
+    (folder / "many.dead.jsonl").write_text(many)
+    assert picks(visited.get("/dead/many.dead.jsonl?q=N299").text)
     chosen = picks(page)[:2]
     form = [("token", visited.token()), ("target", topic), *(("pick", each) for each in chosen)]
     page = visited.post("/edit", form).text
