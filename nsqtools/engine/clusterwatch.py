@@ -138,7 +138,7 @@ class ClusterWatch:
 
     async def _ask(self, topic: str) -> Snapshot:
         async with self._asking:  # looks share the deadline of their cluster
-            return await self._details.look(topic, include_clients=True)
+            return await self._details.again(self.picture.snapshot, topic)
 
     async def _poll(self) -> None:
         at = time.time()
