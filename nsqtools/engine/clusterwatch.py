@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.config.units import counted
+from nsqtools.engine.clusterstats import ConsumerRates
 from nsqtools.engine.doctor import findings_of
 from nsqtools.policy.checks import age
 from nsqtools.policy.history import SPACING, History
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.engine.cluster import Cluster, Snapshot
+    from nsqtools.engine.clusterstats import ConsumerRow
     from nsqtools.engine.doctor.facts import Finding
     from nsqtools.policy.rates import ChannelKey
 
@@ -46,6 +48,13 @@ class TopicLine(NamedTuple):
     paused: bool
     missing: int
     is_held: bool
+
+
+class TopicDetail(NamedTuple):
+    """The answers about one topic; rates of consumers are those since the last look at it."""
+
+    snapshot: Snapshot
+    consumers: Sequence[ConsumerRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,8 @@ class ClusterWatch:
         self._recorded = 0.0
         self._details = details
         self._asking = asyncio.Lock()
-        self._found: dict[str, tuple[float, asyncio.Task[Snapshot]]] = {}
+        self._found: dict[str, tuple[float, asyncio.Task[TopicDetail]]] = {}
+        self._consumers: dict[str, ConsumerRates] = {}
         self._turned = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -123,22 +133,24 @@ class ClusterWatch:
         await self._turned.wait()
         return not self._stopping.is_set()
 
-    async def detail(self, topic: str) -> Snapshot:
-        """Return the answers about one topic, with consumers, at most one interval old."""
+    async def detail(self, topic: str) -> TopicDetail:
+        """Return the answers about one topic, at most one interval old."""
         now = asyncio.get_running_loop().time()
         asked, task = self._found.get(topic, (0.0, None))
         if task is None or task.cancelled() or (task.done() and now - asked > self.interval * 0.9):
             task = asyncio.get_running_loop().create_task(self._ask(topic))
             self._found.pop(topic, None)
             self._found[topic] = now, task
+            self._consumers.setdefault(topic, ConsumerRates())
             for old in [each for each in self._found if self._found[each][1].done()]:
                 if len(self._found) > _MAX_DETAILS:
-                    del self._found[old]
+                    del self._found[old], self._consumers[old]
         return await asyncio.shield(task)
 
-    async def _ask(self, topic: str) -> Snapshot:
+    async def _ask(self, topic: str) -> TopicDetail:
         async with self._asking:  # looks share the deadline of their cluster
-            return await self._details.again(self.picture.snapshot, topic)
+            snapshot = await self._details.again(self.picture.snapshot, topic)
+        return TopicDetail(snapshot, self._consumers[topic].record(snapshot))
 
     async def _poll(self) -> None:
         at = time.time()

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from nsqtools.config.connection import ExaminedConfig
 from nsqtools.engine.administration import survey
-from nsqtools.engine.clusterstats import latencies, topics_of
+from nsqtools.engine.clusterstats import latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.errors import NSQError
@@ -91,14 +91,8 @@ async def topic(site: Site, request: Request) -> WebPage:
         what = f"channel {channel} of topic {name}" if channel else f"topic {name}"
         silent = f"; no answer from {len(picture.silent)} servers" if picture.silent else ""
         raise HTTPException(404, f"no answering nsqd has {what}{silent}")
-    snapshot = await site.watch.detail(name)
-    clients = [
-        (node, client)
-        for node, found in topics_of(snapshot)
-        for each in found.channels
-        if channel and each.name == channel
-        for client in each.clients
-    ]
+    snapshot, consumers = await site.watch.detail(name)
+    clients = [each for each in consumers if each.channel == channel]
     held = [each for key, each in picture.rows.items() if key[0] == name and key[1]]
     channels = [(each, age(each)) for each in held or listed]
     context = {

@@ -61,7 +61,7 @@ async def test_many_who_look_at_a_topic_share_one_round_of_requests() -> None:
     looks.count = 0
     found = await asyncio.gather(*(watch.detail("t1") for _ in range(100)))
     assert looks.count == 1
-    assert all(each is looks.snapshot for each in found)
+    assert all(each.snapshot is looks.snapshot for each in found)
     given_up = asyncio.ensure_future(watch.detail("t0"))
     await elapse(0.5)
     given_up.cancel()
