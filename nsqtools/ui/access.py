@@ -33,7 +33,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _FOREIGN = "the request comes from a page of another origin\n"
-_METHODS = ("GET", "HEAD", "POST")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class AccessGuard:
     """An ASGI application that refuses requests, or passes them on with their ``Visitor``.
 
     It refuses hosts that are no name of this server (DNS rebinding), requests from pages of other
-    origins, other methods, and unknown users. Each response gets the headers of a strict policy.
+    origins, and unknown users. Each response gets the headers of a strict policy.
     """
 
     def __init__(self, app: ASGIApp, options: UiOptions) -> None:
@@ -87,8 +86,6 @@ class AccessGuard:
         is_led = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if is_led and headers.get("sec-fetch-dest") != "document":
             return PlainTextResponse(_FOREIGN, 403)
-        if scope["method"] not in _METHODS:
-            return PlainTextResponse("", 405, {"Allow": ", ".join(_METHODS)})
         name = self._user(headers)
         if name is None and self._passwords:
             challenge = {"WWW-Authenticate": 'Basic realm="nsqtools", charset="UTF-8"'}

@@ -18,14 +18,14 @@ from nsqtools.engine.changes import (
     plan_tombstone,
 )
 from nsqtools.errors import NSQError
-from nsqtools.ui.site import WebPage, checked, visitor_of, why_read_only
+from nsqtools.ui.site import SentForm, WebPage, checked, visitor_of, why_read_only
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
     from nsqtools.engine.changes import Discard, Stages
-    from nsqtools.ui.site import SentForm, Site
+    from nsqtools.ui.site import Site
 
 _VERBS = (*get_args(Verb), "tombstone")
 _LOSING = ("delete", "empty")
@@ -57,8 +57,9 @@ class Wish:
         return self.target.channel or self.target.topic
 
 
-def _wish(verb: str, topic: str, channel: str, nsqd: str) -> Wish:
+def _wish(form: SentForm) -> Wish:
     """Check what a visitor has sent; raises HTTPException."""
+    verb, topic, channel, nsqd = (form[name] for name in ("verb", "topic", "channel", "nsqd"))
     if verb not in _VERBS or (verb == "tombstone" and (channel or not nsqd)):
         raise HTTPException(400, f"no such change: {verb[:20]}")
     return Wish(
@@ -91,11 +92,8 @@ async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
 
 async def ask(site: Site, request: Request) -> WebPage:
     """Show what a change would do, with a form to confirm it."""
-    query, visitor = request.query_params, visitor_of(request)
-    wish = _wish(
-        query.get("verb", ""), query.get("topic", ""), query.get("channel", ""),
-        query.get("nsqd", ""),
-    )  # fmt: skip
+    visitor = visitor_of(request)
+    wish = _wish(SentForm(request.query_params))
     found, stages = await _prepare(site, wish)
     discard: Discard = "channels" if wish.verb == "delete" else "messages"
     context = {
@@ -111,7 +109,7 @@ async def ask(site: Site, request: Request) -> WebPage:
 
 async def change(site: Site, request: Request, form: SentForm) -> Response:
     """Carry out a confirmed change, log it, and show the outcome on each server."""
-    wish = _wish(form["verb"], form["topic"], form["channel"], form["nsqd"])
+    wish = _wish(form)
     if wish.loses and form["confirm"] != wish.confirmation:
         text = f"nothing was done: type the name {wish.confirmation} to {wish.verb} it"
         raise HTTPException(409, text)

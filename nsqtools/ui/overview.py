@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
 from nsqtools.config.connection import ExaminedConfig
-from nsqtools.engine.clusterstats import latencies, topics_of
+from nsqtools.engine.administration import survey
+from nsqtools.engine.clusterstats import latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
+from nsqtools.errors import NSQError
 from nsqtools.policy.checks import age
 from nsqtools.ui.charts import charts, spark
 from nsqtools.ui.site import WebPage, checked, name_in
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.engine.clusterwatch import TopicLine
-    from nsqtools.policy.rates import ChannelKey
+    from nsqtools.policy.rates import ChannelKey, Row
     from nsqtools.ui.site import Site
 
 _PER_PAGE = 50
@@ -78,22 +81,19 @@ async def topic(site: Site, request: Request) -> WebPage:
     """Show a topic or one of its channels: charts, numbers by nsqd, channels or consumers."""
     name, channel = name_in(request, "topic"), name_in(request, "channel")
     picture = site.watch.picture
-    row = picture.rows.get((name, channel))
+    row, own = (picture.rows.get((name, each)) for each in (channel, ""))
+    listed: list[Row] = []
+    if own and not own.is_held:  # only nsqlookupd knows it, with channels that no nsqd has
+        listed = [replace(own, channel=each) for each in await _listed_channels(site, name)]
+        row = row or next((each for each in listed if each.channel == channel), None)
     if row is None:
         what = f"channel {channel} of topic {name}" if channel else f"topic {name}"
         silent = f"; no answer from {len(picture.silent)} servers" if picture.silent else ""
         raise HTTPException(404, f"no answering nsqd has {what}{silent}")
-    snapshot = await site.watch.detail(name)
-    clients = [
-        (node, client)
-        for node, found in topics_of(snapshot)
-        for each in found.channels
-        if channel and each.name == channel
-        for client in each.clients
-    ]
-    channels = [
-        (each, age(each)) for key, each in picture.rows.items() if key[0] == name and key[1]
-    ]
+    snapshot, consumers = await site.watch.detail(name)
+    clients = [each for each in consumers if each.channel == channel]
+    held = [each for key, each in picture.rows.items() if key[0] == name and key[1]]
+    channels = [(each, age(each)) for each in held or listed]
     context = {
         "topic": name,
         "channel": channel,
@@ -109,7 +109,15 @@ async def topic(site: Site, request: Request) -> WebPage:
         "findings": [("", found) for about, found in picture.findings if about == name],
         "silent": [str(error) for error in snapshot.failures.values()],
     }
-    return WebPage("topic.html", context)
+    return WebPage("topic.html", context, live=not listed)
+
+
+async def _listed_channels(site: Site, topic: str) -> list[str]:
+    async with site.lookers:
+        try:
+            return sorted((await survey(site.servers, topic)).channels)
+        except NSQError as error:
+            raise HTTPException(502, str(error)) from None
 
 
 def _by_node(snapshot: Snapshot, topic: str, channel: str) -> list[tuple[str, object]]:

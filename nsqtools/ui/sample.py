@@ -175,7 +175,7 @@ async def dead(site: Site, request: Request) -> WebPage:
         if name not in files or not start.isdecimal() or len(start) > 18:
             raise HTTPException(404, "there is no such file of dead letters")
         letters, end = await asyncio.to_thread(
-            read_dead_letters, os.path.join(folder, name), int(start), MAX_MESSAGES, _MAX_BYTES
+            read_dead_letters, os.path.join(folder, name), int(start), MAX_MESSAGES, _MAX_BYTES, q
         )
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
@@ -188,7 +188,7 @@ async def dead(site: Site, request: Request) -> WebPage:
             each.reason,
         )
         for each in letters
-        if not each.error and q.encode().lower() in each.body.lower() + each.reason.lower().encode()
+        if not each.error
     ]
     context = {
         "file": name,
@@ -205,7 +205,7 @@ async def dead(site: Site, request: Request) -> WebPage:
 async def edit(site: Site, request: Request, form: SentForm) -> Response:
     """Show the chosen messages, to be edited before they are published again."""
     picked = []
-    for pick, (origin, body) in zip(form.all("pick"), _picks(form), strict=True):
+    for pick, (origin, body) in zip(form.getlist("pick"), _picks(form), strict=True):
         kind, text = readable(body, _MAX_SHOWN)
         is_text = kind != "bytes"
         picked.append((origin, len(body), pick, body.decode() if is_text else text, is_text))
@@ -215,7 +215,7 @@ async def edit(site: Site, request: Request, form: SentForm) -> Response:
 
 def _picks(form: SentForm) -> list[tuple[str, bytes]]:
     try:
-        picks = [json.loads(each) for each in form.all("pick")]
+        picks = [json.loads(each) for each in form.getlist("pick")]
         found = [(str(origin), base64.b64decode(body, validate=True)) for origin, body in picks]
     except (ValueError, TypeError):
         raise HTTPException(400, "the chosen messages are not usable") from None
@@ -228,7 +228,7 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
     """Begin to publish messages, and show the log."""
     topic, rate = checked("topic", form["topic"]), form.number("rate", 10, 0.01, 10000)
     messages = [
-        (origin, _edited(body, form.all(f"text{position}"), position))
+        (origin, _edited(body, form.getlist(f"text{position}"), position))
         for position, (origin, body) in enumerate(_picks(form))
     ]
     snapshot = site.watch.picture.snapshot

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, StreamingResponse
 
@@ -59,18 +60,12 @@ class WebPage:
     status: int = 200
 
 
-class SentForm:
+class SentForm(ImmutableMultiDict[str, str]):
     """The fields of a submitted form; a field may occur several times."""
 
-    def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        self._pairs = pairs
-
     def __getitem__(self, name: str) -> str:
-        return next((value for key, value in self._pairs if key == name), "")
-
-    def all(self, name: str) -> list[str]:
-        """Return all values of a field."""
-        return [value for key, value in self._pairs if key == name]
+        """Return a field, empty if it is missing."""
+        return next(iter(self.getlist(name)), "")
 
     def number(self, name: str, default: float, least: float, most: float) -> float:
         """Return a number within bounds; raises HTTPException."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -59,11 +60,16 @@ class _Server(uvicorn.Server):
         """Leave signals to the command."""
         yield
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Cut what does not end soon, without uvicorn's traceback for each request."""
+        logging.getLogger("uvicorn.error").disabled = True
+        await super().shutdown(sockets)
+
 
 class PageServer:
     """Listens at ``address`` from the start; raises ConfigError naming ``--address``."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, app: ASGIApp) -> None:
         try:
             self._listener = listening_socket(address)
         except OSError as error:
@@ -72,9 +78,6 @@ class PageServer:
                 "port 0 for a free one"
             ) from error
         self.address = Address(*self._listener.getsockname()[:2])
-
-    async def serve(self, app: ASGIApp) -> None:
-        """Serve until cancelled; streams that have not ended a second later are cut."""
         config = uvicorn.Config(
             app,
             http=PatientProtocol,
@@ -89,13 +92,22 @@ class PageServer:
             h11_max_incomplete_event_size=_MAX_HEAD,
             timeout_graceful_shutdown=1,
         )
-        server = _Server(config)
-        serving = asyncio.get_running_loop().create_task(server.serve(sockets=[self._listener]))
+        self._server = _Server(config)
+
+    async def serve(self) -> None:
+        """Serve until ``stop`` or cancelled; what has not ended a second later is cut."""
+        serving = asyncio.get_running_loop().create_task(
+            self._server.serve(sockets=[self._listener])
+        )
         try:
             await asyncio.shield(serving)
         finally:
-            server.should_exit = True
+            self.stop()
             await asyncio.wait([serving])
+
+    def stop(self) -> None:
+        """End ``serve``."""
+        self._server.should_exit = True
 
     def close(self) -> None:
         """Stop listening."""

@@ -53,6 +53,28 @@ def test_a_page_is_live_and_pauses_while_its_tab_is_hidden(
     assert tab.problems() == []
 
 
+def test_an_update_keeps_what_a_visitor_is_at(
+    browser: Chromium, visited: Visited, nsqd: Nsqd
+) -> None:
+    tab = browser.tab(visited.url, width=390)
+    tab.until(f"{SHOWN} == 'live'")
+    tab.run("getSelection().selectAllChildren(document.querySelector('tbody th'))")
+    tab.run("document.querySelector('.wide').scrollLeft = 200")
+    link = "document.querySelector('tbody th a')"
+    x, y = tab.run(f"(at => [at.x + 5, at.y + 5])({link}.getBoundingClientRect())")
+    mouse = {"x": x, "y": y, "button": "left", "clickCount": 1}
+    nsqd.publish("t", [b"x"] * 5)
+    tab.until("document.querySelector('tbody td').textContent.startsWith('7')")
+    assert tab.run("getSelection().toString()") == "t"
+    assert tab.run("document.querySelector('.wide').scrollLeft") == 200
+    tab.call("Input.dispatchMouseEvent", type="mousePressed", **mouse)
+    nsqd.create("zero")
+    tab.until("document.querySelectorAll('tbody tr').length == 2")
+    tab.call("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
+    tab.until("location.pathname == '/topic/t'")
+    assert tab.problems() == []
+
+
 def test_a_channel_is_paused_and_deleted_by_keyboard_alone(
     browser: Chromium, visited: Visited, nsqd: Nsqd
 ) -> None:
@@ -85,12 +107,16 @@ def test_a_channel_is_paused_and_deleted_by_keyboard_alone(
 
 
 def test_every_page_fits_a_phone_and_follows_the_dark_scheme(
-    browser: Chromium, visited: Visited
+    browser: Chromium, visited: Visited, nsqd: Nsqd
 ) -> None:
     phone = browser.tab(visited.url, width=390, dark=True)
     background = "getComputedStyle(document.body).backgroundColor"
     assert phone.run(background) == "rgb(17, 24, 31)"
+    long = "x" * 64
+    nsqd.create(long, long)
+    eventually(lambda: visited.get(f"/topic/{long}/{long}").status == 200)
     for path in (
+        *(f"topic/{long}/{long}", f"change?verb=delete&topic={long}&channel={long}"),
         *("", "nodes", "topic/t", "topic/t/c", "doctor?topic=t", "messages/t/c", "dead"),
         *("dead/t.dead.jsonl", "publications", "change?verb=delete&topic=t", "none"),
     ):

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -55,7 +56,13 @@ def test_a_topic_and_a_channel_show_numbers_charts_and_consumers(
     assert page.count('<svg class="chart"') == 2
     page = eventually(lambda: _with(visited.get(f"/topic/{topic}/busy").text, "nsqtools/"))
     assert page.count('<svg class="chart"') == 7
-    assert "Finished" in page
+    rate = r"<td>\d+</td><td>[1-9][\d.]*</td><td>0</td><td>0</td>"  # finished, but not requeued
+
+    def finishes() -> bool:
+        nsqd.publish(topic, [b"x"])
+        return bool(re.search(rate, visited.get(f"/topic/{topic}/busy").text))
+
+    eventually(finishes)
     assert f"<td>{nsqd.http}</td>" in page
     assert "no answering nsqd has channel none" in visited.get(f"/topic/{topic}/none").text
     assert f"topic {topic}" in visited.get(f"/doctor?topic={topic}&channel=c").text
@@ -145,6 +152,30 @@ def test_a_change_on_one_nsqd_leaves_the_others_alone(
     registered(topic, [nsqlookupd], 1)
 
 
+def test_topics_that_only_nsqlookupd_knows_are_shown_and_deleted(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    holder = make_nsqd(lookupds=[nsqlookupd])
+    fill(holder, f"{topic}-held", "c")
+    registered(f"{topic}-held", [nsqlookupd])
+    visited = Visited(nsqtools_cli, *lookup([nsqlookupd]), "--allow-changes")
+    names = {"topic": topic, "channel": "ghost", "nsqd": ""}
+    assert visited.post("/change", {"verb": "create", **names}).status == 200
+    page = visited.get("/").text
+    assert page.count("only nsqlookupd<") == 1
+    page = visited.get(f"/topic/{topic}").text
+    assert "Only nsqlookupd knows it" in page
+    assert f'href="/topic/{topic}/ghost"' in page
+    assert "Only nsqlookupd knows it" in visited.get(f"/topic/{topic}/ghost").text
+    assert visited.get(f"/topic/{topic}/none").status == 404
+    for name in ("ghost", topic):
+        wanted = {"verb": "delete", "confirm": name, **names}
+        assert visited.post("/change", wanted).status == 200
+        assert visited.get(f"/topic/{topic}/ghost").status == 404
+        names["channel"] = ""
+    assert "only nsqlookupd<" not in visited.get("/").text
+
+
 def test_behind_a_proxy_all_links_have_the_base_path(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
     visited = Visited(nsqtools_cli, *http([nsqd]), "--base-path", "/nsq")
     assert visited.url.endswith("/nsq")
@@ -190,9 +221,7 @@ def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     visited = Visited(nsqtools_cli, *http([nsqd]))
     nsqd.create(topic)
     nsqd.publish(topic, [b"waits"])
-    token = re.search(r'name="token" value="(\w+)"', _page(visited, f"/messages/{topic}"))
-    assert token
-    copy = {"token": token[1], "count": "2"}
+    copy = {"token": visited.reader_token(f"/messages/{topic}"), "count": "2"}
     assert visited.post(f"/messages/{topic}", copy).status == 409  # it would take what waits
     nsqd.create(topic, "c")
     eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">c<"))
@@ -225,10 +254,6 @@ def test_copies_are_refused_without_a_channel_that_stays_whatever_the_picture_sa
     assert visited.post(f"/messages/{topic}", copy).status == 409
 
 
-def _page(visited: Visited, path: str) -> str:
-    return eventually(lambda: (answer := visited.get(path)).status == 200 and answer.text) or ""
-
-
 def test_dead_letters_are_edited_and_published_again_with_a_log(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
@@ -254,6 +279,9 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     page = visited.get(f"/dead/{topic}.dead.jsonl").text
     assert "bad &amp; worse" in page
     assert "not JSON" in page
+    many = "".join(json.dumps({"reason": "", "body": f"n{n}"}) + "\n" for n in range(300))
+    (folder / "many.dead.jsonl").write_text(many)
+    assert picks(visited.get("/dead/many.dead.jsonl?q=N299").text)
     chosen = picks(page)[:3]
     form = [("token", visited.token()), ("target", topic), *(("pick", each) for each in chosen)]
     page = visited.post("/edit", form).text
@@ -306,3 +334,18 @@ def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
     assert f'<th scope="row">{nsqlookupd.http}</th><td class="">answers</td><td>1</td>' in page
     assert f">{topic}<" not in page
     assert f">{topic}<" in visited.get(f"/nodes?nsqd={nsqd.http}").text
+
+
+def test_a_signal_ends_it_without_a_word_while_browsers_look(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    fill(nsqd, topic, "c")
+    visited = Visited(nsqtools_cli, *http([nsqd]))
+    fields = {"token": visited.reader_token(f"/messages/{topic}")}
+    with visited.stream("/") as events, ThreadPoolExecutor(1) as pool:
+        assert next(events)
+        pool.submit(visited.post, f"/messages/{topic}", fields)
+        eventually(lambda: len(nsqd.topic(topic)["channels"]) == 2)
+        visited.process.send_signal(signal.SIGINT)
+        assert visited.error() == ""
+    assert visited.process.returncode == 130

@@ -30,8 +30,8 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
             scope, receive, send
         )
 
-    server = PageServer(Address("127.0.0.1", 0))
-    serving = asyncio.ensure_future(server.serve(app))
+    server = PageServer(Address("127.0.0.1", 0), app)
+    serving = asyncio.ensure_future(server.serve())
     try:
         slow, writer = await asyncio.open_connection(*server.address)
         writer.write(b"GET /slow HTTP/1.0\r\n\r\n")

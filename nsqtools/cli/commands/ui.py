@@ -71,7 +71,7 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
         watch = ClusterWatch(cluster, details, page.interval)
         again, audit = Republications(_log_bug), Audit(page)
         app = application(Site(watch, page, addresses, with_secret(config), audit, again))
-        server = PageServer(address)
+        server = PageServer(address, app)
         notifier = Notifier()
         try:
             await watch.poll()
@@ -79,10 +79,10 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
             sys.stdout.flush()
             async with (
                 supervised(notifier, watch.status, None, list),  # without metrics
-                beside(watch.run(), watch.stop),
+                beside(server.serve(), server.stop),
             ):
                 notifier.ready()
-                await server.serve(app)
+                await watch.run()  # its end ends the streams, before the server waits for them
         finally:
             notifier.stopping()
             server.close()

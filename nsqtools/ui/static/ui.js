@@ -4,14 +4,32 @@ const live = document.getElementById("live");
 const state = document.getElementById("state");
 let source = null;
 
+// Nodes that are kept keep their focus, selection, scroll position, and the click under way.
+function renew(old, fresh) {
+  const parts = [...fresh.childNodes];
+  parts.forEach((part, at) => {
+    const was = old.childNodes[at];
+    if (!was) old.append(part);
+    else if (was.nodeName !== part.nodeName) was.replaceWith(part);
+    else if (was.nodeType !== Node.ELEMENT_NODE) {
+      if (was.nodeValue !== part.nodeValue) was.nodeValue = part.nodeValue;
+    } else {
+      for (const { name } of [...was.attributes]) if (!part.hasAttribute(name)) was.removeAttribute(name);
+      for (const { name, value } of part.attributes) was.setAttribute(name, value);
+      renew(was, part);
+    }
+  });
+  while (old.childNodes.length > parts.length) old.lastChild.remove();
+}
+
 function show(html) {
   const active = document.activeElement;
-  const at = live.contains(active) ? [...live.querySelectorAll("a, button")].indexOf(active) : -1;
-  const href = at < 0 ? null : active.getAttribute("href");
-  live.innerHTML = html;
-  if (at < 0) return;
-  const all = [...live.querySelectorAll("a, button")];
-  const again = all.find((each) => href && each.getAttribute("href") === href) || all[at];
+  const href = active.getAttribute("href");
+  const fresh = document.createElement("div");
+  fresh.innerHTML = html;
+  renew(live, fresh);
+  if (!href || (active.isConnected && active.getAttribute("href") === href)) return;
+  const again = [...live.querySelectorAll("a")].find((each) => each.getAttribute("href") === href);
   if (again) again.focus({ preventScroll: true });
 }
 
