@@ -93,8 +93,11 @@ def _dead_letter(offset: int, line: bytes) -> DeadLetter:
     except RecordError as error:
         return DeadLetter(offset, error=str(error))
     numbers = [envelope.get(name) for name in ("timestamp", "attempts")]
-    timestamp, attempts = (each if type(each) is int else 0 for each in numbers)
-    return DeadLetter(offset, body, str(envelope.get("reason", "")), timestamp, attempts)
+    timestamp, attempts = (
+        each if type(each) is int and 0 <= each < 1 << 63 else 0 for each in numbers
+    )
+    reason = str(envelope.get("reason", "")).encode(errors="backslashreplace").decode()
+    return DeadLetter(offset, body, reason, timestamp, attempts)
 
 
 class Publisher(Protocol):

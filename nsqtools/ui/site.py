@@ -118,9 +118,11 @@ class Site:
 
     def url(self, *parts: str, **query: object) -> str:
         """Return the path of a page, with the names of topics and channels escaped."""
-        path = "/".join([self.base, *(quote(part, safe="") for part in parts or ("",))])
+        path = "/".join(
+            [self.base, *(quote(part, "", errors="replace") for part in parts or ("",))]
+        )
         given = {name: value for name, value in query.items() if value not in ("", None)}
-        return f"{path}?{urlencode(given)}" if given else path
+        return f"{path}?{urlencode(given, errors='replace')}" if given else path
 
     def render(self, page: WebPage, request: Request, *, block: str = "") -> str:
         """Return the HTML of a page, or of one of its blocks."""
@@ -131,9 +133,10 @@ class Site:
             "live": page.live,
             **page.context,
         }
-        if not block:
-            return template.render(context)
-        return "".join(template.blocks[block](template.new_context(context)))
+        found = template.new_context(context)
+        text = "".join((template.blocks[block] if block else template.root_render_func)(found))
+        # Servers and dead letters may have halves of surrogate pairs, which are no characters.
+        return text.encode(errors="backslashreplace").decode()
 
     def respond(self, page: WebPage, request: Request) -> HTMLResponse:
         """Return a whole page."""
@@ -261,5 +264,8 @@ def age(value: float | None) -> str:
 
 
 def clock(value: float) -> str:
-    """Return a time in seconds since the epoch as UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(value))
+    """Return a time in seconds since the epoch as UTC; ``-`` for one beyond the calendar."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(value))
+    except (OverflowError, ValueError, OSError):
+        return "-"

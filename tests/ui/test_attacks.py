@@ -138,6 +138,7 @@ def test_an_endpoint_is_checked_at_the_start() -> None:
 def test_what_servers_and_clients_say_is_never_markup(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
     """An nsqlookupd and an nsqd of somebody else: names of hosts, versions, clients, health."""
     client = {
+        "connect_ts": 1 << 62,
         "client_id": MARKUP,
         "hostname": MARKUP,
         "user_agent": MARKUP,
@@ -147,8 +148,9 @@ def test_what_servers_and_clients_say_is_never_markup(nsqtools_cli: Cli, nsqd: N
     topics = [
         {"topic_name": "t", "depth": 1, "channels": [channel]},
         {"topic_name": MARKUP, "depth": 1, "channels": []},
+        {"topic_name": "half a pair \ud800", "depth": 1, "channels": []},
     ]
-    stats = {"version": MARKUP, "health": MARKUP, "start_time": 1, "topics": topics}
+    stats = {"version": MARKUP, "health": MARKUP, "start_time": 1 << 62, "topics": topics}
     info = {"version": MARKUP, "broadcast_address": "h", "hostname": MARKUP, "tcp_port": 1}
 
     def answer(request: Request) -> Answer:
@@ -157,7 +159,7 @@ def test_what_servers_and_clients_say_is_never_markup(nsqtools_cli: Cli, nsqd: N
 
     with WebServer(answer) as evil:
         visited = Visited(nsqtools_cli, "--nsqd-http-address", str(evil.address))
-        for path in ("/", "/topic/t", "/topic/t/c", "/nodes"):
+        for path in ("/", "/topic/t", "/topic/t/c", "/nodes", f"/nodes?nsqd={evil.address}"):
             page = visited.get(path)
             assert page.status == 200
             assert MARKUP not in page.text

@@ -261,9 +261,9 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     folder = tmp_path / "dead"
     folder.mkdir()
     lines = [
-        {"reason": "bad & worse", "topic": topic, "timestamp": 10**18, "body": "one\ntwo"},
+        {"reason": "bad & worse \ud800", "topic": topic, "timestamp": 10**18, "body": "one\ntwo"},
         {"reason": "", "topic": topic, "body_b64": "/wA="},
-        {"reason": "", "topic": topic, "body": "a\r\nb\r"},
+        {"reason": "", "topic": topic, "body": "a\r\nb\r", "timestamp": 10**400},
         {"reason": "", "topic": topic, "body": "stays"},
     ]
     text = "\n".join(map(json.dumps, lines)) + "\n{broken}\n" + '{"reason":"torn'
