@@ -76,11 +76,11 @@ class AccessGuard:
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
         if not self._is_own(host) or len(headers.getlist("host")) != 1:
             text = f"this server is not known as {host!r}: --server-name makes it known"
             return PlainTextResponse(f"{text}\n", 421)
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             return PlainTextResponse(_FOREIGN, 403)
         # Browsers send no Origin for an image or a script of another page, but these headers.
         is_led = headers.get("sec-fetch-site") in ("cross-site", "same-site")

@@ -94,7 +94,8 @@ async def ask(site: Site, request: Request) -> WebPage:
     """Show what a change would do, with a form to confirm it."""
     visitor = visitor_of(request)
     wish = _wish(SentForm(request.query_params))
-    found, stages = await _prepare(site, wish)
+    async with site.looking():
+        found, stages = await _prepare(site, wish)
     discard: Discard = "channels" if wish.verb == "delete" else "messages"
     context = {
         "wish": wish,

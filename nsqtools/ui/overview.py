@@ -56,7 +56,8 @@ async def overview(site: Site, request: Request) -> WebPage:
     known.sort(key=value, reverse=sort != "topic")  # type: ignore[arg-type] # one type each
     found = [*known, *(line for line in found if value(line) is None)]
     pages = max(1, -(-len(found) // _PER_PAGE))
-    number = min(pages, int(query.get("page", "")) if query.get("page", "").isdecimal() else 1)
+    wanted = query.get("page", "")[:9]
+    number = min(pages, int(wanted) if wanted.isdecimal() else 1)
     start = _PER_PAGE * (max(number, 1) - 1)
     shown = found[start : start + _PER_PAGE]
     keys: dict[str, list[ChannelKey]] = {line.name: [] for line in shown}
@@ -113,7 +114,7 @@ async def topic(site: Site, request: Request) -> WebPage:
 
 
 async def _listed_channels(site: Site, topic: str) -> list[str]:
-    async with site.lookers:
+    async with site.looking():
         try:
             return sorted((await survey(site.servers, topic)).channels)
         except NSQError as error:
@@ -160,7 +161,7 @@ async def doctor(site: Site, request: Request) -> WebPage:
         urls=site.servers.nsqds,
         timeout=_DOCTOR_TIMEOUT,
     )
-    async with site.lookers:
+    async with site.looking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))
     context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
     return WebPage("doctor.html", context, live=False)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MAX_MESSAGES = 100
 _MAX_SHOWN = 64 << 10
 _MAX_BYTES = 2 << 20  # of the messages of a page, so that a form can send them back
+_MAX_PROGRAM = 1000
 _IDLE = 2.0
 _AGAIN = "publish_again"
 
@@ -106,7 +107,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     if channel and not visitor.may_change:
         text = f"looking at a channel costs each message an attempt; {why_read_only(site, visitor)}"
         raise HTTPException(403, text)
-    async with site.lookers:
+    async with site.looking():
         snapshot = await site.watch.look(topic)  # the picture may be older than a deletion
         nsqds = snapshot.having(topic, channel, count if channel else None)
         if not nsqds:
@@ -119,10 +120,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         await site.audit.record(request, action, "begun", **names)
         found = await _receive(site, topic, channel, nsqds, count)
         await site.audit.record(request, action, "done", **names, received=len(found))
-    try:
         kept = await _filtered(found, form["q"], form["jq"])
-    except ConfigError as error:
-        raise HTTPException(400, str(error)) from None
     messages: list[ShownMessage] = []
     size = 0
     for nsqd, message in kept:
@@ -154,12 +152,17 @@ async def _receive(
 async def _filtered(
     found: Sequence[tuple[Address, Message]], text: str, program: str
 ) -> list[tuple[Address, Message]]:
-    """Return the messages with a text, and whose JSON fulfils a jq program; raises ConfigError."""
+    """Return the messages with a text, and whose JSON fulfils a jq program."""
     kept = [each for each in found if text.encode().lower() in each[1].body.lower()]
     if not program:
         return kept
-    positions = await fulfilling(program, [each[1].body.decode(errors="replace") for each in kept])
-    return [kept[position] for position in positions]
+    if len(program) > _MAX_PROGRAM or "\0" in program:
+        raise HTTPException(400, f"jq condition: expected at most {_MAX_PROGRAM} characters")
+    texts = [each[1].body.decode(errors="replace") for each in kept]
+    try:
+        return [kept[position] for position in await fulfilling(program, texts)]
+    except ConfigError as error:
+        raise HTTPException(400, str(error)) from None
 
 
 async def dead(site: Site, request: Request) -> WebPage:

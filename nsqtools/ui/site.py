@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import math
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
@@ -92,7 +94,7 @@ class Site:
     def __post_init__(self) -> None:
         """Load the templates."""
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
-        """For requests that keep connections to servers open for seconds; more of them wait."""
+        """For requests that keep connections to servers open for seconds."""
         self.publishing = asyncio.Lock()
         """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
@@ -123,6 +125,14 @@ class Site:
         )
         given = {name: value for name, value in query.items() if value not in ("", None)}
         return f"{path}?{urlencode(given, errors='replace')}" if given else path
+
+    @asynccontextmanager
+    async def looking(self) -> AsyncIterator[None]:
+        """Ask servers for seconds; raises HTTPException at once if many others do so."""
+        if self.lookers.locked():
+            raise HTTPException(503, "too many requests ask servers now: try again in some seconds")
+        async with self.lookers:
+            yield
 
     def render(self, page: WebPage, request: Request, *, block: str = "") -> str:
         """Return the HTML of a page, or of one of its blocks."""
@@ -215,7 +225,7 @@ async def _read_form(request: Request) -> SentForm:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except TimeoutError:
         raise HTTPException(408, f"no form within {_FORM_TIMEOUT:g} s") from None
-    except ValueError:
+    except (ValueError, ClientDisconnect):
         raise HTTPException(400, "the form is not usable") from None
     return SentForm(pairs)
 

@@ -4,12 +4,14 @@ import base64
 import contextlib
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from nsqtools.config.ui import UiOptions
 from nsqtools.errors import ConfigError
+from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.servers import Nsqd, fill, http
 from tests.support.visiting import Visited
@@ -71,6 +73,42 @@ def test_pages_of_others_can_link_here_but_neither_load_parts_nor_aim_a_key(
         answer = visited.get(path, Sec_Fetch_Site=site, Sec_Fetch_Dest=dest)
         assert (answer.status, "autofocus" in answer.text) == (status, is_aimed), (site, dest)
     assert visited.get(path).status == 200  # of a program, or a browser of before 2023
+
+
+def test_what_a_visitor_sends_is_refused_without_a_traceback(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    fill(nsqd, topic, "c", 1)
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes")
+    assert visited.get("/", Origin="http://[").status == 403
+    assert visited.get(f"/?page={'1' * 5000}").status == 200
+    for program in ("\0", "." + " " * 200_000):
+        assert visited.post(f"/messages/{topic}/c", {"jq": program}).status == 400
+    thrice = [("text0", "x")] * 3 + [("pick", '["", "eA=="]'), ("topic", topic)]
+    assert visited.post("/publish", [("token", visited.token()), *thrice]).status == 303
+    host, port = visited.netloc.split(":")
+    with socket.create_connection((host, int(port))) as link:
+        form = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 9"
+        link.sendall(f"POST /change HTTP/1.1\r\nHost: {host}\r\n{form}\r\n\r\nx=".encode())
+    assert visited.get("/").status == 200
+    visited.process.terminate()
+    assert "Traceback" not in visited.error()
+
+
+def test_readers_who_keep_servers_busy_are_limited(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes")
+    copy = {"token": visited.token(), "count": "1"}
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(visited.post, f"/messages/{topic}", copy) for _ in range(8)]
+        eventually(lambda: len(nsqd.topic(topic)["channels"]) == 9)
+        assert visited.get(f"/doctor?topic={topic}").status == 503
+        assert visited.get("/").status == 200
+        nsqd.publish(topic, [b"x"])
+        assert {each.result().status for each in asked} == {200}
+    assert visited.get(f"/doctor?topic={topic}").status == 200
 
 
 def test_a_change_needs_the_token_of_the_visitor_and_permission(

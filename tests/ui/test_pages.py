@@ -211,6 +211,8 @@ def test_messages_of_a_channel_are_looked_at_filtered_and_given_back(
     assert "2 attempts" in page
     page = visited.post(f"/messages/{topic}/c", {"count": "3", "q": '"AMOUNT":5}'}).text
     assert "3 messages received, 1 shown" in page
+    large = visited.post(f"/messages/{topic}/c", {"jq": '"x" * 1000000000 | length > 0'})
+    assert (large.status, "without a result" in large.text) == (400, True)
     endless = visited.post(f"/messages/{topic}/c", {"jq": "range(1e18) | select(. < 0)"})
     assert (endless.status, "within 2 s" in endless.text) == (400, True)
 

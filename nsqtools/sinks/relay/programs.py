@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, RecordError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _WHERE = "first(({}\n), null) | if . then true else false end"
 _MOST_ERROR = 200
 _TIMEOUT = 2.0
+_MEMORY = 512 << 20
 
 
 def condition(program: str) -> Callable[[str], bool]:
@@ -69,7 +72,12 @@ async def fulfilling(program: str, texts: Sequence[str]) -> list[int]:
 
 
 def _answer() -> None:
-    """Read a list of texts; print the list of positions, or an error."""
+    """Read a list of texts; print the list of positions, or an error.
+
+    Beyond ``_MEMORY`` the process ends: a program can ask for any amount.
+    """
+    with suppress(ValueError):  # the limit is already lower
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     try:
         holds = condition(sys.argv[1])
     except ConfigError as error:
