@@ -26,6 +26,11 @@ def _base_path(value: str) -> None:
         raise ConfigError(f"{value!r}: expected a path such as /nsq")
 
 
+def _server_name(value: str) -> None:
+    if not value.isprintable() or set(value) & set(":/?#@[] "):
+        raise ConfigError(f"{value!r}: expected a host name, without scheme and port")
+
+
 def _endpoint(value: str) -> None:
     if not value.startswith(("http://", "https://")):
         raise ConfigError(f"{value!r}: expected http:// or https://")
@@ -62,6 +67,7 @@ class UiOptions(Options):
     server_name: tuple[str, ...] = texts(
         "Further host name by which browsers reach the page, such as the proxy's; may be repeated.",
         metavar="HOST",
+        rule=_server_name,
     )
     password_file: str = path(
         "File with a line NAME:PASSWORD for each user.",

@@ -32,7 +32,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_FOREIGN = "the request comes from a page of another origin\n"
+_FOREIGN = "the request comes from a page of another origin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class AccessGuard:
             text = f"this server is not known as {host!r}: --server-name makes it known"
             return PlainTextResponse(f"{text}\n", 421)
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
-            return PlainTextResponse(_FOREIGN, 403)
+            return PlainTextResponse(f"{_FOREIGN}: Origin {origin!r}, Host {host!r}\n", 403)
         # Browsers send no Origin for an image or a script of another page, but these headers.
         is_led = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if is_led and headers.get("sec-fetch-dest") != "document":
-            return PlainTextResponse(_FOREIGN, 403)
+            return PlainTextResponse(f"{_FOREIGN}\n", 403)
         name = self._user(headers)
         if name is None and self._passwords:
             challenge = {"WWW-Authenticate": 'Basic realm="nsqtools", charset="UTF-8"'}
@@ -113,7 +113,8 @@ class AccessGuard:
     def _user(self, headers: Headers) -> str | None:
         """Return the user, empty without users; None for nobody known."""
         if header := self._options.acl_http_header:
-            return headers.get(header) or None
+            found = headers.getlist(header)  # several: one may come from the browser
+            return found[0] or None if len(found) == 1 else None
         if not self._passwords:
             return ""
         scheme, _, encoded = headers.get("authorization", "").partition(" ")

@@ -169,7 +169,11 @@ def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response
             return site.respond(page, request)
         if site.streams >= _MAX_STREAMS:
             return site.notice(request, "too many browsers are looking: reload later", 503)
-        return StreamingResponse(_stream(site, view, request), media_type="text/event-stream")
+        return StreamingResponse(
+            _stream(site, view, request),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
+        )
 
     return endpoint
 

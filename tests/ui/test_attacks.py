@@ -166,6 +166,21 @@ def test_other_hosts_are_served_only_with_users() -> None:
         UiOptions(address=address)
 
 
+def test_a_user_is_named_by_one_header_and_a_server_without_a_port(
+    nsqtools_cli: Cli, nsqd: Nsqd
+) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--acl-http-header", "X-User")
+    host, port = visited.netloc.split(":")
+    for users, status in ((("ann",), b"200"), (("ann", "proxy"), b"403")):
+        with socket.create_connection((host, int(port))) as link:
+            lines = "".join(f"X-User: {user}\r\n" for user in users)
+            link.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n{lines}\r\n".encode())
+            assert link.makefile("rb").readline().split()[1] == status
+    for name in ("nsq.test:443", "https://nsq.test", "nsq.test/"):
+        with pytest.raises(ConfigError, match="without scheme and port"):
+            UiOptions(server_name=(name,))
+
+
 def test_an_endpoint_is_checked_at_the_start() -> None:
     for url in ("http://u:p@hooks/x", "http://hooks:99999/", "ftp://hooks/", "hooks/x"):
         with pytest.raises(ConfigError):
