@@ -19,7 +19,7 @@ from nsqtools.engine.changes import (
 )
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.names import check_name
-from nsqtools.ui.site import SentForm, WebPage, visitor_of, why_read_only
+from nsqtools.ui.site import SentForm, WebPage
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -97,7 +97,6 @@ async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
 
 async def ask(site: Site, request: Request) -> WebPage:
     """Show what a change would do, with a form to confirm it."""
-    visitor = visitor_of(request)
     wish = _wish(SentForm(request.query_params))
     found, stages = await _prepare(site, wish)
     discard: Discard = "channels" if wish.verb == "delete" else "messages"
@@ -107,7 +106,6 @@ async def ask(site: Site, request: Request) -> WebPage:
         "steps": [step for steps in stages for step in steps],
         "nodes": [each.node.name for each in found.holdings if each.has(wish.target)],
         "silent": [each.node.name for each in found.holdings if each.may_have(wish.target)],
-        "refusal": "" if visitor.may_change else why_read_only(site, visitor),
     }
     return WebPage("change.html", context, live=False)
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+from io import FileIO
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nsqtools.config.ui import UiOptions
-    from nsqtools.ui.access import Visitor
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +38,16 @@ class Audit:
         self._endpoint = options.notification_http_endpoint
         if self._path:
             with named_option("--audit-log", self._path):
-                os.close(self._open())
+                self._open().close()
 
     def record(self, request: Request, action: str, **facts: Any) -> None:
         """Append an entry: who did what, when, from where, and the ``facts``.
 
         Raises OutputError; call this before a change, so that no change goes without an entry.
         """
-        visitor: Visitor = request.scope["state"]["visitor"]
         entry = {
             "at": round(time.time(), 3),
-            "user": visitor.name,
+            "user": request.state.visitor.name,
             "remote": request.client.host if request.client else "",
             "action": action,
             **facts,
@@ -57,28 +56,23 @@ class Audit:
         if not self._path:
             return
         try:
-            fd = self._open()
-            try:
-                os.write(fd, json.dumps(entry).encode() + b"\n")
-            finally:
-                os.close(fd)
+            with self._open() as file:
+                file.write(json.dumps(entry).encode() + b"\n")
         except OSError as error:
             raise OutputError(f"--audit-log {self._path}: {error.strerror}") from error
 
-    def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        return os.open(self._path, flags, 0o640)
+    def _open(self) -> FileIO:
+        return FileIO(self._path, "ab", opener=lambda path, flags: os.open(path, flags, 0o640))
 
     async def notify(self, request: Request, action: str, **names: str) -> None:
         """Send nsqadmin's AdminAction (nsqadmin/notify.go) to the endpoint; a failure is logged."""
         if not self._endpoint:
             return
-        visitor: Visitor = request.scope["state"]["visitor"]
         body = {
             "action": action,
             **{name: value for name, value in names.items() if value},
             "timestamp": int(time.time()),
-            "user": visitor.name,
+            "user": request.state.visitor.name,
             "remote_ip": request.client.host if request.client else "",
             "user_agent": request.headers.get("user-agent", ""),
             "url": str(request.url),

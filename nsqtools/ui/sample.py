@@ -24,7 +24,7 @@ from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
 from nsqtools.sinks.relay.programs import fulfilling
-from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
+from nsqtools.ui.site import WebPage, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,13 +75,10 @@ def _sample_page(site: Site, request: Request, **found: Any) -> WebPage:
     row = site.watch.picture.rows.get((topic, channel))
     if row is None:
         raise HTTPException(404, "no answering nsqd has it")
-    visitor = visitor_of(request)
-    refusal = "" if visitor.may_change else why_read_only(site, visitor)
     context: dict[str, Any] = {
         "topic": topic,
         "channel": channel,
         "row": row,
-        "refusal": refusal,
         "messages": None,
         "count": "10",
         "q": "",
@@ -100,9 +97,9 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     channel would take the messages waiting in the topic.
     """
     topic, channel = name_in(request, "topic"), name_in(request, "channel")
-    visitor, count = visitor_of(request), int(form.number("count", 10, 1, MAX_MESSAGES))
-    if channel and not visitor.may_change:
-        text = f"looking at a channel costs each message an attempt; {why_read_only(site, visitor)}"
+    count, refusal = int(form.number("count", 10, 1, MAX_MESSAGES)), request.state.visitor.refusal
+    if channel and refusal:
+        text = f"looking at a channel costs each message an attempt; {refusal}"
         raise HTTPException(403, text)
     snapshot = site.watch.picture.snapshot
     nsqds = snapshot.having(topic, channel, count if channel else None)

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,29 +78,23 @@ class SentForm(ImmutableMultiDict[str, str]):
         return value
 
 
+@dataclass(eq=False)
 class Site:
     """Everything that pages need."""
 
-    def __init__(
-        self,
-        watch: ClusterWatch,
-        options: UiOptions,
-        servers: Servers,
-        config: ClientConfig,
-        audit: Audit,
-        republications: Republications,
-    ) -> None:
-        self.watch = watch
-        self.options = options
-        self.servers = servers
-        self.config = config
-        self.audit = audit
-        self.republications = republications
+    watch: ClusterWatch
+    options: UiOptions
+    servers: Servers
+    config: ClientConfig
+    audit: Audit
+    republications: Republications
+    streams: int = field(default=0, init=False)
+    """Number of browsers that get new pictures."""
+
+    def __post_init__(self) -> None:
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
         """For requests that keep connections to servers open for seconds; more of them wait."""
-        self.streams = 0
-        """Number of browsers that get new pictures."""
-        self.base = options.base_path.rstrip("/")
+        self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
             autoescape=True,
@@ -108,7 +102,11 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals |= {"url": self.url, "version": __version__, "options": options}
+        self._templates.globals |= {
+            "url": self.url,
+            "version": __version__,
+            "options": self.options,
+        }
         self._templates.filters |= {
             "number": number,
             "age": age,
@@ -136,7 +134,7 @@ class Site:
         """Return the HTML of a page, or of one of its blocks."""
         template = self._templates.get_template(page.template)
         context = {
-            "visitor": visitor_of(request),
+            "visitor": request.state.visitor,
             "picture": self.watch.picture,
             "live": page.live,
             **page.context,
@@ -198,12 +196,12 @@ def posted(
 
     @wraps(post)
     async def endpoint(request: Request) -> Response:
-        visitor = visitor_of(request)
+        visitor: Visitor = request.state.visitor
         form = await _read_form(request)
         if not hmac.compare_digest(form["token"].encode(), visitor.token.encode()):
             raise HTTPException(403, "the form is out of date: go back, reload the page, try again")
-        if changes and not visitor.may_change:
-            raise HTTPException(403, why_read_only(site, visitor))
+        if changes and visitor.refusal:
+            raise HTTPException(403, visitor.refusal)
         return await post(site, request, form)
 
     return endpoint
@@ -225,19 +223,6 @@ async def _read_form(request: Request) -> SentForm:
     except ValueError:
         raise HTTPException(400, "the form is not usable") from None
     return SentForm(pairs)
-
-
-def visitor_of(request: Request) -> Visitor:
-    """Return the user of a request."""
-    found: Visitor = request.scope["state"]["visitor"]
-    return found
-
-
-def why_read_only(site: Site, visitor: Visitor) -> str:
-    """Return the reason why a visitor cannot change anything, with the fix."""
-    if not site.options.allow_changes:
-        return "the page is read-only: start nsqtools ui with --allow-changes"
-    return f"user {visitor.name} only reads: --admin-user {visitor.name} would allow changes"
 
 
 def name_in(request: Request, kind: str) -> str:

@@ -40,7 +40,7 @@ def test_foreign_pages_hosts_and_paths_are_refused(nsqtools_cli: Cli, nsqd: Nsqd
     assert visited.get("/", Origin=f"http://{visited.netloc}").status == 200
     for path in (
         "/../../etc/passwd",
-        "/ui.js/../../access.py",
+        "/static/ui.js/../../access.py",
         "/static/..%2f..%2faccess.py",
         "/%2e%2e/access.py",
         "/topic/..%2f..%2f",
@@ -49,9 +49,9 @@ def test_foreign_pages_hosts_and_paths_are_refused(nsqtools_cli: Cli, nsqd: Nsqd
     ):
         answer = visited.get(path)
         assert answer.status == 404, path
-        assert "<script>" not in answer.text.replace('<script src="/ui.js" defer>', "")
+        assert "<script>" not in answer.text.replace('<script src="/static/ui.js" defer>', "")
     assert visited.ask("PUT", "/").status == 405
-    assert visited.get("/ui.js").status == 200
+    assert visited.get("/static/ui.js").status == 200
 
 
 def test_a_change_needs_the_token_of_the_visitor_and_permission(
@@ -75,6 +75,7 @@ def test_a_change_needs_the_token_of_the_visitor_and_permission(
     ):
         answer = visited.get("/", **({"Authorization": wrong} if wrong else {}))
         assert (answer.status, "Basic realm" in answer.headers["www-authenticate"]) == (401, True)
+    assert visited.get("/ping").text == "OK"
     assert "read-only" in visited.get("/", Authorization=bob).text
     token = visited.token({"Authorization": ann})
     assert visited.post("/change", {**fields, "token": ""}, Authorization=ann).status == 403

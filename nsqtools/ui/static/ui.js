@@ -60,12 +60,11 @@ document.addEventListener("keydown", (event) => {
   if (typing) return;
   const rows = [...document.querySelectorAll("tbody th a")];
   const at = rows.indexOf(document.activeElement);
+  const rel = { u: "up", n: "next", p: "prev" }[event.key];
   if (event.key === "/" && document.getElementById("filter")) document.getElementById("filter").focus();
   else if (event.key === "j" && rows.length) rows[Math.min(at + 1, rows.length - 1)].focus();
   else if (event.key === "k" && rows.length) rows[Math.max(at - 1, 0)].focus();
-  else if (event.key === "u") document.querySelector("[rel=up]")?.click();
-  else if (event.key === "n") document.querySelector("[rel=next]")?.click();
-  else if (event.key === "p") document.querySelector("[rel=prev]")?.click();
+  else if (rel) document.querySelector(`[rel=${rel}]`)?.click();
   else return;
   event.preventDefault();
 });
