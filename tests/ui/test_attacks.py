@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from nsqtools.config.ui import UiOptions
 from nsqtools.errors import ConfigError
 from tests.support.process import Cli
-from tests.support.servers import Nsqd, fill, http
+from tests.support.servers import Nsqd, at, fill, http
 from tests.support.visiting import Visited
 from tests.support.webserver import Answer, Request, WebServer
 
@@ -140,10 +141,14 @@ def test_what_servers_and_clients_say_is_never_markup(nsqtools_cli: Cli, nsqd: N
         assert "&lt;script&gt;" in visited.get("/topic/t/c").text
 
 
-def test_500_slow_connections_and_large_forms_do_not_stop_the_page(
-    nsqtools_cli: Cli, nsqd: Nsqd
+def test_500_slow_connections_and_large_forms_stop_neither_the_page_nor_a_consumer(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
+    fill(nsqd, topic, "c", 2)
     visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes")
+    tail = nsqtools_cli.start(
+        *("tail", "--topic", topic, "--channel", "c", "-n", "3", *at(nsqd)), stdout=subprocess.PIPE
+    )
     host, port = visited.netloc.split(":")
     with contextlib.ExitStack() as open_:
         for n in range(500):
@@ -153,6 +158,12 @@ def test_500_slow_connections_and_large_forms_do_not_stop_the_page(
         with visited.stream("/") as events:
             assert next(events)
             assert next(events)
+        assert tail.stdout
+        assert [tail.stdout.readline() for _ in range(2)] == [b"x\n"] * 2
+        nsqd.publish(topic, [b"last"])
+        assert tail.stdout.read() == b"last\n"
+        assert tail.wait() == 0
+        assert f">{topic}<" in visited.get("/").text
         fields = {"verb": "pause", "topic": "x" * (5 << 20)}
         assert visited.post("/change", fields).status == 413
     many = "&".join(f"f{n}=1" for n in range(2000))
