@@ -139,12 +139,9 @@ class AccessGuard:
         """Whether a Host header names this server: an IP address, or a known name."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            if name in self._names:
-                return True
-            ip_address(name)
+            return name in self._names or bool(ip_address(name))
         except ValueError:
             return False
-        return True
 
     def _user(self, headers: Headers) -> str | None:
         """Return the user, empty without users; None for nobody known."""

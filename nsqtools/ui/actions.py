@@ -17,7 +17,7 @@ from nsqtools.engine.changes import (
     plan,
     plan_tombstone,
 )
-from nsqtools.errors import ConfigError, NSQError, OutputError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
 from nsqtools.ui.site import SentForm, WebPage
 
@@ -51,11 +51,6 @@ class Wish:
     def loses(self) -> bool:
         """Whether messages may be lost, so that the name must be typed."""
         return self.verb in _LOSING
-
-    @property
-    def confirmation(self) -> str:
-        """The name to type."""
-        return self.target.channel or self.target.topic
 
 
 def _wish(form: SentForm) -> Wish:
@@ -113,9 +108,9 @@ async def ask(site: Site, request: Request) -> WebPage:
 async def change(site: Site, request: Request, form: SentForm) -> Response:
     """Carry out a confirmed change, log it, and show the outcome on each server."""
     wish = _wish(form)
-    if wish.loses and form["confirm"] != wish.confirmation:
-        text = f"nothing was done: type the name {wish.confirmation} to {wish.verb} it"
-        raise HTTPException(409, text)
+    name = wish.target.names[-1]
+    if wish.loses and form["confirm"] != name:
+        raise HTTPException(409, f"nothing was done: type the name {name} to {wish.verb} it")
     _, stages = await _prepare(site, wish)
     names = {"topic": wish.target.topic, "channel": wish.target.channel, "node": wish.nsqd}
     site.record(request, wish.action, **names)
@@ -123,14 +118,10 @@ async def change(site: Site, request: Request, form: SentForm) -> Response:
     outcome = [
         {"server": step.name, "error": str(step.error or ""), "note": step.note} for step in taken
     ]
-    try:
-        site.audit.record(request, f"{wish.action}: done", **names, servers=outcome)
-    except OutputError as error:
-        raise HTTPException(500, f"it was done, but not logged: {error}") from None
+    state = "it was done, but not logged"
+    site.record(request, f"{wish.action}: done", state, **names, servers=outcome)
     await site.audit.notify(request, wish.action, **names)
     await site.watch.poll()
-    is_failed = any(step.error for step in taken)
-    page = WebPage(
-        "outcome.html", {"wish": wish, "taken": taken}, live=False, status=502 if is_failed else 200
-    )
-    return site.respond(page, request)
+    status = 502 if any(step.error for step in taken) else 200
+    context = {"wish": wish, "taken": taken}
+    return site.respond(WebPage("outcome.html", context, live=False, status=status), request)

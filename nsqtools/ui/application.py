@@ -43,11 +43,10 @@ _SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
 
 def application(site: Site) -> AccessGuard:
     """Return the ASGI application; every request passes the guard first."""
-    readers_too = posted(site, sample, changes=False)
     routes: list[BaseRoute] = [
         *(Route(path, viewed(site, view), methods=["GET"]) for path, view in _VIEWS.items()),
         *(Route(path, posted(site, view), methods=["POST"]) for path, view in _FORMS.items()),
-        *(Route(path, readers_too, methods=["POST"]) for path in _SAMPLES),
+        *(Route(path, posted(site, sample, changes=False), methods=["POST"]) for path in _SAMPLES),
         Mount("/static", StaticFiles(directory=FILES / "static")),
     ]
     if site.base:

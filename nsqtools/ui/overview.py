@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 
 from nsqtools.config.connection import ExaminedConfig
+from nsqtools.config.units import counted
 from nsqtools.engine.administration import survey
+from nsqtools.engine.changes import Target
 from nsqtools.engine.clusterstats import latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
@@ -90,9 +92,9 @@ async def topic(site: Site, request: Request) -> WebPage:
         listed = [replace(own, channel=each) for each in await _listed_channels(site, name)]
         row = row or next((each for each in listed if each.channel == channel), None)
     if row is None:
-        what = f"channel {channel} of topic {name}" if channel else f"topic {name}"
-        silent = f"; no answer from {len(picture.silent)} servers" if picture.silent else ""
-        raise HTTPException(404, f"no answering nsqd has {what}{silent}")
+        silent = "; no answer from " + counted(len(picture.silent), "server")
+        text = f"no answering nsqd has {Target(name, channel)}"
+        raise HTTPException(404, text + silent if picture.silent else text)
     snapshot, consumers = await site.watch.detail(name)
     clients = [each for each in consumers if each.channel == channel]
     held = [each for key, each in picture.rows.items() if key[0] == name and key[1]]

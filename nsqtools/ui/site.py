@@ -118,17 +118,18 @@ class Site:
 
     def url(self, *parts: str, **query: object) -> str:
         """Return the path of a page, with the names of topics and channels escaped."""
-        path = "/".join([self.base, *(quote(part, safe="") for part in parts)]) or "/"
-        path = path if parts else f"{self.base}/"
+        path = "/".join([self.base, *(quote(part, safe="") for part in parts or ("",))])
         given = {name: value for name, value in query.items() if value not in ("", None)}
         return f"{path}?{urlencode(given)}" if given else path
 
-    def record(self, request: Request, action: str, **facts: Any) -> None:
-        """Log what is about to be done; raises HTTPException if that fails."""
+    def record(
+        self, request: Request, action: str, state: str = "nothing was done", **facts: Any
+    ) -> None:
+        """Log what is about to be done, or the ``state``; raises HTTPException if that fails."""
         try:
             self.audit.record(request, action, **facts)
         except OutputError as error:
-            raise HTTPException(500, f"nothing was done: {error}") from None
+            raise HTTPException(500, f"{state}: {error}") from None
 
     def render(self, page: WebPage, request: Request, *, block: str = "") -> str:
         """Return the HTML of a page, or of one of its blocks."""

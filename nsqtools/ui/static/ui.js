@@ -29,8 +29,7 @@ function show(html) {
   fresh.innerHTML = html;
   renew(live, fresh);
   if (!href || (active.isConnected && active.getAttribute("href") === href)) return;
-  const again = [...live.querySelectorAll("a")].find((each) => each.getAttribute("href") === href);
-  if (again) again.focus({ preventScroll: true });
+  [...live.querySelectorAll("a")].find((each) => each.getAttribute("href") === href)?.focus({ preventScroll: true });
 }
 
 function listen() {
