@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 
 from nsqtools.config.ui import read_passwords
+from nsqtools.policy.pace import Pace
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,7 +28,6 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
     # With no-referrer, browsers would send "Origin: null" with our own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -34,18 +36,23 @@ _HEADERS = {
 }
 _FOREIGN = "the request comes from a page of another origin"
 
+_LOGINS = 10.0
+"""Maximum number of logins answered per second, right or wrong, over all connections."""
+_MAX_WAITING = 50
+
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
     """The user of a request; ``name`` is empty without users.
 
-    ``token`` is in each form: a page of another origin cannot know it. ``is_led`` means that a link
-    of such a page led here.
+    ``token`` is in each form: a page of another origin cannot know it. ``refusal`` says why the
+    user cannot change anything, and what would help; it is empty for those who can. ``is_led``
+    means that a link of a page of another origin led here.
     """
 
     name: str
-    may_change: bool
     token: str
+    refusal: str
     is_led: bool
 
 
@@ -62,19 +69,25 @@ class AccessGuard:
         self._names = {"localhost", *(name.lower() for name in options.server_name)}
         self._passwords = read_passwords(options.password_file) if options.password_file else {}
         self._key = secrets.token_bytes(32)
+        self._pace = Pace(_LOGINS)
+        self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                if self._passwords and (visitor := scope["state"].get("visitor")):
+                    badge = self._sign("login", visitor.name)
+                    headers["Set-Cookie"] = f"login={badge}; Path=/; HttpOnly; SameSite=Strict"
             await send(message)
 
-        app = self._refusal(scope)
+        app = await self._refusal(scope)
         await (app or self._app)(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+    async def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         if not self._is_own(host) or len(headers.getlist("host")) != 1:
@@ -86,29 +99,54 @@ class AccessGuard:
         is_led = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if is_led and headers.get("sec-fetch-dest") != "document":
             return PlainTextResponse(f"{_FOREIGN}\n", 403)
+        if scope["path"] == f"{self._options.base_path.rstrip('/')}/ping":
+            return PlainTextResponse("OK")  # as by nsqadmin, for those who watch the process
         name = self._user(headers)
+        if self._passwords and "authorization" in headers and not await self._turn(scope, name):
+            text = "too many logins are waiting: try again later\n"
+            return PlainTextResponse(text, 503, {"Retry-After": f"{_MAX_WAITING / _LOGINS:g}"})
         if name is None and self._passwords:
             challenge = {"WWW-Authenticate": 'Basic realm="nsqtools", charset="UTF-8"'}
             return PlainTextResponse("unknown user or wrong password\n", 401, challenge)
         if name is None:
             text = f"the header {self._options.acl_http_header} names no user"
             return PlainTextResponse(f"{text}\n", 403)
-        admins = self._options.admin_user
-        may_change = self._options.allow_changes and (not admins or name in admins)
-        token = hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()
-        scope["state"] = {"visitor": Visitor(name, may_change, token, is_led)}
+        refusal = ""
+        if not self._options.allow_changes:
+            refusal = "the page is read-only: start nsqtools ui with --allow-changes"
+        elif self._options.admin_user and name not in self._options.admin_user:
+            refusal = f"user {name} only reads: --admin-user {name} would allow changes"
+        scope["state"] = {"visitor": Visitor(name, self._sign("form", name), refusal, is_led)}
         return None
+
+    async def _turn(self, scope: Scope, name: str | None) -> bool:
+        """Wait until a login may be answered; returns false if too many wait.
+
+        A browser that has the cookie of an earlier login does not wait: whoever guesses passwords
+        delays only new logins.
+        """
+        badge = HTTPConnection(scope).cookies.get("login", "")
+        if name and hmac.compare_digest(badge.encode(), self._sign("login", name).encode()):
+            return True
+        if self._waiting >= _MAX_WAITING:
+            return False
+        self._waiting += 1
+        try:
+            await asyncio.sleep(self._pace.delay(1, now=asyncio.get_running_loop().time()))
+        finally:
+            self._waiting -= 1
+        return True
+
+    def _sign(self, purpose: str, name: str) -> str:
+        return hmac.new(self._key, f"{purpose} {name}".encode(), hashlib.sha256).hexdigest()
 
     def _is_own(self, host: str) -> bool:
         """Whether a Host header names this server: an IP address, or a known name."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            if name in self._names:
-                return True
-            ip_address(name)
+            return name in self._names or bool(ip_address(name))
         except ValueError:
             return False
-        return True
 
     def _user(self, headers: Headers) -> str | None:
         """Return the user, empty without users; None for nobody known."""

@@ -18,7 +18,7 @@ from nsqtools.engine.changes import (
     plan_tombstone,
 )
 from nsqtools.errors import NSQError
-from nsqtools.ui.site import SentForm, WebPage, checked, visitor_of, why_read_only
+from nsqtools.ui.site import SentForm, WebPage, checked
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -50,11 +50,6 @@ class Wish:
     def loses(self) -> bool:
         """Whether messages may be lost, so that the name must be typed."""
         return self.verb in _LOSING
-
-    @property
-    def confirmation(self) -> str:
-        """The name to type."""
-        return self.target.channel or self.target.topic
 
 
 def _wish(form: SentForm) -> Wish:
@@ -92,7 +87,6 @@ async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
 
 async def ask(site: Site, request: Request) -> WebPage:
     """Show what a change would do, with a form to confirm it."""
-    visitor = visitor_of(request)
     wish = _wish(SentForm(request.query_params))
     async with site.looking():
         found, stages = await _prepare(site, wish)
@@ -103,7 +97,6 @@ async def ask(site: Site, request: Request) -> WebPage:
         "steps": [step for steps in stages for step in steps],
         "nodes": [each.node.name for each in found.holdings if each.has(wish.target)],
         "silent": [each.node.name for each in found.holdings if each.may_have(wish.target)],
-        "refusal": "" if visitor.may_change else why_read_only(site, visitor),
     }
     return WebPage("change.html", context, live=False)
 
@@ -111,9 +104,9 @@ async def ask(site: Site, request: Request) -> WebPage:
 async def change(site: Site, request: Request, form: SentForm) -> Response:
     """Carry out a confirmed change, log it, and show the outcome on each server."""
     wish = _wish(form)
-    if wish.loses and form["confirm"] != wish.confirmation:
-        text = f"nothing was done: type the name {wish.confirmation} to {wish.verb} it"
-        raise HTTPException(409, text)
+    name = wish.target.names[-1]
+    if wish.loses and form["confirm"] != name:
+        raise HTTPException(409, f"nothing was done: type the name {name} to {wish.verb} it")
     _, stages = await _prepare(site, wish)
     names = {"topic": wish.target.topic, "channel": wish.target.channel, "node": wish.nsqd}
     await site.audit.record(request, wish.action, "begun", **names)
@@ -124,8 +117,6 @@ async def change(site: Site, request: Request, form: SentForm) -> Response:
     site.audit.notify(request, wish.action, **names)
     await site.audit.record(request, wish.action, "done", **names, servers=outcome)
     await site.watch.poll()
-    is_failed = any(step.error for step in taken)
-    page = WebPage(
-        "outcome.html", {"wish": wish, "taken": taken}, live=False, status=502 if is_failed else 200
-    )
-    return site.respond(page, request)
+    status = 502 if any(step.error for step in taken) else 200
+    context = {"wish": wish, "taken": taken}
+    return site.respond(WebPage("outcome.html", context, live=False, status=status), request)

@@ -18,9 +18,7 @@ from nsqtools.net.http.api import post_json
 from nsqtools.net.http.client import DialError
 from nsqtools.net.http.wire import ReplyError
 from nsqtools.sinks.files.disk import named_option
-from nsqtools.stores.mounted import write_all
 from nsqtools.tasks import Tasks
-from nsqtools.ui.site import visitor_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -55,7 +53,7 @@ class Audit:
         """
         entry = {
             "at": round(time.time(), 3),
-            "user": visitor_of(request).name,
+            "user": request.state.visitor.name,
             "remote": request.client.host if request.client else "",
             "action": action,
             "state": state,
@@ -72,12 +70,8 @@ class Audit:
             raise HTTPException(500, reason) from error
 
     def _append(self, line: bytes) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(self._path, flags, 0o640)
-        try:
-            write_all(fd, line)
-        finally:
-            os.close(fd)
+        with open(self._path, "ab", opener=partial(os.open, mode=0o640)) as file:
+            file.write(line)
 
     def notify(self, request: Request, action: str, **names: str) -> None:
         """Begin to send nsqadmin's AdminAction (nsqadmin/notify.go) to the endpoint."""
@@ -87,7 +81,7 @@ class Audit:
             "action": action,
             **{name: value for name, value in names.items() if value},
             "timestamp": int(time.time()),
-            "user": visitor_of(request).name,
+            "user": request.state.visitor.name,
             "remote_ip": request.client.host if request.client else "",
             "user_agent": request.headers.get("user-agent", ""),
             "url": str(request.url),

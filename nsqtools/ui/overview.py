@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
 from nsqtools.config.connection import ExaminedConfig
+from nsqtools.config.units import counted
 from nsqtools.engine.administration import survey
+from nsqtools.engine.changes import Target
 from nsqtools.engine.clusterstats import latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
@@ -18,12 +21,11 @@ from nsqtools.ui.charts import charts, spark
 from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from starlette.requests import Request
 
     from nsqtools.engine.cluster import Snapshot
-    from nsqtools.engine.clusterwatch import TopicLine
     from nsqtools.policy.rates import ChannelKey, Row
     from nsqtools.ui.site import Site
 
@@ -33,32 +35,33 @@ _MAX_CLIENTS = 500
 _MAX_CHANNELS = 500
 _DOCTOR_TIMEOUT = 8.0
 
-SORTS: dict[str, Callable[[TopicLine], float | str | None]] = {
-    "topic": lambda line: line.name,
-    "depth": lambda line: line.depth,
-    "in_flight": lambda line: line.in_flight,
-    "deferred": lambda line: line.deferred,
-    "in": lambda line: line.ingress,
-    "out": lambda line: line.egress,
-    "oldest": lambda line: line.oldest,
-    "clients": lambda line: line.clients,
+COLUMNS = {
+    "name": "Topic",
+    "depth": "Waiting",
+    "in_flight": "In flight",
+    "deferred": "Deferred",
+    "ingress": "In/s",
+    "egress": "Out/s",
+    "oldest": "Oldest, about",
+    "clients": "Consumers",
 }
-"""How topics can be sorted: names from the first, numbers from the highest."""
+"""The numbers of TopicLine by which topics can be sorted, with their titles."""
 
 
 async def overview(site: Site, request: Request) -> WebPage:
     """Show all topics, filtered, sorted and in portions, and what doctor finds."""
     picture, query = site.watch.picture, request.query_params
-    text, sort = query.get("q", "")[:100], query.get("sort", "depth")
-    value = SORTS.get(sort, SORTS["depth"])
+    text, sort = query.get("q", "")[:100], query.get("sort", "")
+    sort = sort if sort in COLUMNS else "depth"
+    value = attrgetter(sort)
     found = [line for line in picture.topics if text.lower() in line.name.lower()]
     known = [line for line in found if value(line) is not None]
-    known.sort(key=value, reverse=sort != "topic")  # type: ignore[arg-type] # one type each
+    known.sort(key=value, reverse=sort != "name")  # names from the first, numbers from the highest
     found = [*known, *(line for line in found if value(line) is None)]
     pages = max(1, -(-len(found) // _PER_PAGE))
     wanted = query.get("page", "")[:9]
-    number = min(pages, int(wanted) if wanted.isdecimal() else 1)
-    start = _PER_PAGE * (max(number, 1) - 1)
+    number = max(1, min(pages, int(wanted) if wanted.isdecimal() else 1))
+    start = _PER_PAGE * (number - 1)
     shown = found[start : start + _PER_PAGE]
     keys: dict[str, list[ChannelKey]] = {line.name: [] for line in shown}
     for key in picture.rows:
@@ -68,10 +71,10 @@ async def overview(site: Site, request: Request) -> WebPage:
         "lines": [(line, spark(site.watch.history, keys[line.name], "depth")) for line in shown],
         "count": len(found),
         "pages": pages,
-        "page": max(number, 1),
+        "page": number,
         "q": text,
         "sort": sort,
-        "sorts": list(SORTS),
+        "columns": COLUMNS,
         "findings": picture.findings[:_MAX_FINDINGS],
         "more_findings": len(picture.findings) - _MAX_FINDINGS,
     }
@@ -88,9 +91,9 @@ async def topic(site: Site, request: Request) -> WebPage:
         listed = [replace(own, channel=each) for each in await _listed_channels(site, name)]
         row = row or next((each for each in listed if each.channel == channel), None)
     if row is None:
-        what = f"channel {channel} of topic {name}" if channel else f"topic {name}"
-        silent = f"; no answer from {len(picture.silent)} servers" if picture.silent else ""
-        raise HTTPException(404, f"no answering nsqd has {what}{silent}")
+        silent = "; no answer from " + counted(len(picture.silent), "server")
+        text = f"no answering nsqd has {Target(name, channel)}"
+        raise HTTPException(404, text + silent if picture.silent else text)
     snapshot, consumers = await site.watch.detail(name)
     clients = [each for each in consumers if each.channel == channel]
     held = [each for key, each in picture.rows.items() if key[0] == name and key[1]]
@@ -163,5 +166,9 @@ async def doctor(site: Site, request: Request) -> WebPage:
     )
     async with site.looking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))
-    context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
+    context = {
+        "topic": name,
+        "channel": channel,
+        "findings": [("", found) for found in diagnose(facts)],
+    }
     return WebPage("doctor.html", context, live=False)

@@ -20,12 +20,11 @@ from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.republication import Republication
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.proto.messages import Message
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
 from nsqtools.sinks.relay.programs import fulfilling
-from nsqtools.ui.site import WebPage, checked, name_in, visitor_of, why_read_only
+from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from nsqtools.names import Address
+    from nsqtools.proto.messages import Message
+    from nsqtools.sinks.deadletters import DeadLetter
     from nsqtools.ui.site import SentForm, Site
 
 MAX_MESSAGES = 100
@@ -47,44 +48,36 @@ _AGAIN = "publish_again"
 class ShownMessage(NamedTuple):
     """A message as a page shows it; ``pick`` sends it back in a form.
 
-    ``command`` publishes the message again. ``reason`` is that of a dead letter.
+    ``command`` publishes the message again.
     """
 
     origin: str
-    message: Message
+    message: Message | DeadLetter
     readable: ReadableBody
     pick: str
     command: str
-    reason: str = ""
 
 
-def shown(topic: str, origin: str, message: Message, reason: str = "") -> ShownMessage:
+def shown(topic: str, origin: str, message: Message | DeadLetter) -> ShownMessage:
     """Return a message with its body in a readable form."""
     encoded = base64.b64encode(message.body).decode()
     found = readable(message.body, _MAX_SHOWN)
     is_text = found.kind != "bytes"
     envelope = {"body": message.body.decode()} if is_text else {"body_b64": encoded}
     command = f"nsqtools pub --topic {quote(topic)} --json {quote(json.dumps(envelope))}"
-    return ShownMessage(origin, message, found, json.dumps([origin, encoded]), command, reason)
+    return ShownMessage(origin, message, found, json.dumps([origin, encoded]), command)
 
 
-async def sample_form(site: Site, request: Request) -> WebPage:
-    """Offer to look at the messages of a channel, or at copies of a topic's new messages."""
-    return _sample_page(site, request)
-
-
-def _sample_page(site: Site, request: Request, **found: Any) -> WebPage:
+async def sample_form(site: Site, request: Request, **found: Any) -> WebPage:
+    """Offer to look at the messages of a channel, or at copies of a topic's; show those found."""
     topic, channel = name_in(request, "topic"), name_in(request, "channel")
     row = site.watch.picture.rows.get((topic, channel))
     if row is None:
         raise HTTPException(404, "no answering nsqd has it")
-    visitor = visitor_of(request)
-    refusal = "" if visitor.may_change else why_read_only(site, visitor)
     context: dict[str, Any] = {
         "topic": topic,
         "channel": channel,
         "row": row,
-        "refusal": refusal,
         "messages": None,
         "count": "10",
         "q": "",
@@ -103,9 +96,9 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     first channel would take the messages waiting in the topic, and nsqd would drop them with it.
     """
     topic, channel = name_in(request, "topic"), name_in(request, "channel")
-    visitor, count = visitor_of(request), int(form.number("count", 10, 1, MAX_MESSAGES))
-    if channel and not visitor.may_change:
-        text = f"looking at a channel costs each message an attempt; {why_read_only(site, visitor)}"
+    count, refusal = int(form.number("count", 10, 1, MAX_MESSAGES)), request.state.visitor.refusal
+    if channel and refusal:
+        text = f"looking at a channel costs each message an attempt; {refusal}"
         raise HTTPException(403, text)
     async with site.looking():
         snapshot = await site.watch.look(topic)  # the picture may be older than a deletion
@@ -128,7 +121,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         if size <= _MAX_BYTES or not messages:
             origin = f"{nsqd} {message.id.decode('latin-1')}"
             messages.append(shown(topic, origin, message))
-    page = _sample_page(
+    page = await sample_form(
         site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
         count=str(count), q=form["q"], jq=form["jq"],
     )  # fmt: skip
@@ -183,19 +176,10 @@ async def dead(site: Site, request: Request) -> WebPage:
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
     topic = name.removesuffix(SUFFIX)
-    messages = [
-        shown(
-            topic,
-            f"{name} byte {each.offset}",
-            Message(b"", each.body, each.timestamp, each.attempts),
-            each.reason,
-        )
-        for each in letters
-        if not each.error
-    ]
+    usable = [each for each in letters if not each.error]
+    messages = [shown(topic, f"{name} byte {each.offset}", each) for each in usable]
     context = {
         "file": name,
-        "files": [],
         "messages": messages,
         "target": topic,
         "errors": [(each.offset, each.error) for each in letters if each.error],

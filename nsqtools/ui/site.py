@@ -120,9 +120,7 @@ class Site:
 
     def url(self, *parts: str, **query: object) -> str:
         """Return the path of a page, with the names of topics and channels escaped."""
-        path = "/".join(
-            [self.base, *(quote(part, "", errors="replace") for part in parts or ("",))]
-        )
+        path = "/".join([self.base, *(quote(part, "", None, "replace") for part in parts or ("",))])
         given = {name: value for name, value in query.items() if value not in ("", None)}
         return f"{path}?{urlencode(given, errors='replace')}" if given else path
 
@@ -138,7 +136,7 @@ class Site:
         """Return the HTML of a page, or of one of its blocks."""
         template = self._templates.get_template(page.template)
         context = {
-            "visitor": visitor_of(request),
+            "visitor": request.state.visitor,
             "picture": self.watch.picture,
             "live": page.live,
             **page.context,
@@ -205,12 +203,12 @@ def posted(
 
     @wraps(post)
     async def endpoint(request: Request) -> Response:
-        visitor = visitor_of(request)
+        visitor: Visitor = request.state.visitor
         form = await _read_form(request)
         if not hmac.compare_digest(form["token"].encode(), visitor.token.encode()):
             raise HTTPException(403, "the form is out of date: go back, reload the page, try again")
-        if changes and not visitor.may_change:
-            raise HTTPException(403, why_read_only(site, visitor))
+        if changes and visitor.refusal:
+            raise HTTPException(403, visitor.refusal)
         return await post(site, request, form)
 
     return endpoint
@@ -232,19 +230,6 @@ async def _read_form(request: Request) -> SentForm:
     except (ValueError, ClientDisconnect):
         raise HTTPException(400, "the form is not usable") from None
     return SentForm(pairs)
-
-
-def visitor_of(request: Request) -> Visitor:
-    """Return the user of a request."""
-    found: Visitor = request.scope["state"]["visitor"]
-    return found
-
-
-def why_read_only(site: Site, visitor: Visitor) -> str:
-    """Return the reason why a visitor cannot change anything, with the fix."""
-    if not site.options.allow_changes:
-        return "the page is read-only: start nsqtools ui with --allow-changes"
-    return f"user {visitor.name} only reads: --admin-user {visitor.name} would allow changes"
 
 
 def name_in(request: Request, kind: str) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-
 MAX_CONNECTIONS = 900
 """With more connections, requests are answered with 503."""
 _MAX_HEAD = 16 << 10

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from nsqtools.config.ui import UiOptions
 from nsqtools.errors import ConfigError
 from tests.support.eventually import eventually
 from tests.support.process import Cli
-from tests.support.servers import Nsqd, fill, http
+from tests.support.servers import Nsqd, at, fill, http
 from tests.support.visiting import Visited
 from tests.support.webserver import Answer, Request, WebServer
 
@@ -42,7 +43,7 @@ def test_foreign_pages_hosts_and_paths_are_refused(nsqtools_cli: Cli, nsqd: Nsqd
     assert visited.get("/", Origin=f"http://{visited.netloc}").status == 200
     for path in (
         "/../../etc/passwd",
-        "/ui.js/../../access.py",
+        "/static/ui.js/../../access.py",
         "/static/..%2f..%2faccess.py",
         "/%2e%2e/access.py",
         "/topic/..%2f..%2f",
@@ -51,9 +52,9 @@ def test_foreign_pages_hosts_and_paths_are_refused(nsqtools_cli: Cli, nsqd: Nsqd
     ):
         answer = visited.get(path)
         assert answer.status == 404, path
-        assert "<script>" not in answer.text.replace('<script src="/ui.js" defer>', "")
+        assert "<script>" not in answer.text.replace('<script src="/static/ui.js" defer>', "")
     assert visited.ask("PUT", "/").status == 405
-    assert visited.get("/ui.js").status == 200
+    assert visited.get("/static/ui.js").status == 200
 
 
 def test_pages_of_others_can_link_here_but_neither_load_parts_nor_aim_a_key(
@@ -132,6 +133,7 @@ def test_a_change_needs_the_token_of_the_visitor_and_permission(
     ):
         answer = visited.get("/", **({"Authorization": wrong} if wrong else {}))
         assert (answer.status, "Basic realm" in answer.headers["www-authenticate"]) == (401, True)
+    assert visited.get("/ping").text == "OK"
     assert "read-only" in visited.get("/", Authorization=bob).text
     token = visited.token({"Authorization": ann})
     assert visited.post("/change", {**fields, "token": ""}, Authorization=ann).status == 403
@@ -220,10 +222,14 @@ def test_what_servers_and_clients_say_is_never_markup(nsqtools_cli: Cli, nsqd: N
         assert "&lt;script&gt;" in visited.get("/topic/t/c").text
 
 
-def test_500_slow_connections_and_large_forms_do_not_stop_the_page(
-    nsqtools_cli: Cli, nsqd: Nsqd
+def test_500_slow_connections_and_large_forms_stop_neither_the_page_nor_a_consumer(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
+    fill(nsqd, topic, "c", 2)
     visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes")
+    tail = nsqtools_cli.start(
+        *("tail", "--topic", topic, "--channel", "c", "-n", "3", *at(nsqd)), stdout=subprocess.PIPE
+    )
     host, port = visited.netloc.split(":")
     with contextlib.ExitStack() as open_:
         for n in range(500):
@@ -233,6 +239,12 @@ def test_500_slow_connections_and_large_forms_do_not_stop_the_page(
         with visited.stream("/") as events:
             assert next(events)
             assert next(events)
+        assert tail.stdout
+        assert [tail.stdout.readline() for _ in range(2)] == [b"x\n"] * 2
+        nsqd.publish(topic, [b"last"])
+        assert tail.stdout.read() == b"last\n"
+        assert tail.wait() == 0
+        assert f">{topic}<" in visited.get("/").text
         fields = {"verb": "pause", "topic": "x" * (5 << 20)}
         assert visited.post("/change", fields).status == 413
     many = "&".join(f"f{n}=1" for n in range(2000))

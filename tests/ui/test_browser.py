@@ -38,7 +38,7 @@ def test_a_page_is_live_and_pauses_while_its_tab_is_hidden(
 ) -> None:
     tab = browser.tab(f"{visited.url}topic/t/c")
     tab.until(f"{SHOWN} == 'live'")
-    path = "document.querySelector('.chart .line0').getAttribute('d')"
+    path = "document.querySelector('.chart .hue0').getAttribute('d')"
     before = tab.run(path)
     nsqd.publish("t", [b"x"] * 5)
     tab.until(f"{path} != {before!r} && document.querySelector('dd').textContent.startsWith('7')")

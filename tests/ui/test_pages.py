@@ -36,7 +36,7 @@ def test_topics_are_filtered_sorted_and_shown_with_what_doctor_finds(
     assert "page 1 of 2" in first
     assert first.index("orders") < first.index("quiet00")
     assert "channel archive: depth 3" in first  # of doctor, for want of a consumer
-    by_name = visited.get("/?sort=topic&page=2").text
+    by_name = visited.get("/?sort=name&page=2").text
     assert "quiet59" in by_name
     assert ">orders<" not in by_name.partition("doctor finds")[0]
     found = visited.get("/?q=ORD").text
@@ -182,9 +182,9 @@ def test_behind_a_proxy_all_links_have_the_base_path(nsqtools_cli: Cli, nsqd: Ns
     assert visited.get("/nsq").headers["location"] == "/nsq/"
     page = visited.get("/nsq/").text
     links = re.findall(r'(?:href|src|action)="([^"]*)"', page)
-    assert {link.partition("?")[0] for link in links} > {"/nsq/", "/nsq/ui.js", "/nsq/nodes"}
+    assert {link.partition("?")[0] for link in links} > {"/nsq/", "/nsq/static/ui.js", "/nsq/nodes"}
     assert all(link.startswith(("/nsq/", "#")) for link in links)
-    assert visited.get("/nsq/ui.css").status == 200
+    assert visited.get("/nsq/static/ui.css").status == 200
     assert visited.get("/").status == 404
 
 

@@ -29,8 +29,7 @@ function show(html) {
   fresh.innerHTML = html;
   renew(live, fresh);
   if (!href || (active.isConnected && active.getAttribute("href") === href)) return;
-  const again = [...live.querySelectorAll("a")].find((each) => each.getAttribute("href") === href);
-  if (again) again.focus({ preventScroll: true });
+  [...live.querySelectorAll("a")].find((each) => each.getAttribute("href") === href)?.focus({ preventScroll: true });
 }
 
 function listen() {
@@ -60,12 +59,11 @@ document.addEventListener("keydown", (event) => {
   if (typing) return;
   const rows = [...document.querySelectorAll("tbody th a")];
   const at = rows.indexOf(document.activeElement);
+  const rel = { u: "up", n: "next", p: "prev" }[event.key];
   if (event.key === "/" && document.getElementById("filter")) document.getElementById("filter").focus();
   else if (event.key === "j" && rows.length) rows[Math.min(at + 1, rows.length - 1)].focus();
   else if (event.key === "k" && rows.length) rows[Math.max(at - 1, 0)].focus();
-  else if (event.key === "u") document.querySelector("[rel=up]")?.click();
-  else if (event.key === "n") document.querySelector("[rel=next]")?.click();
-  else if (event.key === "p") document.querySelector("[rel=prev]")?.click();
+  else if (rel) document.querySelector(`[rel=${rel}]`)?.click();
   else return;
   event.preventDefault();
 });
