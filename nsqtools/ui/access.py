@@ -93,7 +93,8 @@ class AccessGuard:
             text = f"this server is not known as {host!r}: --server-name makes it known"
             return PlainTextResponse(f"{text}\n", 421)
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return PlainTextResponse("the request comes from a page of another origin\n", 403)
+            text = "the request comes from another origin: a proxy must pass the browser's Host on"
+            return PlainTextResponse(f"{text}\n", 403)
         if scope["path"] == f"{self._options.base_path.rstrip('/')}/ping":
             return PlainTextResponse("OK")  # as by nsqadmin, for those who watch the process
         name = self._user(headers)
