@@ -34,7 +34,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_FOREIGN = "the request comes from a page of another origin"
+_FOREIGN = "the request comes from another origin: a proxy must pass the browser's Host on"
 
 _LOGINS = 10.0
 """Maximum number of logins answered per second, right or wrong, over all connections."""
