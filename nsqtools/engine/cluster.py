@@ -117,6 +117,12 @@ class Snapshot:
                 messages -= depths[tcp]
         return found
 
+    def taking(self, topic: str) -> list[Address]:
+        """Return the TCP addresses to publish to: of the nsqds with the topic, or of all."""
+        return self.having(topic, None) or [
+            node.tcp for name, node in self.nodes.items() if node.tcp and name in self.stats
+        ]
+
 
 class Cluster:
     """The given nsqds and the nsqds listed by nsqlookupds; an async context manager.

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
@@ -66,6 +66,23 @@ def topics_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats]]:
     for name, stats in snapshot.stats.items():
         for topic in stats.topics:
             yield name, topic
+
+
+def by_node(
+    snapshot: Snapshot, topic: str, channel: str
+) -> list[tuple[str, TopicStats | ChannelStats | None]]:
+    """The numbers of a topic or channel on each nsqd that has it; None for a silent nsqd."""
+    found: list[tuple[str, TopicStats | ChannelStats | None]] = []
+    for name in snapshot.nodes:
+        if name not in snapshot.stats:
+            found.append((name, None))
+            continue
+        for each in snapshot.stats[name].topics:
+            parts: Sequence[TopicStats | ChannelStats] = [each]
+            if channel:
+                parts = [part for part in each.channels if part.name == channel]
+            found += [(name, part) for part in parts if each.name == topic]
+    return found
 
 
 def measured(each: TopicStats | ChannelStats) -> Percentiles:

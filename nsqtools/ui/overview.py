@@ -12,7 +12,7 @@ from nsqtools.config.connection import ExaminedConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.administration import survey
 from nsqtools.engine.changes import Target
-from nsqtools.engine.clusterstats import latencies
+from nsqtools.engine.clusterstats import by_node, latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.errors import NSQError
@@ -21,11 +21,8 @@ from nsqtools.ui.charts import charts, spark
 from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from starlette.requests import Request
 
-    from nsqtools.engine.cluster import Snapshot
     from nsqtools.policy.rates import ChannelKey, Row
     from nsqtools.ui.site import Site
 
@@ -104,7 +101,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "row": row,
         "oldest": age(row),
         "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
-        "nodes": _by_node(snapshot, name, channel),
+        "nodes": by_node(snapshot, name, channel),
         "channels": [] if channel else channels[:_MAX_CHANNELS],
         "more_channels": 0 if channel else len(channels) - _MAX_CHANNELS,
         "clients": clients[:_MAX_CLIENTS],
@@ -122,21 +119,6 @@ async def _listed_channels(site: Site, topic: str) -> list[str]:
             return sorted((await survey(site.servers, topic)).channels)
         except NSQError as error:
             raise HTTPException(502, str(error)) from None
-
-
-def _by_node(snapshot: Snapshot, topic: str, channel: str) -> list[tuple[str, object]]:
-    """Return the numbers of a topic or channel on each nsqd that has it; None for a silent nsqd."""
-    found: list[tuple[str, object]] = []
-    for name in snapshot.nodes:
-        if name not in snapshot.stats:
-            found.append((name, None))
-            continue
-        for each in snapshot.stats[name].topics:
-            parts: Sequence[object] = [each]
-            if channel:
-                parts = [part for part in each.channels if part.name == channel]
-            found += [(name, part) for part in parts if each.name == topic]
-    return found
 
 
 async def nodes(site: Site, request: Request) -> WebPage:

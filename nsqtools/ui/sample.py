@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 MAX_MESSAGES = 100
 _MAX_SHOWN = 64 << 10
 _MAX_BYTES = 2 << 20  # of the messages of a page, so that a form can send them back
-_MAX_PROGRAM = 1000
 _IDLE = 2.0
 _AGAIN = "publish_again"
 
@@ -149,8 +148,6 @@ async def _filtered(
     kept = [each for each in found if text.encode().lower() in each[1].body.lower()]
     if not program:
         return kept
-    if len(program) > _MAX_PROGRAM or "\0" in program:
-        raise HTTPException(400, f"jq condition: expected at most {_MAX_PROGRAM} characters")
     texts = [each[1].body.decode(errors="replace") for each in kept]
     try:
         return [kept[position] for position in await fulfilling(program, texts)]
@@ -218,11 +215,7 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
         (origin, _edited(body, form.getlist(f"text{position}"), position))
         for position, (origin, body) in enumerate(_picks(form))
     ]
-    snapshot = site.watch.picture.snapshot
-    nsqds = snapshot.having(topic, None) or [
-        node.tcp for name, node in snapshot.nodes.items() if node.tcp and name in snapshot.stats
-    ]
-    if not nsqds:
+    if not (nsqds := site.watch.picture.snapshot.taking(topic)):
         raise HTTPException(502, "nothing was done: no nsqd answers")
     log, nonce = RedirectResponse(site.url("publications"), 303), form["nonce"]
     async with site.publishing:

@@ -109,14 +109,9 @@ class Site:
         )
         shared = {"url": self.url, "version": __version__, "options": self.options}
         self._templates.globals |= shared
-        self._templates.filters |= {
-            "number": number,
-            "age": age,
-            "clock": clock,
-            "counted": counted,
-        }
-        macros = self._templates.get_template("macros.html")
-        self._templates.globals["m"] = macros.module
+        filters = {"number": number, "age": age, "clock": clock, "counted": counted}
+        self._templates.filters |= filters
+        self._templates.globals["m"] = self._templates.get_template("macros.html").module
 
     def url(self, *parts: str, **query: object) -> str:
         """Return the path of a page, with the names of topics and channels escaped."""

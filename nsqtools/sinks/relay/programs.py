@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # The line break ends a comment, and first() makes one value of many.
 _WHERE = "first(({}\n), null) | if . then true else false end"
 _MOST_ERROR = 200
+_MAX_PROGRAM = 10_000
 _TIMEOUT = 2.0
 _MEMORY = 512 << 20
 
@@ -49,6 +50,8 @@ async def fulfilling(program: str, texts: Sequence[str]) -> list[int]:
     for which the program fails does not fulfil it. Raises ConfigError for an invalid program, or
     after 2 seconds.
     """
+    if len(program) > _MAX_PROGRAM or "\0" in program:  # the system refuses such an argument
+        raise ConfigError(f"--where: expected at most {_MAX_PROGRAM} characters, without NUL")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, program),
         stdin=asyncio.subprocess.PIPE,
