@@ -63,26 +63,28 @@ def read_dead_letters(
 ) -> tuple[list[DeadLetter], int]:
     """Return at most ``count`` dead letters from an offset on, and the offset after them.
 
-    Those without ``text`` in the body or the reason, in any case, are left out. Lines returned have
-    about ``max_size`` bytes at most, and no more than ``MAX_SCAN`` bytes are read. A line longer
-    than ``max_size`` is an error, and the file cannot be read beyond it. Raises OSError.
+    Those without ``text`` in the body or the reason, in any case, are left out. Several lines
+    returned have ``max_size`` bytes at most, and about ``MAX_SCAN`` bytes are read. A line longer
+    than that is an error, and the file cannot be read beyond it. Raises OSError.
     """
     found: list[DeadLetter] = []
     wanted, size = text.encode().lower(), 0
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         file.seek(start)
-        while len(found) < count and size < max_size and file.tell() - start < MAX_SCAN:
+        while len(found) < count and file.tell() - start < MAX_SCAN:
             offset = file.tell()
-            line = file.readline(max_size)
+            line = file.readline(MAX_SCAN)
             if not line.endswith(b"\n"):  # the end, a line being written, or a line too long
-                if len(line) == max_size:
-                    found.append(DeadLetter(offset, error=f"a line over {max_size} bytes"))
+                if len(line) == MAX_SCAN:
+                    found.append(DeadLetter(offset, error=f"a line over {MAX_SCAN} bytes"))
                 return found, offset
             each = _dead_letter(offset, line)
             if each.error or wanted in each.body.lower() + each.reason.lower().encode():
-                found.append(each)
                 size += len(line)
+                if found and size > max_size:
+                    return found, offset
+                found.append(each)
         return found, file.tell()
 
 

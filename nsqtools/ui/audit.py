@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.exceptions import HTTPException
 
-from nsqtools.errors import ConfigError
+from nsqtools.errors import NSQError
 from nsqtools.net.http.api import post_json
-from nsqtools.net.http.client import DialError
-from nsqtools.net.http.wire import ReplyError
 from nsqtools.sinks.files.disk import named_option
 from nsqtools.tasks import Tasks
 
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from nsqtools.config.ui import UiOptions
 
 log = logging.getLogger(__name__)
-
-_TIMEOUT = 5.0
 
 
 class Audit:
@@ -91,14 +87,9 @@ class Audit:
 
     async def _tell(self, body: bytes) -> None:
         try:
-            async with asyncio.timeout(_TIMEOUT):
-                status = await post_json(self._endpoint, body)
-        except (ConfigError, DialError, ReplyError, TimeoutError) as error:
-            text = str(error) or "no response"
-        else:
-            text = "" if 200 <= status < 300 else f"status {status}"
-        if text:
-            log.error("--notification-http-endpoint %s: %s", self._endpoint, text)
+            await post_json(self._endpoint, body)
+        except NSQError as error:
+            log.error("--notification-http-endpoint: %s", error)
 
     async def close(self) -> None:
         """Wait a moment for the endpoint's answers."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES = 100
 _MAX_SHOWN = 64 << 10
-_MAX_BYTES = 2 << 20  # of the messages of a page, so that a form can send them back
+_MAX_BYTES = 768 << 10  # of the messages of a page: a form has them in base64 and percent-encoded
 _IDLE = 2.0
 _AGAIN = "publish_again"
 
@@ -47,7 +47,7 @@ _AGAIN = "publish_again"
 class ShownMessage(NamedTuple):
     """A message as a page shows it; ``pick`` sends it back in a form.
 
-    ``command`` publishes the message again.
+    ``command`` publishes the message again. A message too large for a form has no ``pick``.
     """
 
     origin: str
@@ -64,7 +64,8 @@ def shown(topic: str, origin: str, message: Message | DeadLetter) -> ShownMessag
     is_text = found.kind != "bytes"
     envelope = {"body": message.body.decode()} if is_text else {"body_b64": encoded}
     command = f"nsqtools pub --topic {quote(topic)} --json {quote(json.dumps(envelope))}"
-    return ShownMessage(origin, message, found, json.dumps([origin, encoded]), command)
+    pick = json.dumps([origin, encoded]) if len(message.body) <= _MAX_BYTES else ""
+    return ShownMessage(origin, message, found, pick, command)
 
 
 async def sample_form(site: Site, request: Request, **found: Any) -> WebPage:

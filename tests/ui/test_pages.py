@@ -311,6 +311,22 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     assert done.stdout == b"one\n2\n\xff\x00\na\r\nb\r\n"
 
 
+def test_what_a_page_lets_choose_fits_a_form(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    bodies = ["%" * size for size in (900_000, 700_000, 90_000)]
+    lines = [json.dumps({"reason": "", "body": body}) + "\n" for body in bodies]
+    (tmp_path / "large.dead.jsonl").write_text("".join(lines))
+    options = ("--dead-letter-dir", str(tmp_path), "--allow-changes")
+    visited = Visited(nsqtools_cli, *http([nsqd]), *options)
+    assert picks(visited.get("/dead/large.dead.jsonl").text) == []
+    chosen = picks(visited.get(f"/dead/large.dead.jsonl?start={len(lines[0])}").text)
+    assert len(chosen) == 1  # with the third message, they would be too large together
+    fields = [("token", visited.token()), ("topic", topic), ("pick", chosen[0])]
+    assert visited.post("/publish", [*fields, ("text0", bodies[1])]).status == 303
+    eventually(lambda: nsqd.topic(topic)["depth"] == 1)
+
+
 def test_a_look_at_a_channel_finds_messages_wherever_they_are(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
 ) -> None:
