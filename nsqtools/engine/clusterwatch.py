@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from contextlib import suppress
@@ -116,6 +117,13 @@ class ClusterWatch:
                         await self._stopping.wait()
         finally:
             self.stop()
+
+    async def refresh(self) -> None:
+        """Poll from now on: a poll under way, or an earlier look, may have asked before a change."""
+        self._found = {topic: (-math.inf, task) for topic, (_, task) in self._found.items()}
+        if self.poll.is_running:
+            await self.poll()
+        await self.poll()
 
     def stop(self) -> None:
         """End ``run``, and everybody's wait for a turn."""

@@ -116,7 +116,7 @@ async def change(site: Site, request: Request, form: SentForm) -> Response:
     ]
     site.audit.notify(request, wish.action, **names)
     await site.audit.record(request, wish.action, "done", **names, servers=outcome)
-    await site.watch.poll()
+    await site.watch.refresh()
     status = 502 if any(step.error for step in taken) else 200
     context = {"wish": wish, "taken": taken}
     return site.respond(WebPage("outcome.html", context, live=False, status=status), request)

@@ -26,8 +26,9 @@ class Looks:
 
     async def look(self, *_: object, **__: object) -> Snapshot:
         self.count += 1
+        found = self.snapshot
         await elapse(self.takes)
-        return self.snapshot
+        return found
 
     async def again(self, *_: object) -> Snapshot:
         return await self.look()
@@ -77,6 +78,21 @@ async def test_many_who_look_at_a_topic_share_one_round_of_requests() -> None:
     given_up.cancel()
     await watch.detail("t0")
     assert looks.count == 2
+
+
+@virtual
+async def test_after_a_change_nobody_sees_what_was_asked_before() -> None:
+    looks = Looks(snapshot_of(0.0, 2))
+    watch = watch_of(looks)
+    await watch.poll()
+    await watch.detail("t0")
+    polling = asyncio.ensure_future(watch.poll())
+    await elapse(0.5)
+    looks.snapshot = snapshot_of(1.0, 2)
+    await watch.refresh()
+    assert watch.picture.snapshot is looks.snapshot
+    assert (await watch.detail("t0")).snapshot is looks.snapshot
+    await polling
 
 
 @virtual
