@@ -119,7 +119,7 @@ class ClusterWatch:
             self.stop()
 
     async def refresh(self) -> None:
-        """Poll from now on: a poll under way, or an earlier look, may have asked before a change."""
+        """Poll from now on: a poll under way or an earlier look may have asked before a change."""
         self._found = {topic: (-math.inf, task) for topic, (_, task) in self._found.items()}
         if self.poll.is_running:
             await self.poll()

@@ -99,6 +99,8 @@ class Site:
         """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
         """Number of browsers that get new pictures."""
+        self._pictured: object = None
+        self._news: dict[tuple[str, str, str], asyncio.Task[str]] = {}
         self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
@@ -141,6 +143,31 @@ class Site:
         # Servers and dead letters may have halves of surrogate pairs, which are no characters.
         return text.encode(errors="backslashreplace").decode()
 
+    def event(self, page: WebPage, request: Request) -> str:
+        """Return the live part of a page as a server-sent event."""
+        html = self.render(page, request, block="live")
+        return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+
+    async def news(self, view: PageView, request: Request) -> str:
+        """Return the event of a view for the last picture; all who see the same share it.
+
+        So the live part of a page must not have the token of a visitor.
+        """
+        if self._pictured is not self.watch.picture:
+            self._pictured, self._news = self.watch.picture, {}
+        key = request.url.path, request.url.query, request.state.visitor.refusal
+        if key not in self._news:
+            work = self._made(view, request)
+            self._news[key] = asyncio.get_running_loop().create_task(work)
+        return await asyncio.shield(self._news[key])
+
+    async def _made(self, view: PageView, request: Request) -> str:
+        try:
+            page = await view(self, request)
+        except HTTPException as error:
+            page = WebPage("notice.html", {"text": error.detail})
+        return self.event(page, request)
+
     def respond(self, page: WebPage, request: Request) -> HTMLResponse:
         """Return a whole page."""
         return HTMLResponse(self.render(page, request), page.status)
@@ -163,7 +190,7 @@ def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response
         if site.streams >= _MAX_STREAMS:
             return site.notice(request, "too many browsers are looking: reload later", 503)
         return StreamingResponse(
-            _stream(site, view, request),
+            _stream(site, view, request, page),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
@@ -171,19 +198,14 @@ def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response
     return endpoint
 
 
-async def _stream(site: Site, view: PageView, request: Request) -> AsyncIterator[str]:
+async def _stream(
+    site: Site, view: PageView, request: Request, page: WebPage
+) -> AsyncIterator[str]:
     site.streams += 1
     try:
-        yield "retry: 2000\n\n"
+        yield "retry: 2000\n\n" + site.event(page, request)
         while await site.watch.turn():
-            try:
-                page = await view(site, request)
-                html = site.render(page, request, block="live")
-            except HTTPException as error:
-                html = site.render(
-                    WebPage("notice.html", {"text": error.detail}), request, block="live"
-                )
-            yield "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+            yield await site.news(view, request)
     finally:
         site.streams -= 1
 

@@ -35,9 +35,13 @@ function show(html) {
 function listen() {
   if (source || document.hidden || !("live" in live.dataset)) return;
   source = new EventSource(location.href);
-  source.onopen = () => { state.textContent = "live"; };
   source.onmessage = (event) => { show(event.data); state.textContent = "live"; };
-  source.onerror = () => { state.textContent = "no connection: the numbers are old"; };
+  source.onerror = () => {
+    state.textContent = "no connection: the numbers are old";
+    if (source.readyState !== EventSource.CLOSED) return;
+    source = null; // after an answer such as 503, a browser does not try again by itself
+    setTimeout(listen, 5000);
+  };
 }
 
 function pause() {
