@@ -48,6 +48,7 @@ class TopicLine(NamedTuple):
     paused: bool
     missing: int
     is_held: bool
+    keys: Sequence[ChannelKey]
 
 
 class TopicDetail(NamedTuple):
@@ -202,4 +203,5 @@ def _line(name: str, rows: Sequence[Row]) -> TopicLine:
         paused=any(row.totals.paused for row in rows),
         missing=max(row.missing for row in rows),
         is_held=any(row.is_held for row in rows),
+        keys=[(row.topic, row.channel) for row in rows],
     )

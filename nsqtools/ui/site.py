@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
 from nsqtools.config.units import counted, format_duration
-from nsqtools.errors import OutputError
+from nsqtools.errors import NSQError, OutputError
 from nsqtools.names import is_valid_name
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class Site:
     def __post_init__(self) -> None:
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
         """For requests that keep connections to servers open for seconds; more of them wait."""
+        self._turn = 0
+        self._drawings: dict[str, asyncio.Task[str]] = {}
         self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
@@ -144,6 +146,18 @@ class Site:
             return template.render(context)
         return "".join(template.blocks[block](template.new_context(context)))
 
+    async def drawn(self, view: PageView, request: Request) -> str:
+        """Return the live part of a page, drawn once in a turn for all who look at this page.
+
+        No live part depends on the visitor.
+        """
+        if self._turn != self.watch.polls:
+            self._turn, self._drawings = self.watch.polls, {}
+        key = str(request.url)
+        if key not in self._drawings:
+            self._drawings[key] = asyncio.ensure_future(_draw(self, view, request))
+        return await asyncio.shield(self._drawings[key])
+
     def respond(self, page: WebPage, request: Request) -> HTMLResponse:
         """Return a whole page."""
         return HTMLResponse(self.render(page, request), page.status)
@@ -175,16 +189,18 @@ async def _stream(site: Site, view: PageView, request: Request) -> AsyncIterator
     try:
         yield "retry: 2000\n\n"
         while await site.watch.turn():
-            try:
-                page = await view(site, request)
-                html = site.render(page, request, block="live")
-            except HTTPException as error:
-                html = site.render(
-                    WebPage("notice.html", {"text": error.detail}), request, block="live"
-                )
-            yield "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+            yield await site.drawn(view, request)
     finally:
         site.streams -= 1
+
+
+async def _draw(site: Site, view: PageView, request: Request) -> str:
+    try:
+        page = await view(site, request)
+    except (HTTPException, NSQError) as error:
+        page = WebPage("notice.html", {"text": getattr(error, "detail", str(error))})
+    html = site.render(page, request, block="live")
+    return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
 
 
 def posted(

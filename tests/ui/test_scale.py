@@ -73,4 +73,4 @@ def test_any_number_of_tabs_asks_for_one_round(nsqtools_cli: Cli) -> None:
         for nsqd in nsqds:
             rounds, detailed = asked(nsqd)
             assert rounds >= 4
-            assert 4 <= detailed <= rounds + 1
+            assert 1 < detailed <= rounds + 1
