@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 
 from nsqtools.config.connection import read_secret
@@ -24,6 +25,16 @@ def is_loopback(host: str) -> bool:
 def _base_path(value: str) -> None:
     if not value.startswith("/") or not value.isascii() or set(value) & set("?#%\\\"'<> "):
         raise ConfigError(f"{value!r}: expected a path such as /nsq")
+
+
+def _host_name(value: str) -> None:
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", value):
+        raise ConfigError(f"{value!r}: expected a name such as nsq.example.com, without a port")
+
+
+def _header_name(value: str) -> None:
+    if not re.fullmatch(r"[\w-]+", value, re.ASCII):
+        raise ConfigError(f"{value!r}: expected a name such as X-Forwarded-User")
 
 
 def _endpoint(value: str) -> None:
@@ -62,6 +73,7 @@ class UiOptions(Options):
     server_name: tuple[str, ...] = texts(
         "Further host name by which browsers reach the page, such as the proxy's; may be repeated.",
         metavar="HOST",
+        rule=_host_name,
     )
     password_file: str = path(
         "File with a line NAME:PASSWORD for each user.",
@@ -72,6 +84,7 @@ class UiOptions(Options):
         "Header in which an authenticating proxy names the user, such as X-Forwarded-User. "
         "Requests without it are refused.",
         metavar="HEADER",
+        rule=_header_name,
     )
     admin_user: tuple[str, ...] = texts(
         "User who may make changes; may be repeated.", metavar="NAME", default_note="every user"
