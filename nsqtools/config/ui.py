@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 
 from nsqtools.config.connection import read_secret
@@ -26,9 +27,14 @@ def _base_path(value: str) -> None:
         raise ConfigError(f"{value!r}: expected a path such as /nsq")
 
 
-def _server_name(value: str) -> None:
-    if not value.isprintable() or set(value) & set(":/?#@[] "):
-        raise ConfigError(f"{value!r}: expected a host name, without scheme and port")
+def _host_name(value: str) -> None:
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", value):
+        raise ConfigError(f"{value!r}: expected a name such as nsq.example.com, without a port")
+
+
+def _header_name(value: str) -> None:
+    if not re.fullmatch(r"[\w-]+", value, re.ASCII):
+        raise ConfigError(f"{value!r}: expected a name such as X-Forwarded-User")
 
 
 def _endpoint(value: str) -> None:
@@ -67,7 +73,7 @@ class UiOptions(Options):
     server_name: tuple[str, ...] = texts(
         "Further host name by which browsers reach the page, such as the proxy's; may be repeated.",
         metavar="HOST",
-        rule=_server_name,
+        rule=_host_name,
     )
     password_file: str = path(
         "File with a line NAME:PASSWORD for each user.",
@@ -78,6 +84,7 @@ class UiOptions(Options):
         "Header in which an authenticating proxy names the user, such as X-Forwarded-User. "
         "Requests without it are refused.",
         metavar="HEADER",
+        rule=_header_name,
     )
     admin_user: tuple[str, ...] = texts(
         "User who may make changes; may be repeated.", metavar="NAME", default_note="every user"

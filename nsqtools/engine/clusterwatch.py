@@ -49,6 +49,7 @@ class TopicLine(NamedTuple):
     paused: bool
     missing: int
     is_held: bool
+    keys: Sequence[ChannelKey]
 
 
 class TopicDetail(NamedTuple):
@@ -214,4 +215,5 @@ def _line(name: str, rows: Sequence[Row]) -> TopicLine:
         paused=any(row.totals.paused for row in rows),
         missing=max(row.missing for row in rows),
         is_held=any(row.is_held for row in rows),
+        keys=[(row.topic, row.channel) for row in rows],
     )

@@ -19,6 +19,8 @@ SPACING = 20.0
 FIELDS = ("depth", "in_flight", "deferred", "ingress", "egress", "requeues", "timeouts")
 """The recorded numbers: counts, then rates per second."""
 
+_MAX_TOTALS = 500
+
 _NOT_ASKED, _SILENT, _ANSWERED = range(3)
 
 
@@ -45,6 +47,7 @@ class History:
 
     def __init__(self) -> None:
         self._count = 0
+        self._totals: dict[tuple[tuple[ChannelKey, ...], str], Points] = {}
         self._times = array("d", [math.nan]) * POINTS
         self._nodes: dict[str, bytearray] = {}
         self._series: dict[ChannelKey, dict[str, _Series]] = {}
@@ -56,6 +59,7 @@ class History:
         """
         self._count += 1
         slot = self._count % POINTS
+        self._totals.clear()
         self._times[slot] = at
         for states in self._nodes.values():
             states[slot] = _NOT_ASKED
@@ -90,7 +94,16 @@ class History:
         """Return the sum of a number over topics, channels and nsqds.
 
         The sum is unknown where an nsqd that has one of them was silent, or where it has no rate.
+        It is kept until the next point, because many look at it meanwhile.
         """
+        wanted = (*keys,), name
+        if wanted not in self._totals:
+            if len(self._totals) >= _MAX_TOTALS:
+                self._totals.clear()
+            self._totals[wanted] = self._sum(*wanted)
+        return self._totals[wanted]
+
+    def _sum(self, keys: Iterable[ChannelKey], name: str) -> Points:
         points = self._points()
         sums: list[float | None] = [None] * len(points)
         for by_node in filter(None, map(self._series.get, keys)):

@@ -53,7 +53,7 @@ class Visitor:
     name: str
     token: str
     refusal: str
-    is_led: bool
+    is_led: bool = False
 
 
 class AccessGuard:

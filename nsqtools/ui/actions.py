@@ -17,7 +17,6 @@ from nsqtools.engine.changes import (
     plan,
     plan_tombstone,
 )
-from nsqtools.errors import NSQError
 from nsqtools.ui.site import SentForm, WebPage, checked
 
 if TYPE_CHECKING:
@@ -64,10 +63,7 @@ def _wish(form: SentForm) -> Wish:
 
 async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
     """Ask the servers and plan the requests; raises HTTPException if there is nothing to do."""
-    try:
-        found = await survey(site.servers, wish.target.topic)
-    except NSQError as error:
-        raise HTTPException(502, str(error)) from None
+    found = await survey(site.servers, wish.target.topic)
     if wish.verb == "tombstone":
         producer = find_producer(wish.nsqd, found)
         if producer is None or wish.target.topic not in producer.topics:

@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from nsqtools.errors import NSQError
 from nsqtools.ui.access import AccessGuard
 from nsqtools.ui.actions import ask, change
 from nsqtools.ui.overview import doctor, nodes, overview, topic
@@ -51,12 +52,12 @@ def application(site: Site) -> AccessGuard:
     ]
     if site.base:
         routes = [Route(site.base, RedirectResponse(site.url())), Mount(site.base, routes=routes)]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(_refused, site)})
+    refused = partial(_refused, site)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refused, NSQError: refused})
     app.router.redirect_slashes = False
     return AccessGuard(app, site.options)
 
 
 async def _refused(site: Site, request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = "there is no such page" if error.detail == "Not Found" else error.detail
-    return site.notice(request, text, error.status_code)
+    text, status = getattr(error, "detail", str(error)), getattr(error, "status_code", 502)
+    return site.notice(request, "there is no such page" if text == "Not Found" else text, status)

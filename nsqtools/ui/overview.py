@@ -15,7 +15,6 @@ from nsqtools.engine.changes import Target
 from nsqtools.engine.clusterstats import by_node, latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
-from nsqtools.errors import NSQError
 from nsqtools.policy.checks import age
 from nsqtools.ui.charts import charts, spark
 from nsqtools.ui.site import WebPage, checked, name_in
@@ -23,13 +22,12 @@ from nsqtools.ui.site import WebPage, checked, name_in
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from nsqtools.policy.rates import ChannelKey, Row
+    from nsqtools.policy.rates import Row
     from nsqtools.ui.site import Site
 
 _PER_PAGE = 50
 _MAX_FINDINGS = 20
-_MAX_CLIENTS = 500
-_MAX_CHANNELS = 500
+_MAX_ROWS = 500
 _DOCTOR_TIMEOUT = 8.0
 
 COLUMNS = {
@@ -60,12 +58,8 @@ async def overview(site: Site, request: Request) -> WebPage:
     number = max(1, min(pages, int(wanted) if wanted.isdecimal() else 1))
     start = _PER_PAGE * (number - 1)
     shown = found[start : start + _PER_PAGE]
-    keys: dict[str, list[ChannelKey]] = {line.name: [] for line in shown}
-    for key in picture.rows:
-        if key[0] in keys:
-            keys[key[0]].append(key)
     context = {
-        "lines": [(line, spark(site.watch.history, keys[line.name], "depth")) for line in shown],
+        "lines": [(line, spark(site.watch.history, line.keys, "depth")) for line in shown],
         "count": len(found),
         "pages": pages,
         "page": number,
@@ -85,7 +79,9 @@ async def topic(site: Site, request: Request) -> WebPage:
     row, own = (picture.rows.get((name, each)) for each in (channel, ""))
     listed: list[Row] = []
     if own and not own.is_held:  # only nsqlookupd knows it, with channels that no nsqd has
-        listed = [replace(own, channel=each) for each in await _listed_channels(site, name)]
+        async with site.looking():
+            known = (await survey(site.servers, name)).channels
+        listed = [replace(own, channel=each) for each in sorted(known)]
         row = row or next((each for each in listed if each.channel == channel), None)
     if row is None:
         silent = "; no answer from " + counted(len(picture.silent), "server")
@@ -102,23 +98,15 @@ async def topic(site: Site, request: Request) -> WebPage:
         "oldest": age(row),
         "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
         "nodes": by_node(snapshot, name, channel),
-        "channels": [] if channel else channels[:_MAX_CHANNELS],
-        "more_channels": 0 if channel else len(channels) - _MAX_CHANNELS,
-        "clients": clients[:_MAX_CLIENTS],
-        "more_clients": len(clients) - _MAX_CLIENTS,
+        "channels": [] if channel else channels[:_MAX_ROWS],
+        "more_channels": 0 if channel else len(channels) - _MAX_ROWS,
+        "clients": clients[:_MAX_ROWS],
+        "more_clients": len(clients) - _MAX_ROWS,
         "latencies": latencies(snapshot).get((name, channel), ()),
         "findings": [("", found) for about, found in picture.findings if about == name],
         "silent": [str(error) for error in snapshot.failures.values()],
     }
     return WebPage("topic.html", context, live=not listed)
-
-
-async def _listed_channels(site: Site, topic: str) -> list[str]:
-    async with site.looking():
-        try:
-            return sorted((await survey(site.servers, topic)).channels)
-        except NSQError as error:
-            raise HTTPException(502, str(error)) from None
 
 
 async def nodes(site: Site, request: Request) -> WebPage:

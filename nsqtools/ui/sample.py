@@ -19,7 +19,7 @@ from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerCon
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.republication import Republication
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import ConfigError, NSQError
+from nsqtools.errors import ConfigError
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
@@ -135,10 +135,7 @@ async def _receive(
     values = {**vars(site.config), "max_in_flight": count, "max_in_flight_bytes": 8 << 20}
     stop = StopOptions(idle_timeout=_IDLE, max_duration=_IDLE if channel else 5 * _IDLE)
     name = channel or f"ui{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-    try:
-        await Runner([topic], name, glimpse, ConsumerConfig(**values), nsqds=nsqds, stop=stop).run()
-    except NSQError as error:
-        raise HTTPException(502, str(error)) from None
+    await Runner([topic], name, glimpse, ConsumerConfig(**values), nsqds=nsqds, stop=stop).run()
     return glimpse.found
 
 

@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
 from nsqtools.config.units import counted, format_duration
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Site:
         """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
         """Number of browsers that get new pictures."""
-        self._pictured: object = None
-        self._news: dict[tuple[str, str, str], asyncio.Task[str]] = {}
+        self._turn = 0
+        self._drawings: dict[str, asyncio.Task[str]] = {}
         self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
@@ -148,25 +148,17 @@ class Site:
         html = self.render(page, request, block="live")
         return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
 
-    async def news(self, view: PageView, request: Request) -> str:
-        """Return the event of a view for the last picture; all who see the same share it.
+    async def drawn(self, view: PageView, request: Request) -> str:
+        """Return the live part of a page, drawn once in a turn for all who look at this page.
 
-        So the live part of a page must not have the token of a visitor.
+        No live part depends on the visitor.
         """
-        if self._pictured is not self.watch.picture:
-            self._pictured, self._news = self.watch.picture, {}
-        key = request.url.path, request.url.query, request.state.visitor.refusal
-        if key not in self._news:
-            work = self._made(view, request)
-            self._news[key] = asyncio.get_running_loop().create_task(work)
-        return await asyncio.shield(self._news[key])
-
-    async def _made(self, view: PageView, request: Request) -> str:
-        try:
-            page = await view(self, request)
-        except HTTPException as error:
-            page = WebPage("notice.html", {"text": error.detail})
-        return self.event(page, request)
+        if self._turn != self.watch.polls:
+            self._turn, self._drawings = self.watch.polls, {}
+        key = str(request.url)
+        if key not in self._drawings:
+            self._drawings[key] = asyncio.ensure_future(_draw(self, view, request))
+        return await asyncio.shield(self._drawings[key])
 
     def respond(self, page: WebPage, request: Request) -> HTMLResponse:
         """Return a whole page."""
@@ -205,9 +197,17 @@ async def _stream(
     try:
         yield "retry: 2000\n\n" + site.event(page, request)
         while await site.watch.turn():
-            yield await site.news(view, request)
+            yield await site.drawn(view, request)
     finally:
         site.streams -= 1
+
+
+async def _draw(site: Site, view: PageView, request: Request) -> str:
+    try:
+        page = await view(site, request)
+    except (HTTPException, NSQError) as error:
+        page = WebPage("notice.html", {"text": getattr(error, "detail", str(error))})
+    return site.event(page, request)
 
 
 def posted(

@@ -165,6 +165,12 @@ def test_other_hosts_are_served_only_with_users() -> None:
         with pytest.raises(ConfigError, match="--password-file"):
             UiOptions(address=address)
         UiOptions(address=address, acl_http_header="X-User")
+    for name in ("https://nsq.test/", "nsq.test:8443", "nsq test", ""):
+        with pytest.raises(ConfigError, match="without a port"):
+            UiOptions(server_name=("nsq.test", name))
+    UiOptions(server_name=("nsq.test", "nsq"))
+    with pytest.raises(ConfigError, match="X-Forwarded-User"):
+        UiOptions(acl_http_header="X-User: ann")
     for address in ("127.0.0.1:0", ":4171", "[::1]:4171", "localhost:4171"):
         UiOptions(address=address)
 
@@ -180,7 +186,7 @@ def test_a_user_is_named_by_one_header_and_a_server_without_a_port(
             link.sendall(f"GET / HTTP/1.0\r\nHost: {host}\r\n{lines}\r\n".encode())
             assert link.makefile("rb").readline().split()[1] == status
     for name in ("nsq.test:443", "https://nsq.test", "nsq.test/"):
-        with pytest.raises(ConfigError, match="without scheme and port"):
+        with pytest.raises(ConfigError, match="without a port"):
             UiOptions(server_name=(name,))
 
 

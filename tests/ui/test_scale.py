@@ -1,21 +1,12 @@
 """A cluster of 2,000 channels and 5,000 clients on three nsqds, and many who look at it."""
 
-import asyncio
 import json
-from collections.abc import Awaitable
 from contextlib import ExitStack
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.requests import Request
-
-from nsqtools.config.ui import UiOptions
-from nsqtools.ui.access import Visitor
-from nsqtools.ui.site import Site, WebPage
 from tests.support.process import Cli
 from tests.support.visiting import Visited
-from tests.support.webserver import Answer, WebServer
-from tests.support.webserver import Request as ApiRequest
+from tests.support.webserver import Answer, Request, WebServer
 
 TOPICS, CHANNELS, CLIENTS, NSQDS = 200, 10, 5001, 3
 TABS = 20
@@ -50,7 +41,7 @@ class Crowd:
         ]
         return json.dumps({"version": "1.3.0", "start_time": 1, "topics": found}).encode()
 
-    def answer(self, request: ApiRequest) -> Answer:
+    def answer(self, request: Request) -> Answer:
         url = urlsplit(request.target)
         if url.path == "/info":
             return Answer(body=self.info)
@@ -62,38 +53,6 @@ def asked(nsqd: WebServer) -> tuple[int, int]:
     targets = [each.target for each in nsqd.requests[:] if each.target.startswith("/stats")]
     detailed = sum("topic=t0" in each for each in targets)
     return len(targets) - detailed, detailed
-
-
-class Watch:
-    picture: object = None
-
-
-async def test_a_live_part_is_made_once_for_all_who_see_the_same() -> None:
-    watch: Any = Watch()
-    none: Any = None
-    site = Site(watch, UiOptions(), none, none, none, none)
-    made: list[str] = []
-
-    async def view(site: Site, request: Request) -> WebPage:
-        made.append(request.url.query)
-        await asyncio.sleep(0)
-        return WebPage("notice.html", {"text": f"news {len(made)}"})
-
-    def look(query: bytes = b"q=1", refusal: str = "") -> Awaitable[str]:
-        headers = [(b"host", b"localhost")]
-        request = Request({"type": "http", "path": "/", "query_string": query, "headers": headers})
-        request.state.visitor = Visitor("ann", "token", refusal, is_led=False)
-        return site.news(view, request)
-
-    for count in (1, 2):
-        watch.picture = object()
-        events = await asyncio.gather(*(look() for _ in range(TABS)))
-        assert made == ["q=1"] * count
-        assert f"news {count}" in events[0]
-        assert set(events) == {events[0]}
-        assert events[0].startswith("data: ")
-    await asyncio.gather(look(b"q=2"), look(refusal="only reads"))
-    assert made == ["q=1", "q=1", "q=2", "q=1"]
 
 
 def test_any_number_of_tabs_asks_for_one_round(nsqtools_cli: Cli) -> None:
@@ -114,4 +73,4 @@ def test_any_number_of_tabs_asks_for_one_round(nsqtools_cli: Cli) -> None:
         for nsqd in nsqds:
             rounds, detailed = asked(nsqd)
             assert rounds >= 4
-            assert 4 <= detailed <= rounds + 1
+            assert 1 < detailed <= rounds + 1
