@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 900
 """With more connections, requests are answered with 503."""
+_MAX_REFUSED = 100
+"""Connections beyond these limits are closed at once."""
 _MAX_HEAD = 16 << 10
 _HEAD_TIMEOUT = 10.0
 """Maximum time for the head of a request, in seconds; uvicorn itself waits forever."""
@@ -30,17 +32,24 @@ class PatientProtocol(H11Protocol):
     """A connection that is closed if the head of a request does not arrive in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request."""
+        """Begin to wait for the first request; beyond all limits, refuse the connection."""
         super().connection_made(transport)
         self._seen: object = None
+        self._unread = 0
         self._wait()
+        if len(self.connections) > MAX_CONNECTIONS + _MAX_REFUSED:
+            transport.abort()
 
     def _wait(self) -> None:
         self._timer = self.loop.call_later(_HEAD_TIMEOUT, self._look)
 
     def _look(self) -> None:
-        """Close the connection if it was idle for the whole time."""
+        """Close the connection if it was idle for the whole time, or the client reads nothing."""
         is_idle = self.cycle is None or self.cycle.response_complete
+        unread, self._unread = self._unread, self.transport.get_write_buffer_size()
+        if unread and unread == self._unread:
+            self.transport.abort()
+            return
         if self.transport.is_closing() or (is_idle and self.cycle is self._seen):
             self.transport.close()
             return
