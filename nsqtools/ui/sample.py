@@ -97,7 +97,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     if channel and refusal:
         text = f"looking at a channel costs each message an attempt; {refusal}"
         raise HTTPException(403, text)
-    snapshot = site.watch.picture.snapshot
+    snapshot = await site.watch.now(topic)  # messages of the last look may be back by now
     nsqds = snapshot.having(topic, channel, count if channel else None)
     if not nsqds:
         text = "no channel" if not channel and snapshot.having(topic, None) else "no reachable nsqd"
