@@ -104,17 +104,10 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals |= {
-            "url": self.url,
-            "version": __version__,
-            "options": self.options,
-        }
-        self._templates.filters |= {
-            "number": number,
-            "age": age,
-            "clock": clock,
-            "counted": counted,
-        }
+        filters = {"number": number, "age": age, "clock": clock, "counted": counted}
+        self._templates.filters |= filters
+        names = {"url": self.url, "version": __version__, "options": self.options}
+        self._templates.globals |= names
         macros = self._templates.get_template("macros.html")
         self._templates.globals["m"] = macros.module
 
@@ -164,9 +157,8 @@ class Site:
 
     def notice(self, request: Request, text: str, status: int) -> HTMLResponse:
         """Return a page with one sentence."""
-        return self.respond(
-            WebPage("notice.html", {"text": text}, live=False, status=status), request
-        )
+        page = WebPage("notice.html", {"text": text}, live=False, status=status)
+        return self.respond(page, request)
 
 
 def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response]]:

@@ -36,8 +36,13 @@ function listen() {
   if (source || document.hidden || !("live" in live.dataset)) return;
   source = new EventSource(location.href);
   source.onopen = () => { state.textContent = "live"; };
-  source.onmessage = (event) => { show(event.data); state.textContent = "live"; };
-  source.onerror = () => { state.textContent = "no connection: the numbers are old"; };
+  source.onmessage = (event) => show(event.data);
+  source.onerror = () => {
+    state.textContent = "no connection: the numbers are old";
+    if (source.readyState !== EventSource.CLOSED) return;
+    source = null;
+    setTimeout(listen, 3000); // after an answer such as a proxy's 502, the browser itself gives up
+  };
 }
 
 function pause() {
@@ -49,8 +54,7 @@ function pause() {
 
 document.addEventListener("visibilitychange", () => (document.hidden ? pause() : listen()));
 addEventListener("pagehide", pause);
-addEventListener("pageshow", listen);
-listen();
+addEventListener("pageshow", listen); // also after the page has been loaded
 
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, textarea, select");
