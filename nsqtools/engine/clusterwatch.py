@@ -87,7 +87,7 @@ class ClusterWatch:
         self.interval = interval
         self.history = History()
         self.picture: Picture
-        """Set by the first poll."""
+        """Set by the first poll, which comes before ``run``."""
         self.polls = 0
         self.poll = SharedCall(self._poll)
         self._cluster = cluster
@@ -107,15 +107,17 @@ class ClusterWatch:
         return f"{len(snapshot.stats)} of {counted(len(snapshot.nodes), 'nsqd')} answering"
 
     async def run(self) -> None:
-        """Poll until ``stop``, or until cancelled, which stops too."""
+        """Poll again after each interval, until ``stop``, or until cancelled, which stops too."""
         loop = asyncio.get_running_loop()
+        next_at = loop.time()
         try:
-            while not self._stopping.is_set():
-                next_at = loop.time() + self.interval
-                await self.poll()
+            while True:
+                next_at = max(next_at + self.interval, loop.time())
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(next_at):
                         await self._stopping.wait()
+                        return
+                await self.poll()
         finally:
             self.stop()
 
@@ -156,13 +158,13 @@ class ClusterWatch:
                     del self._found[old], self._consumers[old]
         return await asyncio.shield(task)
 
-    async def look(self, topic: str) -> Snapshot:
-        """Ask about a topic now."""
+    async def now(self, topic: str) -> Snapshot:
+        """Return new answers about one topic."""
         async with self._asking:  # looks share the deadline of their cluster
             return await self._details.again(self.picture.snapshot, topic)
 
     async def _ask(self, topic: str) -> TopicDetail:
-        snapshot = await self.look(topic)
+        snapshot = await self.now(topic)
         return TopicDetail(snapshot, self._consumers[topic].record(snapshot))
 
     async def _poll(self) -> None:

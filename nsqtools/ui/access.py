@@ -151,8 +151,8 @@ class AccessGuard:
     def _user(self, headers: Headers) -> str | None:
         """Return the user, empty without users; None for nobody known."""
         if header := self._options.acl_http_header:
-            found = headers.getlist(header)  # several: one may come from the browser
-            return found[0] or None if len(found) == 1 else None
+            names = headers.getlist(header)  # two may be the browser's and the proxy's
+            return names[0] or None if len(names) == 1 else None
         if not self._passwords:
             return ""
         scheme, _, encoded = headers.get("authorization", "").partition(" ")

@@ -101,7 +101,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         text = f"looking at a channel costs each message an attempt; {refusal}"
         raise HTTPException(403, text)
     async with site.looking():
-        snapshot = await site.watch.look(topic)  # the picture may be older than a deletion
+        snapshot = await site.watch.now(topic)  # the picture may be older than a deletion
         nsqds = snapshot.having(topic, channel, count if channel else None)
         if not nsqds:
             is_known = not channel and snapshot.having(topic, None)

@@ -166,9 +166,8 @@ class Site:
 
     def notice(self, request: Request, text: str, status: int) -> HTMLResponse:
         """Return a page with one sentence."""
-        return self.respond(
-            WebPage("notice.html", {"text": text}, live=False, status=status), request
-        )
+        page = WebPage("notice.html", {"text": text}, live=False, status=status)
+        return self.respond(page, request)
 
 
 def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response]]:

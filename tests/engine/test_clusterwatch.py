@@ -99,6 +99,7 @@ async def test_after_a_change_nobody_sees_what_was_asked_before() -> None:
 async def test_everybody_gets_each_picture_until_the_end() -> None:
     looks = Looks(snapshot_of(0.0, 2, grown=3))
     watch = watch_of(looks)
+    await watch.poll()
     running = asyncio.ensure_future(watch.run())
     waiting = [asyncio.ensure_future(watch.turn()) for _ in range(3)]
     assert await asyncio.gather(*waiting) == [True] * 3

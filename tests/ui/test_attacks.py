@@ -6,6 +6,8 @@ import json
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,12 @@ def test_a_page_without_allow_changes_changes_nothing(
     fill(nsqd, topic, "c")
     visited = Visited(nsqtools_cli, *http([nsqd]), "--acl-http-header", "X-User")
     assert visited.get("/").status == 403
+    with closing(HTTPConnection(visited.netloc)) as connection:
+        connection.putrequest("GET", "/")
+        for name in ("eve", "ann"):
+            connection.putheader("X-User", name)
+        connection.endheaders()
+        assert connection.getresponse().status == 403
     page = visited.get(f"/change?verb=pause&topic={topic}", X_User="ann").text
     assert "the page is read-only" in page
     assert "token" not in page

@@ -75,6 +75,22 @@ def test_an_update_keeps_what_a_visitor_is_at(
     assert tab.problems() == []
 
 
+def test_a_page_is_live_again_after_a_proxy_had_no_answer(
+    browser: Chromium, visited: Visited, nsqd: Nsqd
+) -> None:
+    """As while ui is started again behind the proxy."""
+    tab = browser.tab(visited.url)
+    tab.until(f"{SHOWN} == 'live'")
+    failing = {"urlPattern": "*", "requestStage": "Response"}
+    tab.call("Fetch.enable", patterns=[failing])
+    tab.run("source.close(), source = null, listen()")
+    paused = tab.event("Fetch.requestPaused")
+    tab.call("Fetch.fulfillRequest", requestId=paused["requestId"], responseCode=502)
+    tab.until(f"{SHOWN}.startsWith('no connection')")
+    tab.call("Fetch.disable")
+    tab.until(f"{SHOWN} == 'live'")
+
+
 def test_a_channel_is_paused_and_deleted_by_keyboard_alone(
     browser: Chromium, visited: Visited, nsqd: Nsqd
 ) -> None:

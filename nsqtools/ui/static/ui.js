@@ -40,7 +40,7 @@ function listen() {
     state.textContent = "no connection: the numbers are old";
     if (source.readyState !== EventSource.CLOSED) return;
     source = null; // after an answer such as 503, a browser does not try again by itself
-    setTimeout(listen, 5000);
+    setTimeout(listen, 3000);
   };
 }
 
@@ -53,8 +53,7 @@ function pause() {
 
 document.addEventListener("visibilitychange", () => (document.hidden ? pause() : listen()));
 addEventListener("pagehide", pause);
-addEventListener("pageshow", listen);
-listen();
+addEventListener("pageshow", listen); // also after the page has been loaded
 
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, textarea, select");
