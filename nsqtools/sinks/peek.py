@@ -20,7 +20,7 @@ log = logging.getLogger("nsqtools.status")
 class PeekSink(StreamSink):
     """A handler that finishes no message.
 
-    ``failed`` ends with a result once ``count`` messages are written, or at the first ``flush``.
+    ``ended`` has a result once ``count`` messages are written, or at the first ``flush``.
     Messages beyond the count are given back at once. With max_in_flight at ``count`` no further
     messages come, unless nsqd has requeued messages held here.
     """
@@ -73,7 +73,7 @@ class PeekSink(StreamSink):
 class Glimpse(HoldingHandler):
     """A handler that finishes no message, and keeps at most ``count`` in ``found``.
 
-    ``failed`` ends with a result once they have arrived. The consumer's max_in_flight should be
+    ``ended`` has a result once they have arrived. The consumer's max_in_flight should be
     ``count``: messages beyond it are given back at once.
     """
 

@@ -136,9 +136,6 @@ async def doctor(site: Site, request: Request) -> WebPage:
     )
     async with site.looking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))
-    context = {
-        "topic": name,
-        "channel": channel,
-        "findings": [("", found) for found in diagnose(facts)],
-    }
+    found = [("", each) for each in diagnose(facts)]
+    context = {"topic": name, "channel": channel, "findings": found}
     return WebPage("doctor.html", context, live=False)

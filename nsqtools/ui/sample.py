@@ -107,9 +107,8 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
             is_known = not channel and snapshot.having(topic, None)
             text = "no channel that stays" if is_known else "no reachable nsqd"
             raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
-        action, names = "copy_topic", {"topic": topic}
-        if channel:
-            action, names["channel"] = "peek_channel", channel
+        names = {"topic": topic, "channel": channel}
+        action = "peek_channel" if channel else "copy_topic"
         await site.audit.record(request, action, "begun", **names)
         found = await _receive(site, topic, channel, nsqds, count)
         await site.audit.record(request, action, "done", **names, received=len(found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -20,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
-from nsqtools.config.units import counted, format_duration
+from nsqtools.config.units import counted, format_age, format_number, format_time
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
 
@@ -111,8 +110,8 @@ class Site:
         )
         shared = {"url": self.url, "version": __version__, "options": self.options}
         self._templates.globals |= shared
-        filters = {"number": number, "age": age, "clock": clock, "counted": counted}
-        self._templates.filters |= filters
+        filters = {"number": format_number, "age": format_age, "clock": format_time}
+        self._templates.filters |= {**filters, "counted": counted}
         self._templates.globals["m"] = self._templates.get_template("macros.html").module
 
     def url(self, *parts: str, **query: object) -> str:
@@ -260,27 +259,3 @@ def checked(kind: str, name: str) -> str:
         return check_name(kind, name)
     except ConfigError as error:
         raise HTTPException(404, str(error)) from None
-
-
-def number(value: float | None) -> str:
-    """Return a count or a rate; ``-`` for an unknown value."""
-    if value is None:
-        return "-"
-    return f"{value:.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
-
-
-def age(value: float | None) -> str:
-    """Return an estimated age; ``-`` for an unknown value."""
-    if value is None:
-        return "-"
-    if math.isinf(value):
-        return "none leaves"
-    return format_duration(round(value)) if value >= 1 else "0s"
-
-
-def clock(value: float) -> str:
-    """Return a time in seconds since the epoch as UTC; ``-`` for one beyond the calendar."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(value))
-    except (OverflowError, ValueError, OSError):
-        return "-"
