@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from nsqtools.config.connection import ExaminedConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.administration import survey
 from nsqtools.engine.changes import Target
-from nsqtools.engine.clusterstats import latencies
+from nsqtools.engine.clusterstats import latencies, topics_of
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.names import is_valid_name
@@ -101,7 +102,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "row": row,
         "oldest": age(row),
         "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
-        "nodes": _by_node(snapshot, name, channel),
+        "nodes": _by_node(snapshot, channel),
         "channels": [] if channel else channels[:_MAX_ROWS],
         "more_channels": 0 if channel else len(channels) - _MAX_ROWS,
         "clients": clients[:_MAX_ROWS],
@@ -113,18 +114,14 @@ async def topic(site: Site, request: Request) -> WebPage:
     return WebPage("topic.html", context, live=not listed)
 
 
-def _by_node(snapshot: Snapshot, topic: str, channel: str) -> list[tuple[str, object]]:
+def _by_node(snapshot: Snapshot, channel: str) -> list[tuple[str, object]]:
     """Return the numbers of a topic or channel on each nsqd that has it; None for a silent nsqd."""
-    found: list[tuple[str, object]] = []
-    for name in snapshot.nodes:
-        if name not in snapshot.stats:
-            found.append((name, None))
-            continue
-        for each in snapshot.stats[name].topics:
-            parts: Sequence[object] = [each]
-            if channel:
-                parts = [part for part in each.channels if part.name == channel]
-            found += [(name, part) for part in parts if each.name == topic]
+    found: list[tuple[str, object]] = [(name, None) for name in snapshot.failures]
+    for name, each in topics_of(snapshot):
+        parts: Sequence[object] = [each]
+        if channel:
+            parts = [part for part in each.channels if part.name == channel]
+        found += [(name, part) for part in parts]
     return found
 
 
@@ -136,9 +133,16 @@ async def nodes(site: Site, request: Request) -> WebPage:
         for name, node in snapshot.nodes.items()
     ]
     chosen = snapshot.nodes.get(request.query_params.get("nsqd", ""))
-    held = snapshot.stats[chosen.name].topics if chosen and chosen.name in snapshot.stats else ()
-    names = sorted({*chosen.topics, *(each.name for each in held)}) if chosen else []
-    return WebPage("nodes.html", {"nodes": found, "chosen": chosen, "names": names})
+    stats = snapshot.stats.get(chosen.name) if chosen else None
+    held = {each.name: each for each in stats.topics} if stats else {}
+    context = {
+        "nodes": found,
+        "listings": Counter(each.tcp for some in snapshot.listed.values() for each in some),
+        "chosen": chosen,
+        "held": held,
+        "names": sorted({*chosen.topics, *held}) if chosen else [],
+    }
+    return WebPage("nodes.html", context)
 
 
 async def doctor(site: Site, request: Request) -> WebPage:
