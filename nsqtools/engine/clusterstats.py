@@ -68,20 +68,16 @@ def topics_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats]]:
             yield name, topic
 
 
-def by_node(
-    snapshot: Snapshot, topic: str, channel: str
-) -> list[tuple[str, TopicStats | ChannelStats | None]]:
-    """The numbers of a topic or channel on each nsqd that has it; None for a silent nsqd."""
-    found: list[tuple[str, TopicStats | ChannelStats | None]] = []
-    for name in snapshot.nodes:
-        if name not in snapshot.stats:
-            found.append((name, None))
-            continue
-        for each in snapshot.stats[name].topics:
-            parts: Sequence[TopicStats | ChannelStats] = [each]
-            if channel:
-                parts = [part for part in each.channels if part.name == channel]
-            found += [(name, part) for part in parts if each.name == topic]
+def by_node(snapshot: Snapshot, channel: str) -> list[tuple[str, TopicStats | ChannelStats | None]]:
+    """The numbers of a snapshot's only topic, or of a channel, by nsqd; None for a silent nsqd."""
+    found: list[tuple[str, TopicStats | ChannelStats | None]] = [
+        (name, None) for name in snapshot.failures
+    ]
+    for name, topic in topics_of(snapshot):
+        parts: Sequence[TopicStats | ChannelStats] = [topic]
+        if channel:
+            parts = [part for part in topic.channels if part.name == channel]
+        found += [(name, part) for part in parts]
     return found
 
 

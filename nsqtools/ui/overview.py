@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -97,7 +98,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "row": row,
         "oldest": age(row),
         "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
-        "nodes": by_node(snapshot, name, channel),
+        "nodes": by_node(snapshot, channel),
         "channels": [] if channel else channels[:_MAX_ROWS],
         "more_channels": 0 if channel else len(channels) - _MAX_ROWS,
         "clients": clients[:_MAX_ROWS],
@@ -117,9 +118,16 @@ async def nodes(site: Site, request: Request) -> WebPage:
         for name, node in snapshot.nodes.items()
     ]
     chosen = snapshot.nodes.get(request.query_params.get("nsqd", ""))
-    held = snapshot.stats[chosen.name].topics if chosen and chosen.name in snapshot.stats else ()
-    names = sorted({*chosen.topics, *(each.name for each in held)}) if chosen else []
-    return WebPage("nodes.html", {"nodes": found, "chosen": chosen, "names": names})
+    stats = snapshot.stats.get(chosen.name) if chosen else None
+    held = {each.name: each for each in stats.topics} if stats else {}
+    context = {
+        "nodes": found,
+        "listings": Counter(each.tcp for some in snapshot.listed.values() for each in some),
+        "chosen": chosen,
+        "held": held,
+        "names": sorted({*chosen.topics, *held}) if chosen else [],
+    }
+    return WebPage("nodes.html", context)
 
 
 async def doctor(site: Site, request: Request) -> WebPage:

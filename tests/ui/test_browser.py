@@ -122,6 +122,26 @@ def test_a_channel_is_paused_and_deleted_by_keyboard_alone(
     assert tab.problems() == []
 
 
+def test_a_dead_letter_is_copied_chosen_edited_and_published_again(
+    browser: Chromium, visited: Visited, nsqd: Nsqd
+) -> None:
+    tab = browser.tab(f"{visited.url}dead/t.dead.jsonl")
+    button = "document.querySelector('[data-copy]')"
+    tab.run(f"{button}.closest('details').open = true")
+    tab.run(f"{button}.click()")
+    tab.until(f"{button}.textContent != 'Copy'")
+    assert tab.run("getSelection().toString()").startswith("nsqtools pub --topic t --json '{")
+    tab.run("document.getElementById('all').click()")
+    assert tab.run("document.querySelectorAll('[name=pick]:checked').length") == 1
+    tab.run("document.querySelector('form[method=post] button').click()")
+    tab.until("location.pathname == '/edit' && document.readyState == 'complete'")
+    tab.run("document.querySelector('textarea').value = 'edited <b>'")
+    tab.run("document.querySelector('.danger').click()")
+    tab.until("document.body.textContent.includes('1 of 1 message published')")
+    eventually(lambda: nsqd.channel("t", "c")["depth"] == 3)
+    assert tab.problems() == []
+
+
 def test_every_page_fits_a_phone_and_follows_the_dark_scheme(
     browser: Chromium, visited: Visited, nsqd: Nsqd
 ) -> None:

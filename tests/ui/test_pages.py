@@ -351,7 +351,11 @@ def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
     page = visited.get("/nodes").text
     assert f'<th scope="row">{nsqlookupd.http}</th><td class="">answers</td><td>1</td>' in page
     assert f">{topic}<" not in page
-    assert f">{topic}<" in visited.get(f"/nodes?nsqd={nsqd.http}").text
+    assert "<td>1 of 1</td>" in page
+    nsqd.create("unheard")
+    page = eventually(lambda: _with(visited.get(f"/nodes?nsqd={nsqd.http}").text, ">unheard<"))
+    line = page.partition(f">{topic}</a></th>\n")[2].partition("</tr>")[0]
+    assert line == "<td>2</td><td>1</td><td>0</td><td>2</td>"
 
 
 def test_a_signal_ends_it_without_a_word_while_browsers_look(
