@@ -33,6 +33,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",
 }
 _FOREIGN = "the request comes from another origin: a proxy must pass the browser's Host on"
 

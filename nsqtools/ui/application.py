@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
 from nsqtools.errors import NSQError
@@ -51,7 +51,8 @@ def application(site: Site) -> AccessGuard:
         Mount("/static", StaticFiles(directory=FILES / "static")),
     ]
     if site.base:
-        routes = [Route(site.base, RedirectResponse(site.url())), Mount(site.base, routes=routes)]
+        pages = Mount(site.base, Router(routes, redirect_slashes=False))
+        routes = [Route(site.base, RedirectResponse(site.url())), pages]
     refused = partial(_refused, site)
     app = Starlette(routes=routes, exception_handlers={HTTPException: refused, NSQError: refused})
     app.router.redirect_slashes = False

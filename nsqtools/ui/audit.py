@@ -9,7 +9,7 @@ import os
 import time
 from functools import partial
 from socket import gethostname
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
@@ -40,12 +40,10 @@ class Audit:
             with named_option("--audit-log", self._path):
                 self._append(b"")
 
-    async def record(
-        self, request: Request, action: str, state: Literal["begun", "done"], **facts: Any
-    ) -> None:
-        """Append an entry: who did what, when, from where, and the ``facts``.
+    async def record(self, request: Request, action: str, state: str, **facts: Any) -> None:
+        """Append an entry: who did what, when, from where, and the ``facts``; raises HTTPException.
 
-        Raises HTTPException; call this before a change, so that no change goes without an entry.
+        The ``state`` is "begun" before a change, which is not made without an entry, then "done".
         """
         entry = {
             "at": round(time.time(), 3),
@@ -62,8 +60,8 @@ class Audit:
                 await asyncio.to_thread(self._append, f"{text}\n".encode())
         except OSError as error:
             done = "nothing was done" if state == "begun" else "it was done, but not logged"
-            reason = f"{done}: --audit-log {self._path}: {error.strerror}"
-            raise HTTPException(500, reason) from error
+            text = f"{done}: --audit-log {self._path}: {error.strerror}"
+            raise HTTPException(500, text) from None
 
     def _append(self, line: bytes) -> None:
         with open(self._path, "ab", opener=partial(os.open, mode=0o640)) as file:

@@ -41,7 +41,6 @@ MAX_MESSAGES = 100
 _MAX_SHOWN = 64 << 10
 _MAX_BYTES = 768 << 10  # of the messages of a page: a form has them in base64 and percent-encoded
 _IDLE = 2.0
-_AGAIN = "publish_again"
 
 
 class ShownMessage(NamedTuple):
@@ -225,7 +224,8 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
             for origin, body in messages
         ]
         job = Republication(topic, messages, rate, nonce)
-        await site.audit.record(request, _AGAIN, "begun", topic=topic, rate=rate, messages=sent)
+        facts = {"topic": topic, "rate": rate, "messages": sent}
+        await site.audit.record(request, "publish_again", "begun", **facts)
         site.republications.begin(job, _published(site, request, job, nsqds))
     return log
 
@@ -240,7 +240,7 @@ async def _published(
         await job.run(nsqds, config)
     finally:
         numbers = {"published": job.published, "failed": job.failed}
-        await site.audit.record(request, _AGAIN, "done", topic=job.topic, **numbers)
+        await site.audit.record(request, "publish_again", "done", topic=job.topic, **numbers)
 
 
 def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:

@@ -179,18 +179,12 @@ def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response
             return site.respond(page, request)
         if site.streams >= _MAX_STREAMS:
             return site.notice(request, "too many browsers are looking: reload later", 503)
-        return StreamingResponse(
-            _stream(site, view, request, page),
-            media_type="text/event-stream",
-            headers={"X-Accel-Buffering": "no"},
-        )
+        return StreamingResponse(_live(site, view, request, page), media_type="text/event-stream")
 
     return endpoint
 
 
-async def _stream(
-    site: Site, view: PageView, request: Request, page: WebPage
-) -> AsyncIterator[str]:
+async def _live(site: Site, view: PageView, request: Request, page: WebPage) -> AsyncIterator[str]:
     site.streams += 1
     try:
         yield "retry: 2000\n\n" + site.event(page, request)

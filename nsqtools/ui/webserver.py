@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 900
 """With more connections, requests are answered with 503."""
-_MAX_REFUSED = 100
-"""Connections beyond these limits are closed at once."""
+_MAX_REFUSED = 100  # connections beyond these are closed at once
 _MAX_HEAD = 16 << 10
 _HEAD_TIMEOUT = 10.0
 """Maximum time for the head of a request, in seconds; uvicorn itself waits forever."""

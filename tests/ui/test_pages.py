@@ -186,6 +186,7 @@ def test_behind_a_proxy_all_links_have_the_base_path(nsqtools_cli: Cli, nsqd: Ns
     assert all(link.startswith(("/nsq/", "#")) for link in links)
     assert visited.get("/nsq/static/ui.css").status == 200
     assert visited.get("/").status == 404
+    assert visited.get("/nsq/nodes/").status == 404  # no redirect built from the Host header
 
 
 def picks(page: str) -> list[str]:
