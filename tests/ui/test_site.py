@@ -3,12 +3,13 @@
 import asyncio
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 
 from nsqtools.config.ui import UiOptions
 from nsqtools.errors import UnreachableError
 from nsqtools.ui.access import Visitor
-from nsqtools.ui.site import Site, WebPage, viewed
+from nsqtools.ui.site import FILES, Site, WebPage, viewed
 
 
 class Turns:
@@ -63,3 +64,12 @@ async def test_a_live_part_is_drawn_once_in_a_turn_for_all_who_look() -> None:
     drawn.append("gone")
     await anext(gone)
     assert "&lt;no answer&gt;" in await anext(gone)
+
+
+@pytest.mark.parametrize("name", ["overview", "topic", "nodes", "publications"])
+def test_no_live_part_depends_on_who_looks(name: str) -> None:
+    text = (FILES / "templates" / f"{name}.html").read_text()
+    live = text.partition("{% block live %}")[2].partition("{% endblock %}")[0]
+    assert live
+    assert "visitor" not in live
+    assert "m.list(" not in live  # which has the visitor's token
