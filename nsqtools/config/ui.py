@@ -42,19 +42,6 @@ def _endpoint(value: str) -> None:
         raise ConfigError(f"{value!r}: expected http:// or https://")
 
 
-def read_passwords(path: str) -> dict[str, str]:
-    """Return the passwords in a file by user; raises ConfigError naming the faulty line."""
-    where = f"--password-file {path}"
-    found = {}
-    for number, line in enumerate(read_secret(path, where).splitlines(), 1):
-        name, colon, password = line.strip().partition(":")
-        if line.strip() and not (name and colon and password):
-            raise ConfigError(f"{where}: line {number}: expected NAME:PASSWORD")
-        if line.strip():
-            found[name] = password
-    return found
-
-
 class UiOptions(Options):
     """Options of ``ui``: the address, access and changes."""
 
@@ -119,3 +106,22 @@ class UiOptions(Options):
         if self.admin_user and not is_guarded:
             text = "--admin-user needs --password-file or --acl-http-header"
             raise ConfigError(text, options=("admin_user",))
+
+
+def read_passwords(options: UiOptions) -> dict[str, str]:
+    """Return the passwords in a file by user.
+
+    Raises ConfigError naming the faulty line, or a user of --admin-user without a line.
+    """
+    where = f"--password-file {options.password_file}"
+    found = {}
+    for number, line in enumerate(read_secret(options.password_file, where).splitlines(), 1):
+        name, colon, password = line.strip().partition(":")
+        if line.strip() and not (name and colon and password):
+            raise ConfigError(f"{where}: line {number}: expected NAME:PASSWORD")
+        if line.strip():
+            found[name] = password
+    for name in options.admin_user:
+        if name not in found:
+            raise ConfigError(f"--admin-user {name}: {where} has no such user")
+    return found

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import logging
 import secrets
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from nsqtools.config.ui import UiOptions
+
+log = logging.getLogger(__name__)
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -68,7 +71,7 @@ class AccessGuard:
         self._app = app
         self._options = options
         self._names = {"localhost", *(name.lower() for name in options.server_name)}
-        self._passwords = read_passwords(options.password_file) if options.password_file else {}
+        self._passwords = read_passwords(options) if options.password_file else {}
         self._key = secrets.token_bytes(32)
         self._pace = Pace(_LOGINS)
         self._waiting = 0
@@ -90,16 +93,15 @@ class AccessGuard:
 
     async def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
-        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         if not self._is_own(host) or len(headers.getlist("host")) != 1:
             text = f"this server is not known as {host!r}: --server-name makes it known"
             return PlainTextResponse(f"{text}\n", 421)
-        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
-            return PlainTextResponse(f"{_FOREIGN}: Origin {origin!r}, Host {host!r}\n", 403)
         # Browsers send no Origin for an image or a script of another page, but these headers.
         is_led = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        if is_led and headers.get("sec-fetch-dest") != "document":
-            return PlainTextResponse(f"{_FOREIGN}\n", 403)
+        is_part = is_led and headers.get("sec-fetch-dest") != "document"
+        if is_part or origin not in ("", f"http://{host}", f"https://{host}"):
+            return PlainTextResponse(f"{_FOREIGN}: Origin {origin!r}, Host {host!r}\n", 403)
         if scope["path"] == f"{self._options.base_path.rstrip('/')}/ping":
             return PlainTextResponse("OK")  # as by nsqadmin, for those who watch the process
         name = self._user(headers)
@@ -107,6 +109,8 @@ class AccessGuard:
             text = "too many logins are waiting: try again later\n"
             return PlainTextResponse(text, 503, {"Retry-After": f"{_MAX_WAITING / _LOGINS:g}"})
         if name is None and self._passwords:
+            if "authorization" in headers:
+                log.warning("unknown user or wrong password from %s", scope["client"][0])
             challenge = {"WWW-Authenticate": 'Basic realm="nsqtools", charset="UTF-8"'}
             return PlainTextResponse("unknown user or wrong password\n", 401, challenge)
         if name is None:
@@ -158,11 +162,10 @@ class AccessGuard:
             return ""
         scheme, _, encoded = headers.get("authorization", "").partition(" ")
         try:
-            name, _, password = (
-                base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
-            )
+            login = base64.b64decode(encoded.strip(), validate=True).decode()
         except ValueError:
             return None
-        known = self._passwords.get(name, secrets.token_hex())
-        is_right = hmac.compare_digest(known.encode(), password.encode())
+        name, _, password = login.partition(":")
+        known = self._sign("password", self._passwords.get(name, secrets.token_hex()))
+        is_right = hmac.compare_digest(known, self._sign("password", password))
         return name if is_right and scheme.lower() == "basic" else None

@@ -92,4 +92,3 @@ class Audit:
     async def close(self) -> None:
         """Wait a moment for the endpoint's answers."""
         await self._telling.wait(within=1)
-        await self._telling.close()

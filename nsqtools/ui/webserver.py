@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-MAX_CONNECTIONS = 900
-"""With more connections, requests are answered with 503."""
+MAX_CONNECTIONS = 900  # with more, requests are answered with 503
 _MAX_REFUSED = 100  # connections beyond these are closed at once
 _MAX_HEAD = 16 << 10
-_HEAD_TIMEOUT = 10.0
-"""Maximum time for the head of a request, in seconds; uvicorn itself waits forever."""
+_HEAD_TIMEOUT = 10.0  # seconds for the head of a request; uvicorn itself waits forever
 
 
 class PatientProtocol(H11Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.config.ui import UiOptions
+from nsqtools.config.ui import UiOptions, read_passwords
 from nsqtools.errors import ConfigError
 from tests.support.eventually import eventually
 from tests.support.process import Cli
@@ -146,6 +146,8 @@ def test_a_change_needs_the_token_of_the_visitor_and_permission(
     assert not nsqd.topic(topic)["paused"]
     assert visited.post("/change", fields, Authorization=ann).status == 200
     assert nsqd.topic(topic)["paused"]
+    visited.process.terminate()
+    assert "unknown user or wrong password from 127.0.0.1" in visited.error()
 
 
 def test_a_page_without_allow_changes_changes_nothing(
@@ -196,6 +198,16 @@ def test_a_user_is_named_by_one_header_and_a_server_without_a_port(
     for name in ("nsq.test:443", "https://nsq.test", "nsq.test/"):
         with pytest.raises(ConfigError, match="without a port"):
             UiOptions(server_name=(name,))
+
+
+def test_an_admin_is_a_user_of_the_password_file(tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("ann:secret\n")
+    passwords.chmod(0o600)
+    options = UiOptions(password_file=str(passwords), admin_user=("ann",))
+    assert read_passwords(options) == {"ann": "secret"}
+    with pytest.raises(ConfigError, match="--admin-user anna"):
+        read_passwords(options.with_values(admin_user=("ann", "anna")))
 
 
 def test_an_endpoint_is_checked_at_the_start() -> None:
