@@ -219,12 +219,14 @@ def _about_stuck(
 
 def judge_topics(facts: Facts) -> Iterator[Finding]:
     """Judge all topics of a whole cluster, with their channels and consumers."""
-    is_watched = all(nsqd.later_stats for nsqd in facts.nsqds)
+    silent = [nsqd for nsqd in facts.nsqds if not nsqd.later_stats]
+    listed = {topic for nsqd in silent if nsqd.producer for topic in nsqd.producer.topics}
+    is_known = all(nsqd.producer for nsqd in silent)
     for each in facts.by_topic():
         if _is_suspect(each):
             found = (*judge_topic(each), *judge_channel(each))
             yield from (one for one in found if one.severity != "ok" and one.code != "NSQ031")
-        if is_watched:
+        if is_known and each.topic not in listed:
             yield from _judge_idle(each)
         for name, parts in sorted(_channels(each).items()):
             view = replace(each, channel=name)
@@ -245,7 +247,7 @@ def _is_suspect(facts: Facts) -> bool:
 def _judge_idle(facts: Facts) -> Iterator[Finding]:
     """Judge whether a topic has no consumer, no message, and none was published between looks."""
     channels = _channels(facts)
-    used = any(_sum(found, "client_count", *_HELD) for found in channels.values())
+    used = any(_sum(found, "client_count", "paused", *_HELD) for found in channels.values())
     looks = [(topic, nsqd.later or topic) for nsqd, topic in facts.having()]
     moved = any(before.message_count != later.message_count for before, later in looks)
     if used or moved or any(topic.depth or topic.paused for topic, _ in looks):

@@ -124,7 +124,7 @@ class _Examination:
         )
         asked = await call_each(candidates, lambda each: self._ask(facts, each))
         nsqds = await self._reexamine(asked)
-        if facts.whole and all(each.stats for each in nsqds):
+        if facts.whole:
             lookupds = await together(*(self._with_stale(each, nsqds) for each in lookupds))
         return replace(facts, lookupds=tuple(lookupds), nsqds=tuple(nsqds))
 
@@ -198,7 +198,7 @@ class _Examination:
         """Find channels registered with an nsqlookupd that no nsqd has.
 
         An answering nsqlookupd is asked for single topics only if it has more channels of a name
-        than nsqds have.
+        than nsqds have. Nothing is known of the topics of silent nsqds.
         """
         if facts.error:
             return facts
@@ -214,7 +214,9 @@ class _Examination:
                 names = Counter(await client.channels("*"))
                 if not names - Counter(name for _, name in having):
                     return facts
-                topics = sorted(facts.topics)
+                silent = {nsqd.tcp for nsqd in nsqds if not nsqd.stats}
+                unknown = {name for n in facts.nodes if n.tcp in silent for name in n.topics}
+                topics = sorted(facts.topics - unknown)
                 found = await call_each(topics, client.channels)
             except HTTPError:
                 return facts

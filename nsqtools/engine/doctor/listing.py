@@ -133,8 +133,7 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
         elif nsqd.producer and nsqd.stats:
             yield from _judge_topics_of(nsqd, answering)
     yield from _judge_hidden(answering)
-    if all(each.stats for each in facts.nsqds):
-        yield from _judge_leftovers(facts, answering)
+    yield from _judge_leftovers(facts, answering)
 
 
 def _judge_agreement(answering: list[LookupdFacts]) -> Iterator[Finding]:
