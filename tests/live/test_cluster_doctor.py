@@ -60,7 +60,8 @@ def test_nothing_is_found_where_nothing_is_wrong_and_what_has_changed_is_told(
     nsqtools_cli: Cli, consumed: list[Nsqd], lookupds: list[Nsqlookupd], topic: str, tmp_path: Path
 ) -> None:
     saved, where = str(tmp_path / "seen.json"), lookup(lookupds)
-    well = examined(nsqtools_cli, "--save", saved, *where)
+    well = examined(nsqtools_cli, "--save", saved, "--compare", saved, *where)
+    assert "changes" not in well  # there was nothing to compare with
     assert {each["severity"] for each in well["findings"]} == {"ok"}
     assert codes(examined(nsqtools_cli, *http(consumed))) == set()  # and without nsqlookupd
     consumed[0].create("new", "archive")

@@ -36,7 +36,7 @@ _MOST = 20
 )
 @options()
 def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
-    """Find out what is wrong with a cluster, or why a consumer sees nothing.
+    """Find faults of a cluster, or why a consumer sees nothing.
 
     Without --topic, doctor examines the whole cluster. With --topic, give it the options of the
     consumer, such as those of tail: it examines the servers of the topic. It prints its findings,
@@ -53,7 +53,9 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
 
     skipped = _skipped(options.skip)
-    before = load(options.compare) if options.compare else None
+    before = None
+    if options.compare and not _is_first_run(options):
+        before = load(options.compare)
     facts = asyncio.run(examine(_question(options), with_secret(config)))
     findings = without(diagnose(facts), skipped)
     seen = SavedSnapshot.of(facts, findings)
@@ -73,6 +75,13 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
         raise Ended(Exit.FAILURE)
     if "warning" in severities:
         raise Ended(Exit.PARTIAL)
+
+
+def _is_first_run(options: DoctorOptions) -> bool:
+    """Whether the file to compare with is about to be saved for the first time."""
+    import os
+
+    return options.compare == options.save and not os.path.exists(options.compare)
 
 
 def _skipped(codes: Sequence[str]) -> set[str]:
