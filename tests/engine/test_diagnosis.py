@@ -328,7 +328,10 @@ UNUSED, GONE = events(channel("c")), refused("a")
 
 # As above, for a whole cluster
 WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
-    "all is well": (whole(known("a", WELL), known("b", WELL, FLEETING)), []),
+    "all is well": (
+        whole(known("a", WELL), known("b", WELL, FLEETING, producer=producer("b", "events"))),
+        [],
+    ),
     "a clock that is ahead": (
         whole(known("a", WELL), known("b", WELL, skew=90.4)),
         [("warning", "clock", "b:4150 is 90 s ahead", "clocks")],
