@@ -369,7 +369,7 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a topic nobody uses": (
         whole(known("a", UNUSED), known("b", UNUSED)),
-        [("note", "idle", "channel c has no consumer", "topic delete events")],
+        [("note", "idle", "no consumer of channel c, no message", "topic delete events")],
     ),
     "a topic nobody consumes but somebody publishes": (
         whole(known("a", UNUSED, later=[replace(UNUSED, message_count=2)])),
@@ -415,8 +415,8 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     "a topic not listed, and one not there": (
         whole(known("a", WELL, ELSEWHERE, producer=producer("a", "third", "events"))),
         [
-            ("warning", "listing", "lists topic third at a:4150", "--broadcast-address"),
             ("error", "listing", "nsqd a:4150 has topic other", "restart"),
+            ("warning", "listing", "lists topic third at a:4150", "--broadcast-address"),
         ],
     ),
     "a tombstone of a topic that is deleted": (
