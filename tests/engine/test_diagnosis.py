@@ -436,6 +436,30 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             ("warning", "listing", "does not list topic other of nsqd a:4150", "restart"),
         ],
     ),
+    "two containers with one broadcast address": (
+        whole(
+            known("a", WELL),
+            lookupds=[lookupd(nodes=(producer("a", "events"), producer("a", hostname="other")))],
+        ),
+        [("error", "listing", "one broadcast address a:4150: a (172.17.0.5), other (", "its own")],
+    ),
+    "an nsqd that two nsqlookupds see at different addresses": (
+        whole(
+            known("a", WELL),
+            lookupds=[
+                lookupd(nodes=(producer("a", "events"),)),
+                lookupd("m", nodes=(replace(producer("a", "events"), remote_address="10.1:1"),)),
+            ],
+        ),
+        [],
+    ),
+    "an nsqd that has just been restarted": (
+        whole(
+            known("a", WELL),
+            lookupds=[lookupd(nodes=(producer("a", "events"), producer("a", "events")))],
+        ),
+        [],
+    ),
     "no nsqd is registered": (
         whole(known("a", WELL, producer=None), lookupds=[lookupd()]),
         [

@@ -186,6 +186,13 @@ CHECKS = (
         "Check the name, or publish to it; give the address of an nsqd that is not registered.",
     ),
     Check(
+        "NSQ029",
+        "listing",
+        "error",
+        "Several nsqds are registered with one broadcast address: consumers reach one of them.",
+        "Start each with a `-broadcast-address` of its own.",
+    ),
+    Check(
         "NSQ030",
         "topic",
         "error",

@@ -125,6 +125,7 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
         yield from _unusable(each)
     if not any(each.nodes for each in answering):
         yield _nobody(facts, answering)
+    yield from _judge_addresses(answering)
     yield from _judge_agreement(answering)
     for nsqd in facts.nsqds:
         if nsqd.producer is None and nsqd.stats:
@@ -134,6 +135,26 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
             yield from _judge_topics_of(nsqd, answering)
     yield from _judge_hidden(answering)
     yield from _judge_leftovers(facts, answering)
+
+
+def _judge_addresses(answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge whether each nsqd has a broadcast address of its own.
+
+    An nsqd that was restarted may be registered twice for a while, but from the same host.
+    nsqlookupds may see one nsqd at different addresses.
+    """
+    claims: dict[Address, set[str]] = {}
+    for each in answering:
+        sources: dict[Address, set[str]] = {}
+        for node in each.nodes:
+            source = f"{node.hostname} ({node.remote_address.rpartition(':')[0]})"
+            sources.setdefault(node.tcp, set()).add(source)
+        claims |= {tcp: found for tcp, found in sources.items() if len(found) > 1}
+    for tcp, found in sorted(claims.items()):
+        names = some(sorted(found))
+        text = f"{len(found)} nsqds are registered with one broadcast address {tcp}: {names}"
+        fix = "start each with a --broadcast-address of its own"
+        yield fault("NSQ029", text, fix, server=tcp)
 
 
 def _judge_agreement(answering: list[LookupdFacts]) -> Iterator[Finding]:
@@ -206,7 +227,10 @@ def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Fi
 
 def _listing(lookupd: LookupdFacts) -> dict[Address, frozenset[str]]:
     """Return the topics listed for each nsqd, tombstoned or not."""
-    return {node.tcp: frozenset(node.topics) for node in lookupd.nodes}
+    found: dict[Address, frozenset[str]] = {}
+    for node in lookupd.nodes:
+        found[node.tcp] = found.get(node.tcp, frozenset()).union(node.topics)
+    return found
 
 
 def _union(some: Iterable[Iterable[str]]) -> set[str]:
