@@ -323,7 +323,7 @@ HIDDEN = replace(producer("a", "events"), tombstones=(True,))
 ELSEWHERE = replace(WELL, name="other")
 FLEETING = replace(WELL, name="fleeting#ephemeral")
 DEEP = events(channel("c", depth=900, client_count=1))
-SPILLED = events(channel("c", depth=900, backend_depth=150, client_count=1))
+SPILLED = events(channel("c", depth=2000, backend_depth=1000, client_count=1))
 UNUSED, GONE = events(channel("c")), refused("a")
 
 # As above, for a whole cluster
@@ -357,7 +357,7 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "messages that grow on a disk": (
         whole(known("a", DEEP, later=[SPILLED])),
-        [("warning", "disk", "nsqd a:4150 grew by 150 to 150", "consumers")],
+        [("warning", "disk", "nsqd a:4150 grew by 1000 to 1000", "consumers")],
     ),
     "nearly all messages on one nsqd": (
         whole(known("a", DEEP), known("b", events(channel("c", depth=100, client_count=1)))),

@@ -24,7 +24,7 @@ _SOON = 30 * 86400.0
 """Seconds before the end of a certificate at which it should be renewed."""
 
 _MANY, _NEARLY_ALL = 1000, 0.9  # waiting messages of a cluster, and the part of one nsqd
-_GROWN = 100  # messages more on a disk after MOMENT
+_GROWN = 1000  # messages more on a disk after MOMENT
 
 _SECRET = "--auth-secret-file FILE"  # noqa: S105 - the name of an option
 _CA = "unless a CA of this system signed its certificate"
