@@ -313,7 +313,7 @@ CHECKS = (
         "NSQ051",
         "disk",
         "warning",
-        "The messages that an nsqd keeps on its disk grew between the two looks, by at least 1,000.",
+        "The messages on an nsqd's disk grew between the two looks, by at least 1,000.",
         "See the space on its disk, and start more consumers.",
     ),
 )
