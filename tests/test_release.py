@@ -31,7 +31,7 @@ def files(folder: str) -> set[str]:
 
 
 def test_the_changelog_begins_with_this_release_or_what_comes_after_it() -> None:
-    _, first, second, *_ = (ROOT / ".github" / "CHANGELOG.md").read_text().split("## ")
+    _, first, second, *_ = (ROOT / ".github" / "CHANGELOG.md").read_text().split("\n## ")
     release = second if first.startswith("Unreleased\n") else first
     assert release.startswith(f"{__version__} ({__date__})\n")
 
