@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -138,8 +139,13 @@ def _needs_module(module: Module, reason: str, tests: str) -> Path:
 
 
 def needs(program: str, tests: str) -> str:
-    """Path of a program on PATH, or else the test ends here; ``tests`` says what is lost."""
-    return shutil.which(program) or give_up(program, tests, f"no {program} on PATH", "TOOLS")
+    """Path of a program, or else the test ends here; ``tests`` says what is lost.
+
+    It is on PATH, or beside this Python, where pip installs programs of packages.
+    """
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which(program) or shutil.which(program, path=beside)
+    return found or give_up(program, tests, f"no {program} on PATH", "TOOLS")
 
 
 def require_nsq() -> Nsq:
