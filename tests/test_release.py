@@ -11,6 +11,7 @@ import pytest
 from nsqtools import __date__, __version__
 from nsqtools.cli.docs import sections
 from tests.support.binaries import needs
+from tests.support.containers import built
 from tests.support.environments import run
 from tests.support.process import Cli
 from tests.support.servers import Nsqd
@@ -116,3 +117,13 @@ def test_a_single_file_has_all_commands_and_what_they_read(
     page = Visited(cli, "--nsqd-http-address", str(nsqd.http))
     assert topic in page.get("/").text
     cli.close()
+
+
+@pytest.mark.full("the image of .github/Containerfile")
+@pytest.mark.timeout(900)
+def test_the_image_runs_as_an_unprivileged_user_with_its_extras(tmp_path: Path) -> None:
+    with built(ROOT, tmp_path) as image:
+        assert image.run("--version") == f"nsqtools {__version__}\n"
+        image.run("demo")
+        extras = "import isal, jq, nsqtools.ui.application, os; print(os.getuid())"
+        assert image.run("-c", extras, entry="python") == "10001\n"

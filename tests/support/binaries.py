@@ -8,7 +8,8 @@ which takes minutes, and so is done with ``--full`` or ``NSQTOOLS_REQUIRE_TOOLS=
 Spark's Ivy also downloads Iceberg's REST catalog, whose jars ``tests/iceberg/ivy.xml`` names.
 ``python -m tests.support.binaries`` gets all that is missing. Any other program that is missing
 skips the test and says what it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or
-``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
+``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it, and with ``NSQTOOLS_REQUIRE_CONTAINERS=1`` if it is what
+runs containers.
 """
 
 import fcntl
