@@ -22,9 +22,9 @@ class Image(NamedTuple):
     engine: str
     name: str
 
-    def run(self, *command: str, entry: str = "nsqtools") -> str:
-        """The output of a container."""
-        options = ("--rm", "--entrypoint", entry)
+    def run(self, *command: str, entry: str = "") -> str:
+        """The output of a container, with a program in place of the image's own if given."""
+        options = ("--rm", *(("--entrypoint", entry) if entry else ()))
         return run(_IMAGES, self.engine, "run", *options, self.name, *command)
 
 
