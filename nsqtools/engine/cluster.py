@@ -79,7 +79,7 @@ class Snapshot:
     def samples(self) -> dict[str, CounterSample | None]:
         """Return the input of Rates by node name; None for a silent node."""
         return {
-            name: _sample(self.time(name), self.stats[name]) if name in self.stats else None
+            name: sample_of(self.time(name), self.stats[name]) if name in self.stats else None
             for name in self.nodes
         }
 
@@ -324,7 +324,8 @@ def _listed_node(name: str, tcp: Address, producer: Registration) -> Node:
     return Node(name, http, tcp, producer.hostname, producer.version, topics, producer.http)
 
 
-def _sample(at: float, stats: NsqdStats) -> CounterSample:
+def sample_of(at: float, stats: NsqdStats) -> CounterSample:
+    """Return the counters of one answer, at time ``at``, as input of Rates."""
     counters: dict[ChannelKey, Counters] = {}
     for topic in stats.topics:
         counters[topic.name, ""] = Counters(

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from nsqtools.cli import cli
 from nsqtools.engine.doctor import diagnose
-from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import AuthError, HTTPError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.replies import ClientStats, TopicStats
@@ -52,7 +53,7 @@ def listing(host: str, **values: Any) -> LookupdFacts:
 
 
 def not_ok(found: Facts) -> list[Finding]:
-    return [each for each in diagnose(found) if each.level != "ok"]
+    return [each for each in diagnose(found) if each.severity != "ok"]
 
 
 def consumed(*clients: ClientStats, depth: int = 5, **values: Any) -> TopicStats:
@@ -113,7 +114,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "RDY 0 of all consumers while messages wait": (
         facts(nsqd("a", consumed(client(0), client(0, port=2)))),
-        [("failure", "consumers", "RDY 0 on nsqd a:4150", "")] * 2,
+        [("error", "consumers", "RDY 0 on nsqd a:4150", "")] * 2,
     ),
     "RDY 0 of all consumers of an empty channel": (
         facts(nsqd("a", consumed(client(0), depth=0))),
@@ -176,11 +177,11 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(
             nsqd("a", consumed(client(2, 2)), later=consumed(client(2, 2), timeout_count=1)),
         ),
-        [("failure", "consumers", "while 1 message of the channel timed out", "it hangs")],
+        [("error", "consumers", "while 1 message of the channel timed out", "it hangs")],
     ),
     "no messages in flight at all": (
         facts(nsqd("a", WELL), max_in_flight=0),
-        [("failure", "max-in-flight", "is 0", "1 or more")],
+        [("error", "max-in-flight", "is 0", "1 or more")],
     ),
     "a share that an nsqd does not allow": (
         facts(
@@ -194,7 +195,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a given name that cannot be resolved": (
         facts(nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"))),
-        [("failure", "tcp", "'wbe1'", "check the name")],
+        [("error", "tcp", "'wbe1'", "check the name")],
     ),
     "an nsqd whose HTTP is dead, so that nobody knows whether it has the topic": (
         facts(nsqd("a", http_error=refused("a"), **AT_A), lookupds=[listing("a")]),
@@ -204,58 +205,58 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(lookupds=[lookupd(), DEAD]),
         [
             ("warning", "nsqlookupd", "m:4161", ""),
-            ("failure", "listing", "that answers", "--lookupd-tcp-address"),
+            ("error", "listing", "that answers", "--lookupd-tcp-address"),
         ],
     ),
     "swapped ports of a listed nsqd": (
         facts(nsqd("a", WELL, tcp_port=7, **SWAPPED, **AT_A), lookupds=[listing("a")]),
-        [("failure", "tcp", "a:4150", "start that nsqd with --broadcast-tcp-port=7")],
+        [("error", "tcp", "a:4150", "start that nsqd with --broadcast-tcp-port=7")],
     ),
     "the HTTP port of an nsqlookupd that an nsqd has registered": (
         facts(nsqd("a", WELL, is_lookupd=True, **SWAPPED, **AT_A), lookupds=[listing("a")]),
-        [("failure", "tcp", "HTTP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
+        [("error", "tcp", "HTTP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
     ),
     "the TCP port of an nsqlookupd that an nsqd has registered": (
         facts(nsqd("a", WELL, **{**SWAPPED, "tcp_speaks": "nsqlookupd"}, **AT_A), lookupds=HAVING),
-        [("failure", "tcp", "TCP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
+        [("error", "tcp", "TCP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
     ),
     "an HTTP port registered as the TCP port, and another one as the HTTP port": (
         facts(nsqd("a", WELL, tcp_port=7, http=AT, **SWAPPED, **AT_A), lookupds=HAVING),
-        [("failure", "tcp", "a:4150", "--broadcast-tcp-port=7 --broadcast-http-port=4150")],
+        [("error", "tcp", "a:4150", "--broadcast-tcp-port=7 --broadcast-http-port=4150")],
     ),
     "an HTTP port given, of an nsqd that does not tell its TCP port": (
         facts(nsqd("a", WELL, **SWAPPED)),
-        [("failure", "tcp", "a:4150 is its HTTP port", "give its TCP port, 4150")],
+        [("error", "tcp", "a:4150 is its HTTP port", "give its TCP port, 4150")],
     ),
     "a TCP port registered as the HTTP port": (
         facts(nsqd("a", http_error=DEAF, http_speaks="nsqd", **AT_A), lookupds=HAVING),
-        [("failure", "http", "a:4151 is its TCP port", "--broadcast-http-port=PORT")],
+        [("error", "http", "a:4151 is its TCP port", "--broadcast-http-port=PORT")],
     ),
     "a broadcast name that cannot be resolved": (
         facts(
             nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"), **AT_W),
             lookupds=[listing("wbe1")],
         ),
-        [("failure", "tcp", "it registered from 172.17.0.5:33000", "--broadcast-address=ADDR")],
+        [("error", "tcp", "it registered from 172.17.0.5:33000", "--broadcast-address=ADDR")],
     ),
     "a listed nsqd that is dead": (
         facts(
             nsqd("a", features=None, tcp_error=AWAY, http_error=refused("a"), **AT_A),
             lookupds=HAVING,
         ),
-        [("failure", "tcp", "b:4150: connection refused", "check its --broadcast-address")],
+        [("error", "tcp", "b:4150: connection refused", "check its --broadcast-address")],
     ),
     "an nsqd that requires a secret": (
         facts(nsqd("a", WELL, features=None, tcp_error=NO_SECRET)),
-        [("failure", "auth", "a:4150 requires AUTH", "add --auth-secret-file")],
+        [("error", "auth", "a:4150 requires AUTH", "add --auth-secret-file")],
     ),
     "an nsqd that does not know the secret": (
         facts(nsqd("a", WELL, features=None, tcp_error=NO_SECRET), has_secret=True),
-        [("failure", "auth", "a:4150: E_AUTH_FAILED", "AUTH server knows")],
+        [("error", "auth", "a:4150: E_AUTH_FAILED", "AUTH server knows")],
     ),
     "an nsqd whose secret is for other topics": (
         facts(nsqd("a", WELL, features=None, tcp_error=NOT_HERE), has_secret=True),
-        [("failure", "auth", "a:4150: E_UNAUTHORIZED", "accepts for this topic")],
+        [("error", "auth", "a:4150: E_UNAUTHORIZED", "accepts for this topic")],
     ),
     "an nsqd that does not compress": (
         facts(nsqd("a", WELL), compression="snappy"),
@@ -263,7 +264,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "an nsqd whose certificate is unknown": (
         facts(nsqd("a", WELL, features=None, tcp_error=UNTRUSTED)),
-        [("failure", "tls", "a:4150: unknown certificate", "")],
+        [("error", "tls", "a:4150: unknown certificate", "")],
     ),
     "a clock that is behind, and one that is hardly": (
         facts(nsqd("a", WELL, skew=5.0), lookupds=[listing("a", skew=-90.4)]),
@@ -279,22 +280,22 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a topic whose nsqd is gone": (
         facts(lookupds=[lookupd(topics=frozenset({"events"}), nodes=(producer("z"),))]),
-        [("failure", "listing", "no nsqd has it", "pub --topic events")],
+        [("error", "listing", "no nsqd has it", "pub --topic events")],
     ),
     "a topic whose name is another one": (
         facts(lookupds=[lookupd(topics=frozenset({"event"}), nodes=(producer("z"),))]),
-        [("failure", "listing", "did you mean 'event'?", "lookup topics")],
+        [("error", "listing", "did you mean 'event'?", "lookup topics")],
     ),
     "addresses that cannot be used": (
         facts(lookupds=[lookupd(left_out={"nsqd x": True, "nsqd y": False})]),
         [
-            ("failure", "listing", "address: nsqd x", "--broadcast-address"),
+            ("error", "listing", "address: nsqd x", "--broadcast-address"),
             ("warning", "listing", "address: nsqd y", "--broadcast-address"),
         ],
     ),
     "who had no time to be asked": (
         facts(nsqd("a", features=None, tcp_error=LATE, http_error=LATE)),
-        [("failure", "tcp", "", "--timeout")],
+        [("error", "tcp", "", "--timeout")],
     ),
 }
 
@@ -304,7 +305,7 @@ def test_each_fault_is_found_with_its_culprit(
     found: Facts, expected: list[tuple[str, str, str, str]]
 ) -> None:
     findings = not_ok(found)
-    assert [(each.level, each.check) for each in findings] == [each[:2] for each in expected]
+    assert [(each.severity, each.check) for each in findings] == [each[:2] for each in expected]
     for finding, (_, _, culprit, fix) in zip(findings, expected, strict=True):
         assert culprit in finding.text
         assert fix in finding.fix

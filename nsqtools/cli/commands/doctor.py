@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.engine.doctor.examine import Question
-    from nsqtools.engine.doctor.facts import Finding
+    from nsqtools.engine.doctor.findings import Finding
 
-_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+_COLOURS = {"ok": "green", "warning": "yellow", "note": "cyan", "error": "red"}
 _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
 
 
@@ -50,7 +50,7 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
         _print(findings)
     if not facts.anybody:
         raise Ended(Exit.UNREACHABLE)
-    if any(finding.level == "failure" for finding in findings):
+    if any(finding.severity == "error" for finding in findings):
         raise Ended(Exit.FAILURE)
 
 
@@ -73,21 +73,19 @@ def _question(options: DoctorOptions) -> Question:
 def _print(findings: Sequence[Finding]) -> None:
     width = max(map(len, _COLOURS))
     for each in findings:
-        level = click.style(each.level.ljust(width), fg=_COLOURS[each.level])
-        click.echo(f"{level}  {one_line(each.text)}")
+        severity = click.style(each.severity.ljust(width), fg=_COLOURS[each.severity])
+        click.echo(f"{severity}  {f'{each.code} ' if each.code else ''}{one_line(each.text)}")
         if each.fix:
             click.echo(f"{'':{width}}  fix: {one_line(each.fix)}")
 
 
 def _print_json(options: DoctorOptions, findings: Sequence[Finding]) -> None:
-    from dataclasses import asdict
-
     from nsqtools.cli.output import print_json
 
     print_json(
         {
             "topic": options.topic,
             "channel": options.channel,
-            "findings": [asdict(each) for each in findings],
+            "findings": [each.fields() for each in findings],
         }
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from nsqtools.engine.clusterstats import topics_of
 from nsqtools.engine.doctor.backlog import judge_channel, judge_consumers, judge_topic
-from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.findings import Finding, fault
 from nsqtools.engine.doctor.servers import (
     judge_capacity,
     judge_clocks,
@@ -41,23 +42,23 @@ def diagnose(facts: Facts) -> list[Finding]:
     return [finding for judge in _JUDGES for finding in judge(facts)]
 
 
-def findings_of(snapshot: Snapshot) -> Iterator[tuple[str, Finding]]:
-    """Yield the warnings and failures that a poll of all topics shows, each with its topic.
+def findings_of(snapshot: Snapshot) -> Iterator[Finding]:
+    """Yield the warnings and failures that a poll of all topics shows.
 
-    Findings on servers come first, with an empty topic. Only topics and channels that are paused,
+    Findings on servers come first. Only topics and channels that are paused,
     or have messages and no consumer, are judged.
     """
     for name, lookupd_error in snapshot.lookupds.items():
         if lookupd_error:
             fix = f"start it, or leave {name} out"
-            yield "", Finding("warning", "nsqlookupd", f"nsqlookupd {lookupd_error}", fix)
+            yield fault("NSQ001", f"nsqlookupd {lookupd_error}", fix, server=name)
     for name, nsqd_error in snapshot.failures.items():
         fix = f"start it, or leave {name} out"
-        yield "", Finding("failure", "nsqd", f"nsqd {nsqd_error}", fix)
+        yield fault("NSQ003", f"nsqd {nsqd_error}", fix, error=True, server=name)
     for name, stats in snapshot.stats.items():
         if stats.health not in ("", "OK"):
             text = f"nsqd {name} is unhealthy: {stats.health}"
-            yield "", Finding("failure", "nsqd", text, "see its log, and the space on its disk")
+            yield fault("NSQ004", text, "see its log, and the space on its disk", server=name)
     having: dict[str, dict[str, TopicStats]] = {}
     for node, topic in topics_of(snapshot):
         having.setdefault(topic.name, {})[node] = topic
@@ -66,8 +67,8 @@ def findings_of(snapshot: Snapshot) -> Iterator[tuple[str, Finding]]:
             continue
         facts = _facts(snapshot, topic_name, having[topic_name])
         for found in (*judge_topic(facts), *judge_channel(facts)):
-            if found.level != "ok" and found.check != "topic":
-                yield topic_name, found
+            if found.severity != "ok" and found.check != "topic":
+                yield found
 
 
 def _is_suspect(topic: TopicStats) -> bool:
@@ -94,4 +95,5 @@ def _facts(snapshot: Snapshot, topic: str, having: Mapping[str, TopicStats]) -> 
         nsqds=tuple(nsqds),
         has_secret=False,
         max_in_flight=1,
+        whole=True,
     )

@@ -1,11 +1,11 @@
-"""The facts about a topic's servers, and the findings."""
+"""The facts about a topic's servers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from shlex import quote
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import AuthError, RefusedError
 from nsqtools.names import NSQD_TCP_PORT, Address
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from nsqtools.net.http.replies import ChannelStats, Registration, TopicStats
     from nsqtools.net.probe import Speaks
     from nsqtools.proto.session import Features
-
-Level = Literal["ok", "warning", "failure"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A result of the diagnosis; ``check`` is a stable code for scripts, ``fix`` the remedy."""
-
-    level: Level
-    check: str
-    text: str
-    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +105,7 @@ class NsqdFacts:
 class Facts:
     """All facts of a diagnosis; ``channel`` is empty unless the user named a channel.
 
+    ``whole`` is true if all topics are examined, and ``topic`` is one of them, or empty.
     ``has_secret``, ``max_in_flight`` and ``compression`` are settings of the consumer in question;
     ``compression`` is snappy, deflate or empty.
     """
@@ -128,6 +117,7 @@ class Facts:
     has_secret: bool
     max_in_flight: int
     compression: str = ""
+    whole: bool = False
 
     @property
     def anybody(self) -> bool:

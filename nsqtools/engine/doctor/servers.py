@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqtools.config.units import counted, nearest
-from nsqtools.engine.doctor.facts import Finding
+from nsqtools.engine.doctor.findings import fault, passed
 from nsqtools.errors import AuthError, RefusedError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+    from nsqtools.engine.doctor.findings import Finding
 
 _SKEW = 5.0
 """Seconds by which a clock may be off; the Date header has whole seconds."""
@@ -27,12 +28,12 @@ def judge_lookupds(facts: Facts) -> Iterator[Finding]:
     for each in facts.lookupds:
         name = f"nsqlookupd {each.address}"
         if each.error is None:
-            yield Finding("ok", "nsqlookupd", f"{name} answers{_version(each.version)}")
+            yield passed("nsqlookupd", f"{name} answers{_version(each.version)}")
             continue
         wrong = _wrong_lookupd_port(each)
         text = f"{name} {wrong[0]}" if wrong else f"nsqlookupd {each.error}"
         fix = wrong[1] if wrong else "start it, or give the address of one that runs"
-        yield Finding("failure" if alone else "warning", "nsqlookupd", text, fix)
+        yield fault("NSQ001", text, fix, error=alone, server=each.address)
 
 
 def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
@@ -59,9 +60,9 @@ def judge_clocks(facts: Facts) -> Iterator[Finding]:
     for name, skew in wrong:
         how = "ahead of" if skew > 0 else "behind"
         text = f"the clock of {name} is {abs(skew):.0f} s {how} this host's, and so are timestamps"
-        yield Finding("warning", "clock", text, "synchronise the clocks of both hosts")
+        yield fault("NSQ011", text, "synchronise the clocks of both hosts", server=name)
     if skews and not wrong:
-        yield Finding("ok", "clock", f"clocks agree: {counted(len(skews), 'server')}")
+        yield passed("clock", f"clocks agree: {counted(len(skews), 'server')}")
 
 
 def judge_listing(facts: Facts) -> Iterator[Finding]:
@@ -76,13 +77,13 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
             lost = lost or is_of_topic
             fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
             text = f"nsqlookupd {each.address} lists a server with an unusable address: {text}"
-            yield Finding("failure" if is_of_topic else "warning", "listing", text, fix)
+            yield fault("NSQ020", text, fix, error=is_of_topic, server=each.address)
     if facts.found:
         names = ", ".join(sorted(map(str, facts.found)))
         text = (
             f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
         )
-        yield Finding("ok", "listing", text)
+        yield passed("listing", text)
     elif not lost and not having and not any(map(facts.hidden_by, facts.nsqds)):
         yield _unlisted(facts, answering)
     for nsqd in facts.nsqds:
@@ -94,7 +95,7 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
                 "have it"
             )
             fix = "check --broadcast-address and the ports of the nsqd that has the topic"
-            yield Finding("failure", "listing", text, fix)
+            yield fault("NSQ025", text, fix, error=True, topic=facts.topic, server=nsqd.name)
     for nsqd in having:
         if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
             text = f"nsqd {nsqd.name} has topic {facts.topic}, but no nsqlookupd lists it there"
@@ -103,7 +104,7 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
                 if nsqd.producer
                 else "start that nsqd with --lookupd-tcp-address for each nsqlookupd"
             )
-            yield Finding("failure", "listing", text, fix)
+            yield fault("NSQ026", text, fix, topic=facts.topic, server=nsqd.name)
     for each in answering:
         missing = facts.found - {producer.tcp for producer in each.producers}
         hidden = {nsqd.tcp for nsqd in facts.nsqds if each in facts.hidden_by(nsqd)}
@@ -111,7 +112,7 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
             names = ", ".join(sorted(map(str, missing - hidden)))
             text = f"nsqlookupd {each.address} does not list topic {facts.topic} on {names}"
             fix = "start those nsqds with --lookupd-tcp-address for it too"
-            yield Finding("warning", "listing", text, fix)
+            yield fault("NSQ023", text, fix, topic=facts.topic, server=each.address)
 
 
 def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
@@ -120,18 +121,18 @@ def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
         answering_only = "" if len(answering) == len(facts.lookupds) else " that answers"
         text = f"no nsqd is registered with any nsqlookupd{answering_only}"
         fix = "start nsqd with --lookupd-tcp-address for each nsqlookupd"
-        return Finding("failure", "listing", text, fix)
+        return fault("NSQ021", text, fix)
     if any(topic in each.topics for each in answering):
         text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
         fix = f"start the nsqd that had it, or publish, which creates it: {facts.publish()}"
-        return Finding("failure", "listing", text, fix)
+        return fault("NSQ025", text, fix, error=True, topic=topic)
     near = nearest(topic, sorted(facts.known_topics - {topic}))
     text = f"no nsqlookupd lists topic {topic}{near}"
     fix = (
         "check the name, or publish to it; if its nsqd runs without --lookupd-tcp-address, give "
         f"its --nsqd-http-address; this lists all topics: {facts.command('lookup', 'topics')}"
     )
-    return Finding("failure", "listing", text, fix)
+    return fault("NSQ028", text, fix, topic=topic)
 
 
 def _judge_tombstones(
@@ -146,7 +147,7 @@ def _judge_tombstones(
     if everywhere:
         text += ": consumers do not find it"
     fix = "wait until it expires, after 45 s or nsqlookupd's --tombstone-lifetime"
-    yield Finding("failure" if everywhere else "warning", "tombstone", text, fix)
+    yield fault("NSQ027", text, fix, error=everywhere, topic=facts.topic, server=nsqd.name)
 
 
 def judge_nsqds(facts: Facts) -> Iterator[Finding]:
@@ -156,31 +157,33 @@ def judge_nsqds(facts: Facts) -> Iterator[Finding]:
             yield _judge_tcp(facts, nsqd, nsqd.tcp)
         if (codec := facts.compression) and nsqd.features and not getattr(nsqd.features, codec):
             text = f"nsqd {nsqd.name} does not offer --{codec}: the connection is not compressed"
-            yield Finding("warning", "tcp", text, f"start that nsqd with --{codec}")
+            yield fault("NSQ009", text, f"start that nsqd with --{codec}", server=nsqd.name)
         yield from _judge_http(nsqd)
     versions = sorted({nsqd.version for nsqd in facts.concerned if nsqd.version})
     if len(versions) > 1:
-        yield Finding("warning", "version", f"nsqds run different versions: {', '.join(versions)}")
+        text = f"nsqds run different versions: {', '.join(versions)}"
+        yield fault("NSQ010", text, "upgrade all to one version")
 
 
 def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
     if nsqd.needs_tls:
         fix = f"add --tls-v1, and --tls-root-ca-file FILE {_CA}"
-        return Finding("failure", "tls", f"nsqd {tcp} requires TLS", fix)
+        return fault("NSQ005", f"nsqd {tcp} requires TLS", fix, server=tcp)
     if nsqd.tcp_error is None:
-        return Finding("ok", "tcp", f"nsqd {tcp} answers{_version(nsqd.version)}")
+        return passed("tcp", f"nsqd {tcp} answers{_version(nsqd.version)}")
     error = nsqd.tcp_error
     if isinstance(error, AuthError):
         return _judge_auth(facts, tcp, error)
     if wrong := _wrong_tcp_port(nsqd, tcp):
-        return Finding("failure", "tcp", f"nsqd {tcp} {wrong[0]}", wrong[1])
+        return fault("NSQ002", f"nsqd {tcp} {wrong[0]}", wrong[1], server=tcp)
     if error.reason == "name":
         return _unresolved(nsqd, tcp)
     if isinstance(error, RefusedError) and not error.reason:
         fix = "change the option that nsqd refuses"
-        return Finding("failure", "tcp", f"nsqd {error}", fix)
-    check = "tls" if error.reason == "tls" else "tcp"
-    return Finding("failure", check, f"nsqd {error}", "" if check == "tls" else _start(nsqd))
+        return fault("NSQ002", f"nsqd {error}", fix, server=tcp)
+    if error.reason == "tls":
+        return fault("NSQ005", f"nsqd {error}", "", server=tcp)
+    return fault("NSQ002", f"nsqd {error}", _start(nsqd), server=tcp)
 
 
 def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
@@ -189,8 +192,8 @@ def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
         fix = (
             f"give {_SECRET} with a secret that its AUTH server {knows} (nsqd --auth-http-address)"
         )
-        return Finding("failure", "auth", f"nsqd {tcp}: {error.text}", fix)
-    return Finding("failure", "auth", f"nsqd {tcp} requires AUTH", f"add {_SECRET}")
+        return fault("NSQ008", f"nsqd {tcp}: {error.text}", fix, server=tcp)
+    return fault("NSQ008", f"nsqd {tcp} requires AUTH", f"add {_SECRET}", server=tcp)
 
 
 def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address) -> tuple[str, str] | None:
@@ -222,11 +225,11 @@ def _broadcast(nsqd: NsqdFacts) -> str:
 def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
     text = f"nsqd {tcp}: cannot resolve {tcp.host!r}"
     if nsqd.given or not nsqd.producer:
-        return Finding("failure", "tcp", text, "check the name")
+        return fault("NSQ002", text, "check the name", server=tcp)
     came = nsqd.producer.remote_address
     text += f", its broadcast address{f'; it registered from {came}' if came else ''}"
     fix = "start that nsqd with a --broadcast-address=ADDRESS that consumers can reach"
-    return Finding("failure", "tcp", text, fix)
+    return fault("NSQ002", text, fix, server=tcp)
 
 
 def _start(nsqd: NsqdFacts) -> str:
@@ -246,21 +249,27 @@ def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
     if error.code == "TLS_REQUIRED":
         _, _, https = error.text.rpartition(" ")
         fix = f"use --nsqd-http-address {https}"
-        yield Finding("warning", "http", f"{name} answers only over HTTPS: {unknown}", fix)
+        yield fault("NSQ003", f"{name} answers only over HTTPS: {unknown}", fix, server=nsqd.name)
     elif nsqd.http_speaks == "nsqd":
         usual = Address(nsqd.http.host, NSQD_HTTP_PORT)
         fix = f"give its HTTP port, as in --nsqd-http-address {usual}"
         if nsqd.producer and nsqd.producer.http == nsqd.http:
             fix = "start that nsqd with --broadcast-http-port=PORT, the port of its HTTP API"
-        yield Finding("failure", "http", f"{name} is its TCP port, not its HTTP port", fix)
+        yield fault(
+            "NSQ003",
+            f"{name} is its TCP port, not its HTTP port",
+            fix,
+            error=True,
+            server=nsqd.name,
+        )
     elif nsqd.http_speaks == "tls":
         fix = f"use --nsqd-http-address https://{nsqd.http}"
-        yield Finding("warning", "http", f"{name} requires TLS: {unknown}", fix)
+        yield fault("NSQ003", f"{name} requires TLS: {unknown}", fix, server=nsqd.name)
     elif nsqd.answers:
         fix = "give the address of its HTTP API with --nsqd-http-address"
-        yield Finding("warning", "http", f"nsqd {error}: {unknown}", fix)
+        yield fault("NSQ003", f"nsqd {error}: {unknown}", fix, server=nsqd.name)
     elif nsqd.tcp is None:
-        yield Finding("failure", "http", f"nsqd {error}", _start(nsqd))
+        yield fault("NSQ003", f"nsqd {error}", _start(nsqd), error=True, server=nsqd.name)
 
 
 def judge_capacity(facts: Facts) -> Iterator[Finding]:
@@ -269,12 +278,10 @@ def judge_capacity(facts: Facts) -> Iterator[Finding]:
     peers = [nsqd for nsqd in facts.concerned if nsqd.features]
     if asked == 0:
         text = "--max-in-flight is 0: no message is received"
-        yield Finding("failure", "max-in-flight", text, "give --max-in-flight 1 or more")
+        yield fault("NSQ012", text, "give --max-in-flight 1 or more", error=True)
     elif asked < len(peers):
         text = f"--max-in-flight {asked} is less than the {len(peers)} nsqds: they take turns"
-        yield Finding(
-            "warning", "max-in-flight", text, f"give --max-in-flight {len(peers)} or more"
-        )
+        yield fault("NSQ012", text, f"give --max-in-flight {len(peers)} or more")
     for nsqd in peers:
         assert nsqd.features
         max_rdy = nsqd.features.max_rdy_count
@@ -287,7 +294,7 @@ def judge_capacity(facts: Facts) -> Iterator[Finding]:
                 f"give --max-in-flight {max_rdy * len(peers)}, or start nsqd with "
                 f"--max-rdy-count {asked}"
             )
-            yield Finding("warning", "max-in-flight", text, fix)
+            yield fault("NSQ012", text, fix, server=nsqd.name)
 
 
 def _version(version: str) -> str:
