@@ -1,10 +1,10 @@
 """Which topics and channels are idle, from samples of the counters of their nsqds."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.policy.idleness import ClusterSample, Idleness
@@ -93,85 +93,69 @@ def test_ephemeral_ones_and_those_gone_everywhere_are_left_out() -> None:
     assert states(one, sample({"nsqd a": ()})) == {T: "silent"}
 
 
-counts = st.integers(0, 2)
-COUNTERS = st.builds(
-    Counters, counts, counts, counts, counts, st.just(0), counts, counts, st.integers(0, 1)
-)
-REPORTS = st.builds(
-    nsqd,
-    st.dictionaries(st.sampled_from([T, C, ("t", "d"), ("u", ""), ("u", "c")]), COUNTERS),
-    st.integers(1, 2),
-)
-NAMES = st.sampled_from(["a", "b"])
-SILENT = st.dictionaries(
-    st.sampled_from(["nsqd a", "nsqd b", "nsqlookupd l"]), st.sampled_from([None, ("t",), ()])
-)
-SAMPLES = st.builds(
-    lambda nsqds, silent: sample(
-        {name: each for name, each in silent.items() if name.removeprefix("nsqd ") not in nsqds},
-        **nsqds,
-    ),
-    st.dictionaries(NAMES, REPORTS),
-    SILENT,
-)
+NUMBERS = st.integers(0, 2)
+ZERO = st.just(0)
+COUNTERS = st.builds(Counters, *[NUMBERS] * 4, ZERO, NUMBERS, NUMBERS, ZERO, st.booleans())
+REPORT = st.fixed_dictionaries(
+    {T: COUNTERS, C: COUNTERS}, optional={("t", "d"): COUNTERS, ("u", ""): COUNTERS}
+).map(nsqd)
+CHANGES = [*Counters._fields[:-1], "restarted", "created", "deleted", "gone"]
+HIDING = [("nsqlookupd l", None), ("nsqd c", ("t",)), ("nsqd c", ("u",)), ("nsqd c", ())]
 
 
-def activity(each: Counters) -> tuple[int, ...]:
-    return each.messages, each.requeues, each.timeouts, each.held
+def changed(first: ClusterSample, change: Any, key: tuple[str, str], number: int) -> ClusterSample:
+    """The first sample after one change, most of them on one of its nsqds."""
+    if isinstance(change, tuple):
+        return sample(dict([change]), **first.nsqds)
+    nsqds = dict(first.nsqds)
+    counters = dict(nsqds.pop("a").counters)
+    if change == "gone":
+        return sample(None, **nsqds)
+    if change == "deleted":
+        counters.pop(key, None)
+    elif change == "created":
+        counters.setdefault(key, Counters())
+    elif change != "restarted" and key in counters:
+        counters[key] = counters[key]._replace(**cast("Any", {change: number}))
+    return sample(None, **nsqds, a=nsqd(counters, 2 if change == "restarted" else 1))
 
 
+def known(key: tuple[str, str], each: ClusterSample) -> Any:
+    """What must stay the same; None if somebody is connected, or if a server may have more."""
+    topic, channel = key
+    found = {
+        (name, part): (report.start_time, counters)
+        for name, report in each.nsqds.items()
+        if key in report.counters or not channel
+        for part, counters in report.counters.items()
+        if part[0] == topic and (part[1] in ("", channel) or not channel)
+    }
+    hidden = any(topics is None or topic in topics for topics in each.silent.values())
+    if hidden or any(counters.clients for _, counters in found.values()):
+        return None
+    return {
+        part: (start, counters.messages, counters.requeues, counters.timeouts, counters.held)
+        for part, (start, counters) in found.items()
+    }
+
+
+@settings(max_examples=40)
 @given(
-    samples=st.one_of(
-        st.lists(SAMPLES, min_size=1, max_size=4),
-        st.tuples(SAMPLES, st.integers(1, 3)).map(lambda pair: [pair[0]] * pair[1]),
-        st.tuples(SAMPLES, SAMPLES).map(lambda pair: [pair[0], pair[1], pair[0]]),
-    ),
-    channels=st.booleans(),
+    a=REPORT, b=REPORT, key=st.sampled_from([T, C, ("t", "d"), ("u", "")]), number=st.integers(0, 2)
 )
+@pytest.mark.parametrize("channels", [False, True])
 def test_what_is_idle_was_seen_unchanged_and_without_clients_in_every_sample(
-    samples: list[ClusterSample], channels: bool
+    a: CounterSample, b: CounterSample, key: tuple[str, str], number: int, channels: bool
 ) -> None:
-    """And only that: whatever else there is has another verdict."""
-
-    def seen(key: tuple[str, str], each: ClusterSample) -> Any:
-        """All that counts of a topic or channel; None if a server may hide some of it."""
-        if any(topics is None or key[0] in topics for topics in each.silent.values()):
-            return None
-        return {
-            name: (report.start_time, used)
-            for name, report in each.nsqds.items()
-            if (used := of(key, report))
-        }
-
-    def of(key: tuple[str, str], report: CounterSample) -> dict[tuple[str, str], Any]:
-        if channels and key not in report.counters:
-            return {}
-        wanted = {key, (key[0], "")} if channels else {k for k in report.counters if k[0] == key[0]}
-        return {k: report.counters[k] for k in wanted if k in report.counters}
-
-    found = states(*samples, channels=channels)
-    last = samples[-1]
-    every = {key for each in last.nsqds.values() for key in each.counters}
-    keys = {key for key in every if key[1]} if channels else {(topic, "") for topic, _ in every}
-    assert keys <= found.keys()
-    for key in keys:
-        looks = [seen(key, each) for each in samples]
-        same = [
-            look
-            and {
-                name: (start, {k: activity(each) for k, each in used.items()})
-                for name, (start, used) in look.items()
-            }
-            for look in looks
-        ]
-        clients = any(
-            each.clients
-            for look in looks
-            if look
-            for _, used in look.values()
-            for each in used.values()
-        )
-        held = sum(each.held for _, used in (looks[-1] or {}).values() for each in used.values())
-        unchanged = all(each and each == same[0] for each in same) and not clients
-        expected = ("messages" if held else "idle") if unchanged else None
-        assert (found[key] if found[key] in ("idle", "messages") else None) == expected
+    """And whatever was, is idle."""
+    first = sample(None, a=a, b=b)
+    others = [changed(first, each, key, number) for each in (*CHANGES, *HIDING)]
+    for samples in ([first, x, *rest] for x in others for rest in ([], [first])):
+        found = states(*samples, channels=channels)
+        every = {each for report in samples[-1].nsqds.values() for each in report.counters}
+        for each in {e for e in every if e[1]} if channels else {(t, "") for t, _ in every}:
+            looks = [known(each, one) for one in samples]
+            same = all(look is not None and look == looks[0] for look in looks)
+            assert (found[each] in ("idle", "messages")) == same
+            if same:
+                assert (found[each] == "messages") == any(used[-1] for used in looks[0].values())
