@@ -11,6 +11,7 @@ from nsqtools.config.option import (
     flag,
     like,
     path,
+    texts,
     topic_name,
     urls,
 )
@@ -128,12 +129,29 @@ class DrainOptions(TimeoutOptions):
 
 
 class DoctorOptions(ServerOptions, TimeoutOptions):
-    """Options of ``doctor``: the topic and the servers of the command to diagnose."""
+    """Options of ``doctor``: the topic and the servers to examine, and the findings to show."""
 
     title = "Source"
 
-    topic: str = topic_name("Topic to examine.", own=True, required=True)
-    channel: str = channel_name("Channel to examine.", own=True)
+    topic: str = topic_name("Topic to examine.", own=True, default_note="the whole cluster")
+    channel: str = channel_name("Channel to examine.", own=True, needs="topic")
+    skip: tuple[str, ...] = texts(
+        "Code of findings to leave out; may be repeated.", metavar="CODE", values="check", own=True
+    )
+    save: str = path(
+        "Save what was seen of the whole cluster, for --compare and prune.",
+        metavar="FILE",
+        own=True,
+        in_file=False,
+        excludes=("topic",),
+    )
+    compare: str = path(
+        "Say what has changed since this file of --save.",
+        metavar="FILE",
+        own=True,
+        in_file=False,
+        excludes=("topic",),
+    )
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd to examine; may be repeated.",
         default_note=HTTP_FOUND,

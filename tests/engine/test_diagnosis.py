@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "different versions": (
         facts(nsqd("a", WELL), nsqd("b", WELL, version="1.2.1")),
-        [("warning", "version", "1.2.1, 1.3.0", "")],
+        [("warning", "version", "1.2.1 (nsqd b:4150), 1.3.0 (nsqd a:4150)", "upgrade")],
     ),
     "a message in flight for each nsqd": (
         facts(nsqd("a", WELL), nsqd("b", WELL), max_in_flight=2),
@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a backlog without consumers in another channel of the topic": (
         facts(nsqd("a", events(channel("d", depth=3), channel("e", client_count=1))), channel=""),
-        [("warning", "channel", "channel d: depth 3", "channel delete events d")],
+        [("warning", "channel", "channel d of topic events: depth 3", "channel delete events d")],
     ),
     "consumers on one nsqd and messages on another": (
         facts(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config.units import counted, nearest
-from nsqtools.engine.doctor.findings import fault, passed
+from nsqtools.engine.doctor.findings import fault, passed, some
 from nsqtools.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _HELD = ("depth", "in_flight", "deferred")
 _MOST = 5
 """The maximum number of consumers named by a finding."""
+
+_MANY, _MAX_TIMEOUTS, _MAX_REQUEUES = 10, 0.05, 0.2  # a number, and parts of all messages
 
 
 def judge_topic(facts: Facts) -> Iterator[Finding]:
@@ -93,12 +96,12 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
     paused = [nsqd for nsqd, channel in found if channel.paused]
     if paused:
         fix = facts.command("channel", "unpause", facts.topic, name, nsqds=tuple(paused))
-        text = f"channel {name} is paused on {_names(paused)}: it delivers no messages"
+        text = f"{_place(facts, name)} is paused on {_names(paused)}: it delivers no messages"
         return fault("NSQ035", text, fix, error=name == facts.channel, **about)
     depth, in_flight, deferred = (_sum(found, field) for field in _HELD)
     clients = _sum(found, "client_count")
     held = f"depth {depth}, in flight {in_flight}, deferred {deferred}"
-    text = f"channel {name}: {held}, {counted(clients, 'consumer')}"
+    text = f"{_place(facts, name)}: {held}, {counted(clients, 'consumer')}"
     if left := [(nsqd, channel) for nsqd, channel in found if _is_left(channel)]:
         if clients:
             names = _names([nsqd for nsqd, _ in left])
@@ -214,6 +217,88 @@ def _about_stuck(
     return fault("NSQ041", text, fix, **about)
 
 
+def judge_topics(facts: Facts) -> Iterator[Finding]:
+    """Judge all topics of a whole cluster, with their channels and consumers."""
+    silent = [nsqd for nsqd in facts.nsqds if not nsqd.later_stats]
+    listed = {topic for nsqd in silent if nsqd.producer for topic in nsqd.producer.topics}
+    is_known = all(nsqd.producer for nsqd in silent)
+    for each in facts.by_topic():
+        if _is_suspect(each):
+            found = (*judge_topic(each), *judge_channel(each))
+            yield from (one for one in found if one.severity != "ok" and one.code != "NSQ031")
+        if is_known and each.topic not in listed:
+            yield from _judge_idle(each)
+        for name, parts in sorted(_channels(each).items()):
+            view = replace(each, channel=name)
+            yield from _judge_counts(view, parts)
+            yield from _judge_all_consumers(view, parts)
+
+
+def _is_suspect(facts: Facts) -> bool:
+    """Whether the topic or a channel is paused, or has messages and no consumer."""
+    return any(
+        topic.paused
+        or (topic.depth and not topic.channels)
+        or any(channel.paused or _is_left(channel) for channel in topic.channels)
+        for _, topic in facts.having()
+    )
+
+
+def _judge_idle(facts: Facts) -> Iterator[Finding]:
+    """Judge whether a topic has no consumer, no message, and none was published between looks."""
+    channels = _channels(facts)
+    used = any(_sum(found, "client_count", "paused", *_HELD) for found in channels.values())
+    looks = [(topic, nsqd.later or topic) for nsqd, topic in facts.having()]
+    moved = any(before.message_count != later.message_count for before, later in looks)
+    if used or moved or any(topic.depth or topic.paused for topic, _ in looks):
+        return
+    published = sum(topic.message_count for topic, _ in looks)
+    where = f"channel {some(sorted(channels))} has no consumer" if channels else "no channel"
+    text = (
+        f"topic {facts.topic} is idle: {where}, no message waits, and {_messages(published)} "
+        f"{'was' if published == 1 else 'were'} published since its nsqds started"
+    )
+    fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', facts.topic)}"
+    yield fault("NSQ032", text, fix, topic=facts.topic)
+
+
+def _judge_counts(facts: Facts, found: Found) -> Iterator[Finding]:
+    """Judge whether many messages of the channel timed out or were requeued."""
+    messages = _sum(found, "message_count")
+    about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel}
+    timeouts, requeues = _sum(found, "timeout_count"), _sum(found, "requeue_count")
+    if timeouts >= max(_MANY, _MAX_TIMEOUTS * messages):
+        text = f"{_place(facts, facts.channel)}: {timeouts} timeouts of {_messages(messages)}"
+        fix = (
+            "raise the consumers' --msg-timeout, or lower their --max-in-flight: "
+            f"{facts.watch_consumers()}"
+        )
+        yield fault("NSQ043", text, fix, **about)
+    if requeues >= max(_MANY, _MAX_REQUEUES * messages):
+        text = f"{_place(facts, facts.channel)}: {requeues} requeues of {_messages(messages)}"
+        fix = f"handling fails: see the logs of its consumers: {facts.watch_consumers()}"
+        yield fault("NSQ044", text, fix, **about)
+
+
+def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
+    """Judge whether messages wait in the channel, and none of its consumers makes progress."""
+    clients = [(nsqd, client) for nsqd, channel in found for client in channel.clients]
+    depth = _sum(found, "depth")
+    if not depth or not clients or any(channel.paused for _, channel in found):
+        return
+    if not all(nsqd.later and _is_stuck(facts, nsqd, client) for nsqd, client in clients):
+        return
+    about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel}
+    text = f"{_place(facts, facts.channel)}: depth {depth}, {counted(len(clients), 'consumer')}"
+    look = facts.watch_consumers()
+    if not any(client.ready_count for _, client in clients):
+        fix = f"see whether they are in backoff, or are stopping: {look}"
+        yield fault("NSQ040", f"{text}, and RDY 0 of all", fix, error=True, **about)
+        return
+    text += ", and none has settled a message in 1 s, with as many in flight as its RDY"
+    yield fault("NSQ041", text, f"see whether they hang: {look}", **about)
+
+
 def _who(client: ClientStats) -> str:
     host = client.hostname or client.client_id
     return f"consumer {client.remote_address} ({host}, {client.user_agent or 'no user agent'})"
@@ -235,6 +320,10 @@ def _channels(facts: Facts) -> dict[str, Found]:
 
 def _sum(found: Found, *fields: str) -> int:
     return sum(getattr(channel, field) for _, channel in found for field in fields)
+
+
+def _place(facts: Facts, channel: str) -> str:
+    return f"channel {channel} of topic {facts.topic}"
 
 
 def _names(nsqds: Sequence[NsqdFacts]) -> str:

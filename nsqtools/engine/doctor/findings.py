@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 Severity = Literal["ok", "note", "warning", "error"]
 """An ``ok`` is a check that has found nothing wrong."""
+
+_MOST = 5
+"""The maximum number of names in a finding."""
 
 _LEVELS = {"error": "failure"}  # severities with another name in the field level
 
@@ -147,8 +150,8 @@ CHECKS = (
     ),
     Check(
         "NSQ024",
-        "listing",
-        "warning",
+        "tcp",
+        "error",
         "nsqlookupd lists an nsqd that answers neither over TCP nor over HTTP.",
         "Start it. If it is gone for good, nsqlookupd forgets it after "
         "`-inactive-producer-timeout`.",
@@ -358,6 +361,12 @@ def fault(
     check = BY_CODE[code]
     severity = "error" if error else check.severity
     return Finding(severity, check.name, text, fix, code, topic, channel, str(server))
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"{', '.join(names[:_MOST])}{more}"
 
 
 def without(findings: Iterable[Finding], skipped: Iterable[str]) -> list[Finding]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from nsqtools.config.units import counted, nearest
-from nsqtools.engine.doctor.findings import fault, passed
+from nsqtools.config.units import counted
+from nsqtools.engine.doctor.findings import fault, passed, some
 from nsqtools.errors import AuthError, RefusedError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 
@@ -14,9 +15,16 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
     from nsqtools.engine.doctor.findings import Finding
+    from nsqtools.net.http.replies import ChannelStats, NsqdStats, TopicStats
 
 _SKEW = 5.0
 """Seconds by which a clock may be off; the Date header has whole seconds."""
+
+_SOON = 30 * 86400.0
+"""Seconds before the end of a certificate at which it should be renewed."""
+
+_MANY, _NEARLY_ALL = 1000, 0.9  # waiting messages of a cluster, and the part of one nsqd
+_GROWN = 100  # messages more on a disk after MOMENT
 
 _SECRET = "--auth-secret-file FILE"  # noqa: S105 - the name of an option
 _CA = "unless a CA of this system signed its certificate"
@@ -65,91 +73,6 @@ def judge_clocks(facts: Facts) -> Iterator[Finding]:
         yield passed("clock", f"clocks agree: {counted(len(skews), 'server')}")
 
 
-def judge_listing(facts: Facts) -> Iterator[Finding]:
-    """Judge whether nsqlookupds return all nsqds with the topic."""
-    answering = [each for each in facts.lookupds if not each.error]
-    if not answering:
-        return
-    having = [nsqd for nsqd, _ in facts.having()]
-    lost = False  # whether nsqds of the topic are registered with unusable addresses
-    for each in answering:
-        for text, is_of_topic in each.left_out.items():
-            lost = lost or is_of_topic
-            fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
-            text = f"nsqlookupd {each.address} lists a server with an unusable address: {text}"
-            yield fault("NSQ020", text, fix, error=is_of_topic, server=each.address)
-    if facts.found:
-        names = ", ".join(sorted(map(str, facts.found)))
-        text = (
-            f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
-        )
-        yield passed("listing", text)
-    elif not lost and not having and not any(map(facts.hidden_by, facts.nsqds)):
-        yield _unlisted(facts, answering)
-    for nsqd in facts.nsqds:
-        yield from _judge_tombstones(facts, nsqd, answering)
-    for nsqd in facts.nsqds:
-        if nsqd.tcp in facts.found and nsqd.topic is None and not nsqd.http_error:
-            text = (
-                f"nsqlookupd lists topic {facts.topic} at {nsqd.tcp}, but that nsqd does not "
-                "have it"
-            )
-            fix = "check --broadcast-address and the ports of the nsqd that has the topic"
-            yield fault("NSQ025", text, fix, error=True, topic=facts.topic, server=nsqd.name)
-    for nsqd in having:
-        if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
-            text = f"nsqd {nsqd.name} has topic {facts.topic}, but no nsqlookupd lists it there"
-            fix = (
-                "restart that nsqd: it then registers its topics with nsqlookupd"
-                if nsqd.producer
-                else "start that nsqd with --lookupd-tcp-address for each nsqlookupd"
-            )
-            yield fault("NSQ026", text, fix, topic=facts.topic, server=nsqd.name)
-    for each in answering:
-        missing = facts.found - {producer.tcp for producer in each.producers}
-        hidden = {nsqd.tcp for nsqd in facts.nsqds if each in facts.hidden_by(nsqd)}
-        if missing - hidden:
-            names = ", ".join(sorted(map(str, missing - hidden)))
-            text = f"nsqlookupd {each.address} does not list topic {facts.topic} on {names}"
-            fix = "start those nsqds with --lookupd-tcp-address for it too"
-            yield fault("NSQ023", text, fix, topic=facts.topic, server=each.address)
-
-
-def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
-    topic = facts.topic
-    if not any(each.nodes for each in answering):
-        answering_only = "" if len(answering) == len(facts.lookupds) else " that answers"
-        text = f"no nsqd is registered with any nsqlookupd{answering_only}"
-        fix = "start nsqd with --lookupd-tcp-address for each nsqlookupd"
-        return fault("NSQ021", text, fix)
-    if any(topic in each.topics for each in answering):
-        text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
-        fix = f"start the nsqd that had it, or publish, which creates it: {facts.publish()}"
-        return fault("NSQ025", text, fix, error=True, topic=topic)
-    near = nearest(topic, sorted(facts.known_topics - {topic}))
-    text = f"no nsqlookupd lists topic {topic}{near}"
-    fix = (
-        "check the name, or publish to it; if its nsqd runs without --lookupd-tcp-address, give "
-        f"its --nsqd-http-address; this lists all topics: {facts.command('lookup', 'topics')}"
-    )
-    return fault("NSQ028", text, fix, topic=topic)
-
-
-def _judge_tombstones(
-    facts: Facts, nsqd: NsqdFacts, answering: list[LookupdFacts]
-) -> Iterator[Finding]:
-    by = facts.hidden_by(nsqd)
-    if not by:
-        return
-    everywhere = nsqd.tcp not in facts.found
-    who = "all nsqlookupds" if len(by) == len(answering) else ", ".join(str(b.address) for b in by)
-    text = f"topic {facts.topic} of nsqd {nsqd.name} is tombstoned at {who}"
-    if everywhere:
-        text += ": consumers do not find it"
-    fix = "wait until it expires, after 45 s or nsqlookupd's --tombstone-lifetime"
-    yield fault("NSQ027", text, fix, error=everywhere, topic=facts.topic, server=nsqd.name)
-
-
 def judge_nsqds(facts: Facts) -> Iterator[Finding]:
     """Judge whether each nsqd answers over TCP and HTTP, and accepts the consumer."""
     for nsqd in facts.concerned:
@@ -159,10 +82,76 @@ def judge_nsqds(facts: Facts) -> Iterator[Finding]:
             text = f"nsqd {nsqd.name} does not offer --{codec}: the connection is not compressed"
             yield fault("NSQ009", text, f"start that nsqd with --{codec}", server=nsqd.name)
         yield from _judge_http(nsqd)
-    versions = sorted({nsqd.version for nsqd in facts.concerned if nsqd.version})
-    if len(versions) > 1:
-        text = f"nsqds run different versions: {', '.join(versions)}"
+
+
+def judge_silent(facts: Facts) -> Iterator[Finding]:
+    """Judge whether the HTTP APIs of all nsqds answer; of TCP nothing is known."""
+    for nsqd in facts.nsqds:
+        yield from _judge_http(nsqd)
+
+
+def judge_versions(facts: Facts) -> Iterator[Finding]:
+    """Judge whether all servers run one version."""
+    servers: dict[str, list[str]] = {}
+    for lookupd in facts.lookupds:
+        servers.setdefault(lookupd.version, []).append(f"nsqlookupd {lookupd.address}")
+    for nsqd in facts.concerned:
+        servers.setdefault(nsqd.version, []).append(f"nsqd {nsqd.name}")
+    servers.pop("", None)  # of silent servers
+    if len(servers) > 1:
+        each = (f"{version} ({some(servers[version])})" for version in sorted(servers))
+        text = f"servers run different versions: {', '.join(each)}"
         yield fault("NSQ010", text, "upgrade all to one version")
+
+
+def judge_health(facts: Facts) -> Iterator[Finding]:
+    """Judge whether nsqds could write to their disks; nsqd's health is its last error there."""
+    for nsqd in facts.concerned:
+        if nsqd.stats and nsqd.stats.health not in ("", "OK"):
+            text = f"nsqd {nsqd.name} is unhealthy: {nsqd.stats.health}"
+            yield fault("NSQ004", text, "see its log, and the space on its disk", server=nsqd.name)
+
+
+def judge_tls(facts: Facts) -> Iterator[Finding]:
+    """Judge whether all nsqds offer TLS or none, and whether their certificates last."""
+    offering = [nsqd.name for nsqd in facts.nsqds if nsqd.offers_tls]
+    lacking = [nsqd.name for nsqd in facts.nsqds if nsqd.offers_tls is False]
+    if offering and lacking:
+        text = f"nsqd {some(offering)} offers TLS, and nsqd {some(lacking)} does not"
+        yield fault("NSQ006", text, "start all nsqds with --tls-cert and --tls-key")
+    for nsqd in facts.nsqds:
+        if nsqd.expiry and nsqd.expiry < facts.at + _SOON:
+            day = datetime.fromtimestamp(nsqd.expiry, UTC).strftime("%Y-%m-%d")
+            verb = "expires" if nsqd.expiry > facts.at else "has expired"
+            text = f"the certificate of nsqd {nsqd.name} {verb} on {day}"
+            yield fault("NSQ007", text, "renew it, and restart that nsqd", server=nsqd.name)
+
+
+def judge_balance(facts: Facts) -> Iterator[Finding]:
+    """Judge whether the messages of a whole cluster wait on one nsqd, and grow on a disk."""
+    depths = [(nsqd, *_waiting(nsqd.stats)) for nsqd in facts.nsqds if nsqd.stats]
+    total = sum(depth for _, depth, _ in depths)
+    for nsqd, depth, disk in depths:
+        if len(depths) > 1 and total >= _MANY and depth >= _NEARLY_ALL * total:
+            text = f"nsqd {nsqd.name} has {depth} of {total} messages waiting on all nsqds"
+            fix = (
+                "see why its consumers lag or miss it, and whether all publishers use only it: "
+                f"{facts.command('stats', '--once', '--clients', nsqds=(nsqd,))}"
+            )
+            yield fault("NSQ050", text, fix, server=nsqd.name)
+        grown = _waiting(nsqd.later_stats)[1] - disk
+        if grown >= _GROWN:
+            text = f"the messages on the disk of nsqd {nsqd.name} grew by {grown} to {disk + grown}"
+            fix = "see the space on its disk, and start more consumers"
+            yield fault("NSQ051", text, fix, server=nsqd.name)
+
+
+def _waiting(stats: NsqdStats | None) -> tuple[int, int]:
+    """Return the number of waiting messages of an nsqd, and of those on its disk."""
+    parts: list[TopicStats | ChannelStats] = []
+    for topic in stats.topics if stats else ():
+        parts += (topic, *topic.channels)
+    return sum(each.depth for each in parts), sum(each.backend_depth for each in parts)
 
 
 def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
@@ -183,6 +172,8 @@ def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
         return fault("NSQ002", f"nsqd {error}", fix, server=tcp)
     if error.reason == "tls":
         return fault("NSQ005", f"nsqd {error}", "", server=tcp)
+    if nsqd.producer and not nsqd.given and not nsqd.is_there:
+        return fault("NSQ024", f"nsqd {error}, and nsqlookupd lists it", _start(nsqd), server=tcp)
     return fault("NSQ002", f"nsqd {error}", _start(nsqd), server=tcp)
 
 
@@ -241,6 +232,7 @@ def _start(nsqd: NsqdFacts) -> str:
 
 
 def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
+    """Judge whether the HTTP API of an nsqd answers, unless TCP has shown that nsqd does not."""
     error = nsqd.http_error
     if error is None:
         return

@@ -11,17 +11,18 @@ import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.config.connection import without_waiting
 from nsqtools.engine.cluster import sample_of
 from nsqtools.engine.doctor.findings import Finding
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, OutputError
 from nsqtools.net.http.replies import decode_report, encode_report
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from nsqtools.engine.doctor.facts import Facts
     from nsqtools.net.http.replies import NsqdStats
     from nsqtools.policy.rates import CounterSample
 
@@ -49,6 +50,19 @@ class SavedSnapshot:
     silent_lookupds: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
+    @classmethod
+    def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
+        """Return what a diagnosis of a whole cluster has seen at its last look."""
+        looks = {nsqd.name: nsqd.later_stats or nsqd.stats for nsqd in facts.nsqds}
+        return cls(
+            facts.at,
+            {name: stats for name, stats in looks.items() if stats},
+            {nsqd.name: str(nsqd.http_error) for nsqd in facts.nsqds if nsqd.http_error},
+            {nsqd.name: nsqd.producer.topics for nsqd in facts.nsqds if nsqd.producer},
+            {str(each.address): str(each.error) for each in facts.lookupds if each.error},
+            tuple(each for each in findings if each.code),
+        )
+
     def samples(self) -> dict[str, CounterSample | None]:
         """Return the input of Rates by nsqd, at times since the epoch; None for a silent nsqd."""
         found: dict[str, CounterSample | None] = dict.fromkeys(self.failures)
@@ -56,7 +70,7 @@ class SavedSnapshot:
 
 
 def save(path: str, snapshot: SavedSnapshot) -> None:
-    """Write a snapshot to a file that is complete once it has this name. Raises OSError."""
+    """Write a snapshot to a file that is complete once it has this name. Raises OutputError."""
     data = {
         "format": FORMAT,
         "version": VERSION,
@@ -68,6 +82,13 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         "findings": [asdict(each) for each in snapshot.findings],
     }
     target = Path(path)
+    try:
+        _replace(target, data)
+    except OSError as error:
+        raise OutputError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _replace(target: Path, data: object) -> None:
     number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with open(number, "w", encoding="utf-8") as file:
