@@ -16,11 +16,12 @@ from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.api import Deadline
 from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
+from nsqtools.policy.idleness import ClusterSample
 from nsqtools.policy.rates import Counters, CounterSample
 from nsqtools.tasks import call_each, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
     from nsqtools.policy.rates import ChannelKey
@@ -53,6 +54,11 @@ class Node:
     topics: Mapping[str, bool] = field(default_factory=dict)
     api: Address | None = None
 
+    @property
+    def identity(self) -> str:
+        """The TCP broadcast address of the nsqd, or its name while that is unknown."""
+        return str(self.tcp) if self.tcp else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -82,6 +88,20 @@ class Snapshot:
             name: sample_of(self.time(name), self.stats[name]) if name in self.stats else None
             for name in self.nodes
         }
+
+    def cluster_sample(self, at: float) -> ClusterSample:
+        """Return the input of Idleness, at ``at`` seconds since the epoch."""
+        silent: dict[str, Collection[str] | None] = {
+            f"nsqlookupd {name}": None for name, error in self.lookupds.items() if error
+        }
+        nsqds = {}
+        for name, found in self.samples().items():
+            node = self.nodes[name]
+            if found:
+                nsqds[node.identity] = found
+            else:
+                silent[f"nsqd {node.identity}"] = node.topics if node.api else None
+        return ClusterSample(at, nsqds, silent)
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""

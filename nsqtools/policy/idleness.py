@@ -28,7 +28,7 @@ class ClusterSample(NamedTuple):
 
 
 class IdleVerdict(NamedTuple):
-    """The state of a topic or channel, and its reason for users.
+    """The state of a topic or channel, its reason for users, and the messages it holds.
 
     ``messages`` is idle, but holds messages. ``unknown`` and ``silent`` may be in use: the samples
     leave it open, or a server does not answer.
@@ -36,6 +36,7 @@ class IdleVerdict(NamedTuple):
 
     state: Literal["idle", "messages", "used", "unknown", "silent"]
     reason: str
+    held: int = 0
 
 
 class _Use(NamedTuple):
@@ -125,7 +126,7 @@ class Idleness:
         for reason in self._gaps(before, now, sample):
             return IdleVerdict("unknown", reason)
         if held := sum(each.held for each in parts):
-            return IdleVerdict("messages", f"holds messages: {held}")
+            return IdleVerdict("messages", f"holds messages: {held}", held)
         return IdleVerdict("idle", f"unchanged since {_shown(self._began)}")
 
     def _gaps(
