@@ -117,14 +117,14 @@ class PruneOptions(LossOptions):
     """Options of ``topic prune``: how it is known what is idle, and what to delete of that."""
 
     watch_for: float = duration(
-        "Watch the cluster for this time, and delete what was idle meanwhile.",
+        "Watch for this time, and delete what was idle meanwhile.",
         0.0,
         own=True,
         in_file=False,
         default_note="never",
     )
     snapshot: tuple[str, ...] = paths(
-        "File of doctor --save, or a quoted pattern of such files; may be repeated.",
+        "File of doctor --save, or a quoted pattern; may be repeated.",
         metavar="FILE",
         own=True,
         required=True,
@@ -132,7 +132,7 @@ class PruneOptions(LossOptions):
         excludes=("watch_for",),
     )
     idle: float = duration(
-        "Delete what was idle for this time, by the snapshots; 30d is 30 days.",
+        "Delete what was idle for this time, by the snapshots.",
         30 * 86400.0,
         minimum=0.001,
         own=True,
@@ -148,7 +148,7 @@ class PruneOptions(LossOptions):
     )
     topic_pattern: str = topic_pattern("Only topics with names that match this regular expression.")
     with_messages: bool = flag(
-        "Also delete what holds messages, and lose them.", own=True, in_file=False
+        "Also delete what is idle and holds messages.", own=True, in_file=False
     )
     timeout: float = like(TimeoutOptions.timeout, help="Timeout for each look at the servers.")
 

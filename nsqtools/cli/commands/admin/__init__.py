@@ -178,7 +178,7 @@ def _prune_examples(kind: str) -> tuple[tuple[str, str], ...]:
     command = f"nsqtools {kind} prune {lookupd}"
     return (
         (
-            "List what was idle for 30 days, by snapshots of doctor --save, and what is kept",
+            "List what was idle for 30 days by snapshots, and what is kept",
             f"{command} --snapshot 'seen-*.json' --idle 30d --dry-run",
         ),
         ("Watch for ten minutes, then ask what to delete", f"{command} --watch-for 10m"),
@@ -220,18 +220,21 @@ def trim(*, topic: str, channel: str, options: TrimOptions, config: BatchConsume
     run(topic, channel, options, config)
 
 
-_PRUNE = "watch_for snapshot idle topic topic_pattern with_messages"
+_PRUNE = "with_messages lookupd_http_address dry_run json yes"
 
 
-@topic.command("prune", essential=f"{_PRUNE} {_ESSENTIAL} yes", examples=_prune_examples("topic"))
+@topic.command(
+    "prune",
+    essential=f"watch_for snapshot idle topic {_PRUNE}",
+    examples=_prune_examples("topic"),
+)
 @options()
 def prune_topics(*, options: PruneOptions) -> None:
     """Delete the topics that nobody uses.
 
-    A topic is idle if nothing was published to it, nothing was consumed and no client was connected
-    since the snapshot of doctor --save, or while topic prune watched. Idle topics without messages
-    are deleted with their channels; --with-messages deletes the others too. What is not known for
-    certain is kept.
+    A topic is idle if nothing was published or consumed and no client was connected, by snapshots
+    of doctor --save or while topic prune watched. Idle topics are deleted with their channels.
+    Topics with messages are kept, and so are topics that may be in use.
     """
     from nsqtools.cli.commands.admin.prune import prune
 
@@ -239,16 +242,17 @@ def prune_topics(*, options: PruneOptions) -> None:
 
 
 @channel.command(
-    "prune", essential=f"{_PRUNE} channel {_ESSENTIAL} yes", examples=_prune_examples("channel")
+    "prune",
+    essential=f"watch_for snapshot idle topic channel {_PRUNE}",
+    examples=_prune_examples("channel"),
 )
 @options()
 def prune_channels(*, options: PruneChannelOptions) -> None:
     """Delete the channels that nobody uses.
 
-    A channel is idle if nothing was published to its topic, nothing was consumed and no client was
-    connected since the snapshot of doctor --save, or while channel prune watched. Idle channels
-    without messages are deleted; --with-messages deletes the others too. What is not known for
-    certain is kept.
+    A channel is idle if nothing was published or consumed and no client was connected, by snapshots
+    of doctor --save or while channel prune watched. Channels with messages are kept, and so are
+    channels that may be in use.
     """
     from nsqtools.cli.commands.admin.prune import prune
 
