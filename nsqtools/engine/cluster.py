@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean
 from time import monotonic
@@ -90,17 +91,22 @@ class Snapshot:
         }
 
     def cluster_sample(self, at: float) -> ClusterSample:
-        """Return the input of Idleness, at ``at`` seconds since the epoch."""
+        """Return the input of Idleness, at ``at`` seconds since the epoch.
+
+        An nsqd has its identity for a name, unless others claim the same.
+        """
         silent: dict[str, Collection[str] | None] = {
             f"nsqlookupd {name}": None for name, error in self.lookupds.items() if error
         }
         nsqds = {}
+        identities = Counter(node.identity for node in self.nodes.values())
         for name, found in self.samples().items():
             node = self.nodes[name]
+            nsqd = node.identity if identities[node.identity] == 1 else name
             if found:
-                nsqds[node.identity] = found
+                nsqds[nsqd] = found
             else:
-                silent[f"nsqd {node.identity}"] = node.topics if node.api else None
+                silent[f"nsqd {nsqd}"] = node.topics if node.api else None
         return ClusterSample(at, nsqds, silent)
 
     def topics(self) -> dict[str, Mapping[str, bool]]:

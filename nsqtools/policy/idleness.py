@@ -140,6 +140,8 @@ class Idleness:
                 yield f"nothing is known of it on nsqd {nsqd} at {_shown(sample.at)}"
             elif before[nsqd].start_time != now[nsqd].start_time:
                 yield f"nsqd {nsqd} was restarted at {_shown(now[nsqd].start_time)}"
+            elif not now[nsqd].start_time:
+                yield f"nsqd {nsqd} does not report when it was started"
 
 
 def _change(before: Mapping[str, Counters], now: Mapping[str, Counters]) -> str:

@@ -3,13 +3,16 @@
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsqtools.cli import cli, exits
-from nsqtools.engine.administration import delete_idle
+from nsqtools.engine.administration import Servers, carry_out, delete_idle
+from nsqtools.engine.changes import Stages, Step
+from nsqtools.errors import HTTPError
 from tests.support.eventually import eventually
 from tests.support.process import Cli, Result, Terminal
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
@@ -147,6 +150,30 @@ def test_what_begins_to_be_used_between_two_deletions_is_left(
     assert [held(nsqd).keys() for nsqd in nsqds] == [{"b"}, {"b"}]
 
 
+def test_a_deletion_that_fails_on_one_server_is_no_success(
+    nsqds: list[Nsqd],
+    nsqlookupd: Nsqlookupd,
+    servers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def fail_on_one(servers: Servers, stages: Stages) -> list[Step]:
+        steps = [step for steps in stages for step in steps]
+        (last,) = [step for step in steps if step.name == str(nsqds[1].http)]
+        error = HTTPError("went away", nsqds[1].http)
+        steps.remove(last)
+        return [*await carry_out(servers, [steps]), replace(last, error=error)]
+
+    create(nsqlookupd, nsqds, "a")
+    monkeypatch.setattr("nsqtools.engine.administration.carry_out", fail_on_one)
+    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", "--json", *servers]) == 4
+    (told,) = json.loads(capsys.readouterr().out)["topics"]
+    assert (told["result"], [each["result"] for each in told["servers"]]) == (
+        "failed",
+        ["done", "done", "failed"],
+    )
+
+
 def restart(nsqd: Nsqd) -> None:
     """Restart it; nsqd reports its start in whole seconds."""
     before = nsqd.stats()["start_time"]
@@ -196,10 +223,12 @@ def test_a_server_that_does_not_answer_may_have_any_topic(
     assert ended.code == 4
     assert results(ended) == {"both": ("kept", "silent"), "one": ("kept", "silent")}
     watch = nsqtools_cli.start(
-        "topic", "prune", "--watch-for", "1h", "--yes", *http(nsqds), stdout=subprocess.PIPE
+        "topic", "prune", "--watch-for", "1h", "--yes", *http(nsqds), stderr=subprocess.PIPE
     )
+    assert watch.stderr
+    assert b"connection refused" in watch.stderr.readline()
     watch.terminate()
-    assert watch.wait(60) != 0
+    assert watch.wait(60) == 1
     nsqlookupd.stop()
     ended = nsqtools_cli(*words, *http(nsqds[:1]), *lookup([nsqlookupd]))
     assert ended.code == 4

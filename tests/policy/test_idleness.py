@@ -63,6 +63,10 @@ def test_one_sample_in_between_that_differs_is_enough(
     assert states(QUIET, between, channels=channels)[key] == state
 
 
+def test_an_nsqd_that_does_not_say_when_it_was_started_may_have_been_restarted() -> None:
+    assert states(*[sample(a=nsqd(start=0))] * 2) == {T: "unknown"}
+
+
 def test_messages_are_held_until_some_are_consumed() -> None:
     held, fewer = sample(a=nsqd(HELD)), sample(a=nsqd({**HELD, C: Counters(5, depth=4)}))
     moved = sample(a=nsqd({**HELD, C: Counters(5, depth=5)}))

@@ -181,6 +181,9 @@ class Pruning:
                 self._idleness,
                 messages=self._options.with_messages,
             )
+            for step in self._steps[key]:
+                if step.error:
+                    log.error("%s: %s %s", Target(*key), step.server, step.error)
 
     @property
     def is_partial(self) -> bool:
