@@ -126,8 +126,8 @@ class Pruning:
             at, path = dated[0]
             age = format_duration(round(max(0.0, now - at)))
             raise NSQError(
-                f"no snapshot is older than --idle {format_duration(idle)}: the oldest, {path}, is "
-                f"of {age} ago; wait, or choose a shorter time"
+                f"no snapshot is as old as --idle {format_duration(idle)}: the oldest, {path}, was "
+                f"saved {age} ago; wait, or choose a shorter time"
             )
         return [path for at, path in dated if at >= old[-1]]
 
