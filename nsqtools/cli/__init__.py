@@ -39,7 +39,7 @@ COMMANDS = {
     "bench": LazyCommand("Look", "Measure the speed of publishing and consuming."),
     "verify": LazyCommand("Look", "Check archives, manifests, and whole directories of to-file."),
     "lookup": LazyCommand("Look", "List the topics, channels and nsqds of nsqlookupd."),
-    "doctor": LazyCommand("Look", "Find out what is wrong with a cluster or a topic."),
+    "doctor": LazyCommand("Look", "Find faults of a cluster, or why a consumer sees nothing."),
     "topic": LazyCommand("Administer", "Create, empty, pause, prune and delete topics.", _ADMIN),
     "channel": LazyCommand(
         "Administer", "Create, trim, empty, pause, prune and delete channels.", _ADMIN

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import AuthError, HTTPError, RefusedError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.http.replies import ClientStats, TopicStats
+from nsqtools.net.http.replies import ClientStats, NsqdStats, TopicStats
 from nsqtools.proto.session import Features
 from tests.support.staging import channel, events, producer
 
@@ -300,7 +301,154 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "expected"), CASES.values(), ids=CASES)
+def known(host: str, *topics: TopicStats, later: Iterable[TopicStats] = (), **values: Any) -> Any:
+    """An nsqd of a whole cluster, with all its topics, at two looks."""
+    looks = [NsqdStats("1.3.0", "OK", 5, tuple(some)) for some in (topics, later or topics)]
+    names = [each.name for each in topics]
+    known = {"stats": looks[0], "later_stats": looks[1], "topics": frozenset(names)}
+    return nsqd(host, **{"producer": producer(host, *names), **known, **values})
+
+
+def whole(*nsqds: NsqdFacts, lookupds: Iterable[LookupdFacts] = (), **values: Any) -> Facts:
+    """A cluster of these nsqds, all listed by nsqlookupd l unless others are given."""
+    nodes = tuple(each.producer for each in nsqds if each.producer)
+    topics = frozenset(name for each in nodes for name in each.topics)
+    lists = lookupds or (lookupd(nodes=nodes, topics=topics),)
+    return facts(*nsqds, lookupds=lists, channel="", whole=True, at=NOW, **values)
+
+
+NOW, DAY = 1e9, 86400.0
+LISTING_A = lookupd(nodes=(producer("a", "events"),), topics=frozenset({"events"}))
+HIDDEN = replace(producer("a", "events"), tombstones=(True,))
+ELSEWHERE = replace(WELL, name="other")
+FLEETING = replace(WELL, name="fleeting#ephemeral")
+DEEP = events(channel("c", depth=900, client_count=1))
+SPILLED = events(channel("c", depth=900, backend_depth=150, client_count=1))
+UNUSED, GONE = events(channel("c")), refused("a")
+
+# As above, for a whole cluster
+WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
+    "all is well": (
+        whole(known("a", WELL), known("b", WELL, FLEETING, producer=producer("b", "events"))),
+        [],
+    ),
+    "a clock that is ahead": (
+        whole(known("a", WELL), known("b", WELL, skew=90.4)),
+        [("warning", "clock", "b:4150 is 90 s ahead", "clocks")],
+    ),
+    "an nsqlookupd of another version": (
+        whole(known("a", WELL), lookupds=[replace(LISTING_A, version="1.2.1")]),
+        [("warning", "version", "1.2.1 (nsqlookupd l:4161), 1.3.0 (nsqd a:4150)", "upgrade")],
+    ),
+    "a disk that is full": (
+        whole(known("a", WELL, stats=NsqdStats("1.3.0", "NOK - no space", 5, (WELL,)))),
+        [("error", "health", "NOK - no space", "disk")],
+    ),
+    "a certificate that ends soon, and one that does not": (
+        whole(
+            known("a", WELL, offers_tls=True, expiry=NOW + 29 * DAY),
+            known("b", WELL, offers_tls=True, expiry=NOW + 31 * DAY),
+        ),
+        [("warning", "tls", "nsqd a:4150 expires on 2001-10-08", "renew")],
+    ),
+    "TLS here, and there nobody knows": (
+        whole(known("a", WELL, offers_tls=True), known("b", WELL)),
+        [],
+    ),
+    "messages that grow on a disk": (
+        whole(known("a", DEEP, later=[SPILLED])),
+        [("warning", "disk", "nsqd a:4150 grew by 150 to 150", "consumers")],
+    ),
+    "nearly all messages on one nsqd": (
+        whole(known("a", DEEP), known("b", events(channel("c", depth=100, client_count=1)))),
+        [("warning", "imbalance", "nsqd a:4150 has 900 of 1000", "stats --once --clients")],
+    ),
+    "most messages on one nsqd": (
+        whole(known("a", DEEP), known("b", events(channel("c", depth=101, client_count=1)))),
+        [],
+    ),
+    "a topic nobody uses": (
+        whole(known("a", UNUSED), known("b", UNUSED)),
+        [("note", "idle", "no consumer of channel c, no message", "topic delete events")],
+    ),
+    "a topic nobody consumes but somebody publishes": (
+        whole(known("a", UNUSED, later=[replace(UNUSED, message_count=2)])),
+        [],
+    ),
+    "a topic that may be used on an nsqd that is silent": (
+        whole(known("a", UNUSED), nsqd("b", producer=producer("b", "events"), http_error=GONE)),
+        [("warning", "http", "depths, pauses and consumers are unknown", "")],
+    ),
+    "messages that time out, and not quite enough": (
+        whole(
+            known(
+                "a",
+                events(
+                    channel("c", client_count=1, message_count=200, timeout_count=10),
+                    channel("d", client_count=1, message_count=201, timeout_count=10),
+                ),
+            )
+        ),
+        [("warning", "timeouts", "channel c of topic events: 10 timeouts of 200", "--msg-timeout")],
+    ),
+    "messages that are requeued, and not quite enough": (
+        whole(
+            known(
+                "a",
+                events(
+                    channel("c", client_count=1, message_count=50, requeue_count=10),
+                    channel("d", client_count=1, message_count=4, requeue_count=9),
+                ),
+            )
+        ),
+        [("warning", "requeues", "channel c of topic events: 10 requeues of 50", "stats")],
+    ),
+    "one of two consumers is stuck": (whole(known("a", consumed(client(2, 2), client(2, 1)))), []),
+    "a consumer that is full, and no message waits": (
+        whole(known("a", consumed(client(2, 2), depth=0))),
+        [],
+    ),
+    "all consumers are stuck": (
+        whole(known("a", consumed(client(2, 2), client(0, port=2)))),
+        [("warning", "consumers", "depth 5, 2 consumers, and none has settled", "stats --clients")],
+    ),
+    "a topic not listed, and one not there": (
+        whole(known("a", WELL, ELSEWHERE, producer=producer("a", "third", "events"))),
+        [
+            ("error", "listing", "nsqd a:4150 has topic other", "restart"),
+            ("warning", "listing", "lists topic third at a:4150", "--broadcast-address"),
+        ],
+    ),
+    "a tombstone of a topic that is deleted": (
+        whole(known("a", producer=HIDDEN), lookupds=[lookupd(nodes=(HIDDEN,))]),
+        [("warning", "tombstone", "at all nsqlookupds: consumers do not find it", "expires")],
+    ),
+    "nsqlookupds that list other nsqds and other topics": (
+        whole(
+            *(known("a", WELL, ELSEWHERE), known("b", WELL)),
+            lookupds=[
+                lookupd(nodes=(producer("a", "events", "other"), producer("b", "events"))),
+                lookupd("m", nodes=(producer("a", "events"),)),
+            ],
+        ),
+        [
+            ("warning", "listing", "nsqlookupd m:4161 does not list nsqd b:4150", ""),
+            ("warning", "listing", "does not list topic other of nsqd a:4150", "restart"),
+        ],
+    ),
+    "no nsqd is registered": (
+        whole(known("a", WELL, producer=None), lookupds=[lookupd()]),
+        [
+            ("error", "listing", "no nsqd is registered", "--lookupd-tcp-address"),
+            ("warning", "listing", "nsqd a:4150 is registered with no nsqlookupd", ""),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"), [*CASES.values(), *WHOLE.values()], ids=[*CASES, *WHOLE]
+)
 def test_each_fault_is_found_with_its_culprit(
     found: Facts, expected: list[tuple[str, str, str, str]]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nsqtools.config.connection import ConsumerConfig
+from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.names import Address
 from tests.support.scripted_http import CHANNEL, reply, serving
@@ -37,6 +38,25 @@ async def test_an_nsqd_whose_tcp_port_nobody_knows_is_asked_over_http() -> None:
         question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
         (nsqd,) = (await examine(question, ConsumerConfig())).nsqds
     assert (nsqd.tcp, nsqd.version, nsqd.topic, nsqd.http_error) == (None, "1.3.0", None, None)
+
+
+async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+    nsqds = [await stage.nsqd(*(f"t{n}" for n in range(1000))) for _ in range(2)]
+    for nsqd in nsqds:
+        for topic in nsqd.answers["/stats"]["topics"]:
+            topic["channels"] = [{**CHANNEL, "channel_name": name} for name in "cd"]
+    lookupd = await stage.lookupd(*nsqds)
+    names = [f"t{n}" for n in range(1000)]
+    lookupd.answers |= {"/topics": {"topics": [*names, "gone"]}, "/info": {"version": "1.3.0"}}
+    lookupd.answers["/channels"] = {"channels": ["c", "d"] * 1000}
+    question = Question(topic="", channel="", nsqds=(), lookupds=(lookupd.name,), urls=())
+    found = diagnose(await examine(question, ConsumerConfig()))
+    assert [each.topic for each in found if each.code == "NSQ025"] == ["gone"]
+    assert [nsqd.count("/stats") for nsqd in nsqds] == [2, 2]
+    assert len(lookupd.asked) == 4
 
 
 class Moving(dict[str, Any]):

@@ -60,7 +60,8 @@ def test_nothing_is_found_where_nothing_is_wrong_and_what_has_changed_is_told(
     nsqtools_cli: Cli, consumed: list[Nsqd], lookupds: list[Nsqlookupd], topic: str, tmp_path: Path
 ) -> None:
     saved, where = str(tmp_path / "seen.json"), lookup(lookupds)
-    well = examined(nsqtools_cli, "--save", saved, *where)
+    well = examined(nsqtools_cli, "--save", saved, "--compare", saved, *where)
+    assert "changes" not in well  # there was nothing to compare with
     assert {each["severity"] for each in well["findings"]} == {"ok"}
     assert codes(examined(nsqtools_cli, *http(consumed))) == set()  # and without nsqlookupd
     consumed[0].create("new", "archive")
@@ -74,6 +75,10 @@ def test_nothing_is_found_where_nothing_is_wrong_and_what_has_changed_is_told(
     assert [each["channel"] for each in changes["came"]] == ["", "archive"]
     assert [each["topic"] for each in changes["still"]] == [topic, topic]
     assert codes(examined(nsqtools_cli, "--skip", "nsq036", *where)) == set()
+    text = nsqtools_cli("doctor", "--compare", saved, "--skip", "NSQ036", *where)
+    assert text.stdout.decode().partition("Changes since")[2].splitlines()[1:] == [
+        f"still    topic {each}" for each in sorted(("new", topic))
+    ]
     consumed[0].delete("new")
     changes = examined(nsqtools_cli, "--compare", saved, "--skip", "NSQ025", *where)["changes"]
     assert [each["code"] for each in changes["gone"]] == ["NSQ036"]

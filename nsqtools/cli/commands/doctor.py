@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 _WIDTH = max(map(len, _COLOURS))
 _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
-_MOST = 20
+_MOST = 10
 """The maximum number of findings of a code, and of changes of a kind, to print."""
 
 
@@ -36,7 +37,7 @@ _MOST = 20
 )
 @options()
 def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
-    """Find out what is wrong with a cluster, or why a consumer sees nothing.
+    """Find faults of a cluster, or why a consumer sees nothing.
 
     Without --topic, doctor examines the whole cluster. With --topic, give it the options of the
     consumer, such as those of tail: it examines the servers of the topic. It prints its findings,
@@ -53,11 +54,16 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
 
     skipped = _skipped(options.skip)
-    before = load(options.compare) if options.compare else None
+    before = None
+    if options.compare and not _is_first_run(options):
+        before = load(options.compare)
     facts = asyncio.run(examine(_question(options), with_secret(config)))
     findings = without(diagnose(facts), skipped)
     seen = SavedSnapshot.of(facts, findings)
-    changes = compare(before, seen) if before else None
+    changes = None
+    if before:
+        old = replace(before, findings=tuple(without(before.findings, skipped)))
+        changes = compare(old, seen)
     if options.json:
         _print_json(options, findings, changes)
     else:
@@ -73,6 +79,13 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
         raise Ended(Exit.FAILURE)
     if "warning" in severities:
         raise Ended(Exit.PARTIAL)
+
+
+def _is_first_run(options: DoctorOptions) -> bool:
+    """Whether the file to compare with is about to be saved for the first time."""
+    import os
+
+    return options.compare == options.save and not os.path.exists(options.compare)
 
 
 def _skipped(codes: Sequence[str]) -> set[str]:
@@ -102,19 +115,19 @@ def _question(options: DoctorOptions) -> Question:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    printed: Counter[str] = Counter()
-    for each in findings:
-        kind = each.code or each.check
-        printed[kind] += 1
-        if printed[kind] > _MOST:
-            continue
-        severity = click.style(each.severity.ljust(_WIDTH), fg=_COLOURS[each.severity])
-        click.echo(f"{severity}  {_line(each)}")
-        if each.fix:
-            click.echo(f"{'':{_WIDTH}}  fix: {one_line(each.fix)}")
-    for kind, number in printed.items():
-        if number > _MOST:
-            click.echo(f"{'':{_WIDTH}}  {kind}: {number - _MOST} more; --json prints all")
+    for kind, group in groupby(findings, lambda each: each.code or each.check):
+        found = list(group)
+        for each in found[:_MOST]:
+            severity = click.style(each.severity.ljust(_WIDTH), fg=_COLOURS[each.severity])
+            click.echo(f"{severity}  {_line(each)}")
+            if each.fix:
+                click.echo(f"{'':{_WIDTH}}  fix: {one_line(each.fix)}")
+        _print_more(kind, len(found))
+
+
+def _print_more(kind: str, number: int) -> None:
+    if number > _MOST:
+        click.echo(f"{'':{_WIDTH}}  {kind}: {number - _MOST} more; --json prints all")
 
 
 def _line(finding: Finding) -> str:
@@ -129,19 +142,16 @@ def _print_changes(changes: Changes) -> None:
     for kind, lines in _kinds(changes):
         for line in lines[:_MOST]:
             click.echo(f"{kind:{_WIDTH}}  {line}")
-        if len(lines) > _MOST:
-            click.echo(f"{'':{_WIDTH}}  {kind}: {len(lines) - _MOST} more; --json prints all")
+        _print_more(kind, len(lines))
 
 
 def _kinds(changes: Changes) -> Iterator[tuple[str, list[str]]]:
     yield "new", [_line(each) for each in changes.new_findings]
     yield "gone", [_line(each) for each in changes.gone_findings]
     for kind, keys in (("came", changes.came), ("went", changes.went), ("still", changes.still)):
-        yield kind, [_place(*key) for key in keys]
-
-
-def _place(topic: str, channel: str) -> str:
-    return f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+        topics = {topic for topic, channel in keys if not channel}
+        others = [f"channel {key[1]} of topic {key[0]}" for key in keys if key[0] not in topics]
+        yield kind, [*(f"topic {topic}" for topic in sorted(topics)), *others]
 
 
 def _print_json(

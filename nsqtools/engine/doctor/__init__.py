@@ -54,12 +54,19 @@ _JUDGES_OF_WHOLE = (
     judge_balance,
     judge_topics,
 )
+_ORDER = ("ok", "error", "warning", "note")
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Return all findings: on servers first, then on messages."""
+    """Return all findings: on servers first, then on messages.
+
+    Those of a whole cluster are in the order of their severities and codes, after what is well.
+    """
     judges = _JUDGES_OF_WHOLE if facts.whole else _JUDGES
-    return [finding for judge in judges for finding in judge(facts)]
+    found = [finding for judge in judges for finding in judge(facts)]
+    if facts.whole:
+        found.sort(key=lambda each: (_ORDER.index(each.severity), each.code))
+    return found
 
 
 def findings_of(snapshot: Snapshot) -> Iterator[Finding]:

@@ -253,7 +253,10 @@ def _judge_idle(facts: Facts) -> Iterator[Finding]:
     if used or moved or any(topic.depth or topic.paused for topic, _ in looks):
         return
     published = sum(topic.message_count for topic, _ in looks)
-    where = f"channel {some(sorted(channels))} has no consumer" if channels else "no channel"
+    where = "it has no channel"
+    if channels:
+        where = f"no consumer of {'channels' if len(channels) > 1 else 'channel'} "
+        where += some(sorted(channels))
     text = (
         f"topic {facts.topic} is idle: {where}, no message waits, and {_messages(published)} "
         f"{'was' if published == 1 else 'were'} published since its nsqds started"

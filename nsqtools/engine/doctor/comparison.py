@@ -20,7 +20,8 @@ class Changes:
     """The differences to a snapshot taken at ``since``, in seconds since the epoch.
 
     ``came``, ``went`` and ``still`` are topics and channels; the channel of a topic is empty.
-    ``still`` are those on which nothing was published and nothing consumed. Nothing is said of
+    ``still`` are those on which nothing was published and nothing consumed: a topic only with all
+    its channels. Nothing is said of
     nsqds that were silent in either snapshot, or of counters of an nsqd restarted since.
     """
 
@@ -69,5 +70,5 @@ def _still(before: Samples, now: Samples) -> tuple[ChannelKey, ...]:
         for key in first.counters.keys() | second.counters.keys():
             then, later = first.counters.get(key), second.counters.get(key)
             if not then or not later or (then.messages, then.held) != (later.messages, later.held):
-                moved.add(key)
+                moved |= {key, (key[0], "")}
     return tuple(sorted((_keys(before) & _keys(now)) - moved))

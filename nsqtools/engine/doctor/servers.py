@@ -62,12 +62,13 @@ def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
 
 def judge_clocks(facts: Facts) -> Iterator[Finding]:
     """Judge whether the servers' clocks agree with this host's; nsqd sets messages' timestamps."""
-    skews = [(f"nsqlookupd {each.address}", each.skew) for each in facts.lookupds if not each.error]
-    skews += [(f"nsqd {each.name}", each.skew) for each in facts.nsqds if not each.http_error]
-    wrong = [(name, skew) for name, skew in skews if abs(skew) > _SKEW]
-    for name, skew in wrong:
+    skews = [("nsqlookupd", str(it.address), it.skew) for it in facts.lookupds if not it.error]
+    skews += [("nsqd", each.name, each.skew) for each in facts.nsqds if not each.http_error]
+    wrong = [each for each in skews if abs(each[2]) > _SKEW]
+    for kind, name, skew in wrong:
         how = "ahead of" if skew > 0 else "behind"
-        text = f"the clock of {name} is {abs(skew):.0f} s {how} this host's, and so are timestamps"
+        off = f"{abs(skew):.0f} s {how} this host's"
+        text = f"the clock of {kind} {name} is {off}, and so are timestamps"
         yield fault("NSQ011", text, "synchronise the clocks of both hosts", server=name)
     if skews and not wrong:
         yield passed("clock", f"clocks agree: {counted(len(skews), 'server')}")
