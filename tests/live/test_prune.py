@@ -1,6 +1,8 @@
 """``topic prune`` and ``channel prune`` as processes on clusters: only what nobody uses goes."""
 
+import asyncio
 import json
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 
 from nsqtools.cli import cli, exits
 from nsqtools.engine.administration import Servers, carry_out, delete_idle
-from nsqtools.engine.changes import Stages, Step
+from nsqtools.engine.changes import Stages, Step, Target
 from nsqtools.errors import HTTPError
 from tests.support.eventually import eventually
 from tests.support.process import Cli, Result, Terminal
@@ -172,6 +174,27 @@ def test_a_deletion_that_fails_on_one_server_is_no_success(
         "failed",
         ["done", "done", "failed"],
     )
+
+
+def test_after_a_signal_it_says_what_was_done(
+    nsqds: list[Nsqd],
+    nsqlookupd: Nsqlookupd,
+    servers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def interrupted(servers: Servers, target: Target, *args: Any, **options: Any) -> Any:
+        if target.topic == "b":
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(60)
+        return await delete_idle(servers, target, *args, **options)
+
+    create(nsqlookupd, nsqds, "a", "b", "c")
+    monkeypatch.setattr("nsqtools.cli.commands.admin.prune.delete_idle", interrupted)
+    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", *servers]) == 4
+    rows = [line.split("\t")[:2] for line in capsys.readouterr().out.splitlines()]
+    assert rows == [["a", "deleted"], ["b", "failed"], ["c", "kept"]]
+    assert [held(nsqd).keys() for nsqd in nsqds] == [{"b", "c"}, {"b", "c"}]
 
 
 def restart(nsqd: Nsqd) -> None:

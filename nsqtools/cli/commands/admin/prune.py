@@ -79,6 +79,7 @@ class Pruning:
         self._verdicts: dict[ChannelKey, IdleVerdict] = {}
         self._chosen: list[ChannelKey] = []
         self._steps: dict[ChannelKey, list[Step]] = {}
+        self._current: ChannelKey | None = None
         self._any_silent = False
 
     async def observe(self) -> None:
@@ -175,6 +176,7 @@ class Pruning:
         """Delete what was chosen and has not been used since."""
         servers = self._servers
         for key in self._chosen:
+            self._current = key
             self._verdicts[key], self._steps[key] = await delete_idle(
                 servers,
                 Target(*key),
@@ -226,7 +228,11 @@ class Pruning:
         """What became of a topic or channel, and why."""
         steps, reason = self._steps.get(key), self._verdicts[key].reason
         if key in self._chosen and steps is None:
-            return ("planned", reason) if self._options.dry_run else ("kept", "interrupted")
+            if self._options.dry_run:
+                return "planned", reason
+            if key == self._current:
+                return "failed", "interrupted: some servers may have deleted it"
+            return "kept", "interrupted"
         if errors := [f"{step.server} {step.error}" for step in steps or () if step.error]:
             return "failed", "; ".join(errors)
         return ("deleted" if steps else "kept"), reason
