@@ -10,6 +10,7 @@ import pytest
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
+from nsqtools.engine.doctor.snapshot import SavedSnapshot
 from nsqtools.names import Address
 from tests.support.scripted_http import CHANNEL, reply, serving
 from tests.support.servers import free_port
@@ -57,6 +58,18 @@ async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(
     assert [each.topic for each in found if each.code == "NSQ025"] == ["gone"]
     assert [nsqd.count("/stats") for nsqd in nsqds] == [2, 2]
     assert len(lookupd.asked) == 4
+
+
+async def test_an_nsqd_is_saved_by_its_broadcast_address(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that later looks know it again, whatever address they were given."""
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+    nsqd = await stage.nsqd("t")
+    given = Address("127.0.0.1", nsqd.port - 1)
+    question = Question(topic="", channel="", nsqds=(given,), lookupds=(), urls=())
+    saved = SavedSnapshot.of(await examine(question, ConsumerConfig()), ())
+    assert list(saved.stats) == [f"127.0.0.1:{nsqd.answers['/info']['tcp_port']}"]
 
 
 class Moving(dict[str, Any]):

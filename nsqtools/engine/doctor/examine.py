@@ -26,7 +26,7 @@ from nsqtools.errors import (
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.connection import Connection
 from nsqtools.net.http.api import Deadline, HTTPClient, limits_within, parse_url
-from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, union_producers
+from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt, union_producers
 from nsqtools.net.http.replies import Lookup
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import expiry, http_context, uses_tls
@@ -291,7 +291,17 @@ class _Examination:
                 topics=frozenset(each.name for each in topics),
                 topic=next(iter(report.topics), None) if topic else None,
                 stats=report,
+                broadcast=await self._broadcast(client, nsqd),
             )
+
+    async def _broadcast(self, client: NsqdHTTP, nsqd: NsqdFacts) -> Address | None:
+        """Return the broadcast address of an nsqd given by a TCP address; None if unknown."""
+        if self._question.topic or nsqd.tcp not in self._question.nsqds:
+            return None
+        info = await attempt(client.info())
+        if isinstance(info, HTTPError) or not info.tcp_port:
+            return None
+        return Address(info.broadcast_address, info.tcp_port)
 
     async def _ask_tls(self, tcp: Address) -> tuple[bool | None, float]:
         """Return whether nsqd offers TLS, and the end of its certificate; None and 0 if unknown."""

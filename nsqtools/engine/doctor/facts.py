@@ -55,8 +55,9 @@ class NsqdFacts:
     ``later`` is ``topic`` at the second look, if there was one.
 
     The rest is known only of a whole cluster: ``stats`` and ``later_stats`` are the answers of both
-    looks. ``offers_tls`` is None if unknown; ``expiry`` is the end of its certificate, in seconds
-    since the epoch, 0 if unknown.
+    looks. ``broadcast`` is the broadcast address of an nsqd given by another. ``offers_tls`` is
+    None if unknown; ``expiry`` is the end of its certificate, in seconds since the epoch, 0 if
+    unknown.
     """
 
     tcp: Address | None
@@ -79,6 +80,7 @@ class NsqdFacts:
     later: TopicStats | None = None
     stats: NsqdStats | None = None
     later_stats: NsqdStats | None = None
+    broadcast: Address | None = None
     offers_tls: bool | None = None
     expiry: float = 0.0
 

@@ -53,12 +53,13 @@ class SavedSnapshot:
     @classmethod
     def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
         """Return what a diagnosis of a whole cluster has seen at its last look."""
-        looks = {nsqd.name: nsqd.later_stats or nsqd.stats for nsqd in facts.nsqds}
+        nsqds = {str(nsqd.broadcast or nsqd.name): nsqd for nsqd in facts.nsqds}
+        looks = {name: nsqd.later_stats or nsqd.stats for name, nsqd in nsqds.items()}
         return cls(
             facts.at,
             {name: stats for name, stats in looks.items() if stats},
-            {nsqd.name: str(nsqd.http_error) for nsqd in facts.nsqds if nsqd.http_error},
-            {nsqd.name: nsqd.producer.topics for nsqd in facts.nsqds if nsqd.producer},
+            {name: str(nsqd.http_error) for name, nsqd in nsqds.items() if nsqd.http_error},
+            {name: nsqd.producer.topics for name, nsqd in nsqds.items() if nsqd.producer},
             {str(each.address): str(each.error) for each in facts.lookupds if each.error},
             tuple(each for each in findings if each.code),
         )
