@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 
 from nsqtools.cli import cli, exits
+from nsqtools.cli.commands.admin.prune import Pruning
+from nsqtools.config.admin import PruneOptions
 from nsqtools.engine.administration import Servers, carry_out, delete_idle
 from nsqtools.engine.changes import Stages, Step, Target
-from nsqtools.errors import HTTPError
+from nsqtools.engine.doctor.snapshot import SavedSnapshot, save
+from nsqtools.errors import HTTPError, NSQError
 from tests.support.eventually import eventually
 from tests.support.process import Cli, Result, Terminal
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
@@ -202,6 +206,22 @@ def restart(nsqd: Nsqd) -> None:
     before = nsqd.stats()["start_time"]
     while nsqd.stats()["start_time"] == before:
         nsqd.restart()
+
+
+@pytest.mark.parametrize(
+    ("idle", "expected"), [(40, ["b", "a"]), (60, ["c", "b", "a"]), (200, None)]
+)
+def test_the_youngest_snapshot_that_is_old_enough_and_all_after_it_count(
+    tmp_path: Path, idle: float, expected: list[str] | None
+) -> None:
+    for name, age in (("a", 5), ("b", 50), ("c", 100)):
+        save(str(tmp_path / name), SavedSnapshot(time.time() - age, {}))
+    pruning = Pruning(PruneOptions(snapshot=(str(tmp_path / "[a-c]"),), idle=idle))
+    if expected:
+        assert [Path(path).name for path in pruning._history()] == expected
+    else:
+        with pytest.raises(NSQError, match="c, was saved"):
+            pruning._history()
 
 
 @pytest.mark.nsqd_only("its topics survive a restart")
