@@ -190,7 +190,7 @@ def test_after_a_signal_it_says_what_was_done(
     async def interrupted(servers: Servers, target: Target, *args: Any, **options: Any) -> Any:
         if target.topic == "b":
             signal.raise_signal(signal.SIGTERM)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return await delete_idle(servers, target, *args, **options)
 
     create(nsqlookupd, nsqds, "a", "b", "c")
