@@ -1,4 +1,4 @@
-"""Completes names at a TAB press: from servers, nsqd's data path or the configuration file."""
+"""Completes names at a TAB press: from servers, files or a table."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
     with suppress(Exception):
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))
+        if values == "check":
+            from nsqtools.engine.doctor.findings import BY_CODE
+
+            return tuple(BY_CODE)
         if folder := ctx.params.get("data_path"):
             return tuple(sorted(_in_files(folder, values, ctx.params.get("topic"))))
         # The shell would execute any other text from a server.

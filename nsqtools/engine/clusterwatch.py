@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.engine.cluster import Cluster, Snapshot
-    from nsqtools.engine.doctor.facts import Finding
+    from nsqtools.engine.doctor.findings import Finding
     from nsqtools.policy.rates import ChannelKey, Row
 
 _MAX_DETAILS = 50  # topics whose consumers are kept until they are asked for again
@@ -54,7 +54,7 @@ class Picture:
     snapshot: Snapshot
     rows: Mapping[ChannelKey, Row]
     topics: Sequence[TopicLine]
-    findings: Sequence[tuple[str, Finding]] = field(default=())
+    findings: Sequence[Finding] = field(default=())
 
     @property
     def silent(self) -> list[str]:

@@ -107,7 +107,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "clients": clients[:_MAX_CLIENTS],
         "more_clients": len(clients) - _MAX_CLIENTS,
         "latencies": latencies(snapshot).get((name, channel), ()),
-        "findings": [("", found) for about, found in picture.findings if about == name],
+        "findings": [each for each in picture.findings if each.topic == name],
         "silent": [str(error) for error in snapshot.failures.values()],
     }
     return WebPage("topic.html", context)

@@ -32,7 +32,7 @@ def test_topics_are_filtered_sorted_and_shown_with_what_doctor_finds(
     assert "61 topics" in first
     assert "page 1 of 2" in first
     assert first.index("orders") < first.index("quiet00")
-    assert "channel archive: depth 3" in first  # of doctor, for want of a consumer
+    assert "<b>warning</b> <code>NSQ036</code> channel archive of topic orders: depth 3" in first
     by_name = visited.get("/?sort=topic&page=2").text
     assert "quiet59" in by_name
     assert ">orders<" not in by_name.partition("doctor finds")[0]
