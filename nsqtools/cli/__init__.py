@@ -40,8 +40,10 @@ COMMANDS = {
     "verify": LazyCommand("Look", "Check archives, manifests, and whole directories of to-file."),
     "lookup": LazyCommand("Look", "List the topics, channels and nsqds of nsqlookupd."),
     "doctor": LazyCommand("Look", "Find faults of a cluster, or why a consumer sees nothing."),
-    "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
-    "channel": LazyCommand("Administer", "Create, trim, empty, pause and delete channels.", _ADMIN),
+    "topic": LazyCommand("Administer", "Create, empty, pause, prune and delete topics.", _ADMIN),
+    "channel": LazyCommand(
+        "Administer", "Create, trim, empty, pause, prune and delete channels.", _ADMIN
+    ),
     "node": LazyCommand("Administer", "Hide an nsqd's topics, and wait until it is empty.", _ADMIN),
     "queue": LazyCommand("Administer", "List, read and append to nsqd's disk queues."),
     "demo": LazyCommand("Try out", "Show the main commands at work on an embedded nsqd."),

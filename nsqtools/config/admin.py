@@ -11,8 +11,10 @@ from nsqtools.config.option import (
     flag,
     like,
     path,
+    paths,
     texts,
     topic_name,
+    topic_pattern,
     urls,
 )
 from nsqtools.config.program import JSON
@@ -109,6 +111,52 @@ class TrimOptions(LossOptions):
         own=True,
     )
     timeout: float = like(TimeoutOptions.timeout, help="Timeout for finding the messages.")
+
+
+class PruneOptions(LossOptions):
+    """Options of ``topic prune``: how it is known what is idle, and what to delete of that."""
+
+    watch_for: float = duration(
+        "Watch for this time, and delete what was idle meanwhile.",
+        0.0,
+        own=True,
+        in_file=False,
+        default_note="never",
+    )
+    snapshot: tuple[str, ...] = paths(
+        "File of doctor --save, or a quoted pattern; may be repeated.",
+        metavar="FILE",
+        own=True,
+        required=True,
+        instead="watch_for",
+        excludes=("watch_for",),
+    )
+    idle: float = duration(
+        "Delete what was idle for this time, by the snapshots.",
+        30 * 86400.0,
+        minimum=0.001,
+        own=True,
+        excludes=("watch_for",),
+    )
+    topic: tuple[str, ...] = texts(
+        "Only this topic; may be repeated.",
+        metavar="TOPIC",
+        values="topic",
+        own=True,
+        default_note="all",
+        excludes=("topic_pattern",),
+    )
+    topic_pattern: str = topic_pattern("Only topics with names that match this regular expression.")
+    with_messages: bool = flag(
+        "Also delete what is idle and holds messages.", own=True, in_file=False
+    )
+    timeout: float = like(TimeoutOptions.timeout, help="Timeout for each look at the servers.")
+
+
+class PruneChannelOptions(PruneOptions):
+    """Options of ``channel prune``."""
+
+    channel: str = channel_name("Only channels of this name.", own=True, default_note="all")
 
 
 class DrainOptions(TimeoutOptions):

@@ -33,8 +33,9 @@ EXCEPTIONS = {
     "since": "queue cat has times of messages, pipeline compact hours of files",
     "staging": "pipeline replay stages its selection, other pipelines what they receive",
     "status_every": "to-http counts requests, relay messages",
-    "timeout": "stats repeats its queries, and channel trim continues after its search",
+    "timeout": "stats and prune repeat their queries, and channel trim continues after its search",
     "topic": OBJECT,
+    "topic_pattern": OBJECT,
     "until": "as --since",
     "where": "relay has jq for JSON in a stream, Spark has SQL",
 }

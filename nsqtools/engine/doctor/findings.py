@@ -212,7 +212,7 @@ CHECKS = (
         "note",
         "A topic is idle: no channel has a consumer, no message waits, and nothing was published "
         "between the two looks.",
-        "Delete it with `nsqtools topic delete` if nobody needs it.",
+        "Delete it if nobody needs it; `nsqtools topic prune` deletes all that stay idle.",
     ),
     Check(
         "NSQ033",
