@@ -317,7 +317,8 @@ def whole(*nsqds: NsqdFacts, lookupds: Iterable[LookupdFacts] = (), **values: An
     return facts(*nsqds, lookupds=lists, channel="", whole=True, at=NOW, **values)
 
 
-NOW, DAY = 1e9, 86400.0
+NOW_S = 1_000_000_000
+NOW, DAY = float(NOW_S), 86400.0
 LISTING_A = lookupd(nodes=(producer("a", "events"),), topics=frozenset({"events"}))
 HIDDEN = replace(producer("a", "events"), tombstones=(True,))
 ELSEWHERE = replace(WELL, name="other")
@@ -411,6 +412,25 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     "all consumers are stuck": (
         whole(known("a", consumed(client(2, 2), client(0, port=2)))),
         [("warning", "consumers", "depth 5, 2 consumers, and none has settled", "stats --clients")],
+    ),
+    "a consumer that takes ten seconds for a message": (
+        whole(known("a", consumed(replace(client(2, 2), finish_count=9, connect_ts=NOW_S - 90)))),
+        [],
+    ),
+    "a slow consumer whose messages time out": (
+        whole(
+            known(
+                "a",
+                consumed(
+                    replace(client(2, 2), finish_count=9, connect_ts=NOW_S - 90), timeout_count=1
+                ),
+            )
+        ),
+        [("warning", "consumers", "none has settled", "whether they hang")],
+    ),
+    "a consumer that was fast": (
+        whole(known("a", consumed(replace(client(2, 2), finish_count=900, connect_ts=NOW_S - 90)))),
+        [("warning", "consumers", "none has settled", "whether they hang")],
     ),
     "a topic not listed, and one not there": (
         whole(known("a", WELL, ELSEWHERE, producer=producer("a", "third", "events"))),

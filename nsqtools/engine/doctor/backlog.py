@@ -22,6 +22,9 @@ _HELD = ("depth", "in_flight", "deferred")
 _MOST = 5
 """The maximum number of consumers named by a finding."""
 
+_PACE = 3.0
+"""Messages per second that a consumer settles, so that none in a second is a surprise."""
+
 _MANY, _MAX_TIMEOUTS, _MAX_REQUEUES = 10, 0.05, 0.2  # a number, and parts of all messages
 
 
@@ -298,8 +301,17 @@ def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
         fix = f"see whether they are in backoff, or are stopping: {look}"
         yield fault("NSQ040", f"{text}, and RDY 0 of all", fix, error=True, **about)
         return
+    is_late = any(channel.timeout_count for _, channel in found)
+    if not is_late and all(_is_slow(facts, client) for _, client in clients):
+        return
     text += ", and none has settled a message in 1 s, with as many in flight as its RDY"
     yield fault("NSQ041", text, f"see whether they hang: {look}", **about)
+
+
+def _is_slow(facts: Facts, client: ClientStats) -> bool:
+    """Whether the consumer has settled messages, but too few to expect one in a second."""
+    settled = client.finish_count + client.requeue_count
+    return 0 < settled < _PACE * (facts.at - client.connect_ts)
 
 
 def _who(client: ClientStats) -> str:

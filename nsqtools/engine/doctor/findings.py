@@ -277,8 +277,8 @@ CHECKS = (
         "consumers",
         "warning",
         "A consumer of the channel examined, or every consumer of a channel, has as many messages "
-        "in flight as its RDY, and settled none between the two looks. An error if messages time "
-        "out.",
+        "in flight as its RDY, and settled none between the two looks. Without `--topic` only if "
+        "messages have timed out, or consumers were faster before. An error if messages time out.",
         "See whether the consumers hang.",
     ),
     Check(
