@@ -304,13 +304,18 @@ class _Examination:
         return Address(info.broadcast_address, info.tcp_port)
 
     async def _ask_tls(self, tcp: Address) -> tuple[bool | None, float]:
-        """Return whether nsqd offers TLS, and the end of its certificate; None and 0 if unknown."""
+        """Return whether nsqd offers TLS, and the end of its certificate; None and 0 if unknown.
+
+        The certificate is not verified, so the secret is not sent.
+        """
         config = self._config.with_values(tls_v1=True, tls_insecure_skip_verify=True)
         try:
             async with asyncio.timeout(min(self._limits["request_timeout"], self._end.left)):
-                connection = await Connection.open(tcp, config, auth_secret=config.auth_secret)
+                connection = await Connection.open(tcp, config)
                 ends = expiry(connection.certificate)
                 await connection.close(drain=0)
+        except AuthError:
+            return True, 0
         except PeerError as error:
             return (False if isinstance(error, RefusedError) and error.reason == "tls" else None, 0)
         except TimeoutError:
