@@ -20,10 +20,10 @@ from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.names import is_valid_name
 from nsqtools.proto.messages import Message
+from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
-from nsqtools.sinks.relay.programs import fulfilling
 from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
 
 if TYPE_CHECKING:

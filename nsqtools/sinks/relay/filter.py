@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
-from nsqtools.sinks.objects import is_equal, join, members_of, text_of
-from nsqtools.sinks.relay.programs import condition, edit
+from nsqtools.records.bodies.expressions import condition, edit
+from nsqtools.records.bodies.objects import is_equal, join, members_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

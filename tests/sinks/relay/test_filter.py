@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nsqtools.config.relay import RelayOptions
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.objects import is_equal, join, members_of, text_of
+from nsqtools.records.bodies.objects import is_equal, join, members_of, text_of
 from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter
 
 BIG = b'{"z": 12345678901234567890.10, "a": "<\\u003c", "b": [1,  2], "c": null}'
