@@ -46,7 +46,7 @@ Kind = Literal[
 ]
 """An ``address`` is HOST:PORT or HOST. A ``url`` may also have a scheme and a path."""
 
-Values = Literal["", "topic", "channel", "node", "profile"]
+Values = Literal["", "topic", "channel", "node", "profile", "decoder"]
 
 MASK = "********"
 """Shown instead of a secret."""

@@ -6,6 +6,7 @@ from nsqtools.config.connection import ProducerConfig
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.option import Options, addresses, integer, like, text, texts, topic_name, urls
 from nsqtools.config.publishing import DEFER, RATE
+from nsqtools.config.records import DECODE
 
 DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=True)
 
@@ -62,6 +63,11 @@ class RelayOptions(Options):
         "Edit messages with this jq expression, such as '.seen = true'; may be repeated.",
         metavar="JQ",
         lines=True,
+    )
+    decode: str = like(
+        DECODE,
+        help="Decode bodies to JSON for the rules: msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE "
+        "or cmd:PROGRAM. Conditions leave the body as it is.",
     )
     defer: float = DEFER
     rate: float = RATE
