@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from nsqtools.records.bodies.selection import Selection
     from nsqtools.records.writers import Writer
 
-_ROWS = (
-    ("undecoded", "undecoded_total", "Messages that --decode could not decode."),
-    ("failed", "where_failed_total", "Messages that --where could not be applied to."),
-)
+_FAILED = (("failed", "where_failed_total", "Messages that --where could not be applied to."),)
 
 
 class StreamSink(Handler):
@@ -119,4 +116,6 @@ class StreamSink(Handler):
     def metrics(self) -> Iterator[Metric]:
         """Return what the selection could not use, for Prometheus."""
         if self._selection:
-            yield from of_fields("nsqtools_", _ROWS, [({}, self._selection)])
+            from nsqtools.records.bodies.bodydecoder import UNDECODED  # not needed by most
+
+            yield from of_fields("nsqtools_", UNDECODED + _FAILED, [({}, self._selection)])

@@ -33,7 +33,7 @@ class AvroDecoder(BodyDecoder):
             self._schema = fastavro.parse_schema(declared)
             canonical = to_parsing_canonical_form(declared)
             self._mark = _SINGLE_OBJECT + bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
-            shape = _Shape(declared)
+            shape = _SchemaShape(declared)
         except ConfigError as error:
             raise ConfigError(f"--decode {spec}: {error}") from None
         except Exception as error:  # fastavro raises KeyError and others for faulty schemas
@@ -55,7 +55,7 @@ class AvroDecoder(BodyDecoder):
         return found
 
 
-class _Shape:
+class _SchemaShape:
     """What a schema allows; raises ConfigError for items of arrays that take no bytes."""
 
     def __init__(self, schema: Any) -> None:
