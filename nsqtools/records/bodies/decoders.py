@@ -30,8 +30,9 @@ class Decoding(NamedTuple):
     @classmethod
     def read(cls, spec: str) -> Decoding:
         """Return a decoding with the content of its file; raises ConfigError."""
-        kind, _, argument = spec.partition(":")
-        if kind not in PACKAGES or bool(argument) == (kind == "msgpack"):
+        kind, colon, argument = spec.partition(":")
+        is_whole = bool(argument) if colon else kind == "msgpack"
+        if kind not in PACKAGES or not is_whole or spec.startswith("msgpack:"):
             raise ConfigError(
                 f"--decode {spec}: expected msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or "
                 "cmd:PROGRAM"
