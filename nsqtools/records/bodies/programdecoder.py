@@ -50,6 +50,8 @@ class ProgramDecoder(BodyDecoder):
         if not self._words or not shutil.which(self._words[0]):
             raise ConfigError(f"--decode {spec}: no such program: give its path")
         self._process: subprocess.Popen[bytes] | None = None
+        self._ends = 0
+        """Consecutive ends of the process without a line."""
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -61,16 +63,17 @@ class ProgramDecoder(BodyDecoder):
         with self._lock:
             asked = [at for at, body in enumerate(bodies) if len(body) <= MAX_BODY]
             found: list[bytes | None] = [None] * len(bodies)
-            done = ends = 0
+            done = 0
             while done < len(asked):
                 rest = [bodies[at] for at in asked[done:]]
                 lines = self._answers(rest)
                 for at, line in zip(asked[done:], lines, strict=False):
                     found[at] = _checked(line, bodies[at])
                 done += len(lines)
+                if lines:
+                    self._ends = 0
                 if len(lines) < len(rest):  # the process has ended
-                    ends = 1 if lines else ends + 1
-                    self._end(ends)
+                    self._end()
                     done += 1
             self.undecoded += found.count(None)
             return found
@@ -139,12 +142,13 @@ class ProgramDecoder(BodyDecoder):
         os.set_blocking(process.stdout.fileno(), False)
         return process
 
-    def _end(self, ends: int) -> None:
+    def _end(self) -> None:
         """Release the process that has ended; raises NSQError if too many have."""
         assert self._process
         status = self._leave(self._process)
         self._process = None
-        if self._is_closed or ends >= _MOST_ENDS:
+        self._ends += 1
+        if self._is_closed or self._ends >= _MOST_ENDS:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             raise NSQError(f"--decode {self.spec}: the program ended {how} without a line")
 

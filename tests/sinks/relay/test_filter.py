@@ -230,6 +230,26 @@ class TestJq:
         make_filter(RelayOptions(whitelist_json_field=("a",)))
 
 
+class TestDecoded:
+    def test_conditions_see_the_decoded_body_and_leave_the_body_as_it_is(self) -> None:
+        rules = make_filter(RelayOptions(where=".n > 0", decode="msgpack"))
+        bodies = [b"\x81\xa1n\x01", b"\x81\xa1n\x00", b'{"n":1}', b"no json"]
+        passed, filtered, plain, refused = rules.apply_all(bodies)
+        assert (passed, filtered, plain) == (bodies[0], None, bodies[2])
+        assert str(refused) == "not JSON"
+        assert rules.decoder
+        assert rules.decoder.undecoded == 2
+
+    def test_changes_make_json(self) -> None:
+        for options in ({"whitelist_json_field": ("n",)}, {"set": (".",)}):
+            rules = make_filter(RelayOptions(decode="msgpack", **options))  # type: ignore[arg-type]
+            assert rules.apply_all([b"\x81\xa1n\x01"]) == [b'{"n":1}']
+
+    def test_a_decoder_needs_a_rule(self) -> None:
+        with pytest.raises(ConfigError, match="--decode needs a rule"):
+            RelayOptions(decode="msgpack")
+
+
 class TestDestinations:
     def test_topics_keep_their_names_or_share_one(self) -> None:
         assert destinations(["a", "b"]) == {"a": "a", "b": "b"}
