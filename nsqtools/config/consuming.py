@@ -117,8 +117,7 @@ class TailOptions(RecordOptions):
     """Output format of ``tail``, and the messages to print."""
 
     where: str = text(
-        "Print only JSON messages for which this jq expression is neither false nor null; -n "
-        "counts the messages printed.",
+        "Print only JSON messages for which this jq expression is true; -n counts these.",
         metavar="JQ",
     )
     decode: str = DECODE

@@ -27,8 +27,7 @@ def _decoder(value: str) -> None:
 
 
 DECODE = text(
-    "Decode bodies to JSON: msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or cmd:PROGRAM. A body "
-    "that does not decode is printed as it is.",
+    "Print bodies as JSON: msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or cmd:PROGRAM.",
     metavar="DECODER",
     values="decoder",
     rule=_decoder,

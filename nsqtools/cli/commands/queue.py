@@ -72,7 +72,7 @@ def ls(*, data_path: str, how: QueueListOptions) -> None:
 
 
 @queue.command(
-    "cat", essential="topic channel count since until damaged json timestamps format where decode"
+    "cat", essential="topic channel count since until damaged json timestamps where decode"
 )
 @_data_path
 @options()

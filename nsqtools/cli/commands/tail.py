@@ -20,7 +20,7 @@ _PEEK_IDLE = 2.0
     "tail",
     cls=Command,
     essential="topic channel nsqd_tcp_address lookupd_http_address count until_empty json "
-    "timestamps print_topic format where decode",
+    "format where decode",
 )
 @options()
 def tail(
@@ -34,9 +34,9 @@ def tail(
     """Print the messages of a topic.
 
     Without --channel, tail creates an ephemeral channel of its own. It prints copies of new
-    messages, and other channels keep theirs. If the topic has no channel yet, it also takes the
-    messages waiting in the topic. With --channel, tail consumes the channel: each message is
-    finished once it is printed, or put back with --peek. --where finishes the other messages, too.
+    messages, and other channels keep theirs. If the topic has no channel yet, tail takes
+    waiting messages, too. With --channel, tail consumes the channel: a message is finished once it
+    is printed, or put back with --peek.
     """
     import asyncio
     import random
