@@ -34,9 +34,9 @@ def tail(
     """Print the messages of a topic.
 
     Without --channel, tail creates an ephemeral channel of its own. It prints copies of new
-    messages, and other channels keep theirs. If the topic has no channel yet, tail takes
-    waiting messages, too. With --channel, tail consumes the channel: a message is finished once it
-    is printed, or put back with --peek.
+    messages, and other channels keep theirs. If the topic has no channel yet, it also takes the
+    waiting messages. With --channel, tail consumes the channel: a message is finished once it is
+    printed, or put back with --peek.
     """
     import asyncio
     import random
