@@ -35,7 +35,7 @@ def tail(
 
     Without --channel, tail creates an ephemeral channel of its own. It prints copies of new
     messages, and other channels keep theirs. If the topic has no channel yet, it also takes the
-    waiting messages. With --channel, tail consumes the channel: a message is finished once it is
+    waiting messages. With --channel, tail consumes the channel: a message is finished when
     printed, or put back with --peek.
     """
     import asyncio
