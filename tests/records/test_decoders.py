@@ -6,6 +6,7 @@ import struct
 import sys
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +23,7 @@ from nsqtools.errors import ConfigError, NSQError
 from nsqtools.records.bodies.bodydecoder import MAX_BODY, max_text
 from nsqtools.records.bodies.decoders import PACKAGES, Decoding, make_decoder
 from nsqtools.records.bodies.objects import text_of
+from nsqtools.records.bodies.programdecoder import ProgramDecoder
 from tests.support.decoding import (
     AVRO,
     NODE,
@@ -32,6 +34,7 @@ from tests.support.decoding import (
     program,
     protobuf_file,
 )
+from tests.support.eventually import eventually
 
 ORDER: dict[str, Any] = {
     "id": 1,
@@ -235,6 +238,16 @@ class TestPrograms:
         with pytest.raises(NSQError, match="does the program flush each line"):
             decoded("cmd:sort", b"1")
 
+    def test_a_decoder_is_closed_while_it_waits_for_lines(self) -> None:
+        decoder = make_decoder("cmd:sort")
+        assert isinstance(decoder, ProgramDecoder)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(decoder.decode_all, [b"1"])
+            eventually(lambda: decoder._process)
+            decoder.close()
+            with pytest.raises(NSQError):
+                waiting.result()
+
     def test_an_endless_line_is_not_kept(self) -> None:
         source = "import sys\nfor l in sys.stdin: print('1' * 10_000_000, flush=True)"
         assert decoded(program(source), b"1", b"2") == [None, None]
@@ -317,14 +330,14 @@ class TestHostileBodies:
         ("kind", "body"),
         [
             ("msgpack", b"\xdd\xff\xff\xff\xff" * 1000),
-            ("msgpack", b"\xdd\x00\x0f\xff\xff" * 500 + b"\xc0" * (1 << 20)),
+            ("msgpack", b"\xdd\x00\x0f\x00\x00" * 500 + b"\xc0" * 1_000_000),
             ("msgpack", b"\xdf\xff\xff\xff\xff\x01"),
             ("msgpack", b"\x91" * (1 << 20)),
             ("msgpack", b"\xc7\x0c\xff" + b"\x00" * 4 + b"\x7f" + b"\xff" * 7),
             ("msgpack", b"\xc0" + b" " * MAX_BODY),
             ("avro", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01" * 100),
             ("avro", b"\x00\x00" + b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01" * 9),
-            ("avro, recursive", b"\x00\x02" * (1 << 20)),
+            ("avro, recursive", b"\x00\x02" * (1 << 19)),
             ("avro, recursive", b"\x00\x02" * 5000 + b"\x00\x00"),
             ("protobuf", b"\x42\x80\x80\x80\x80\x08" * 1000),
             ("protobuf", b"\x43" * 100_000),

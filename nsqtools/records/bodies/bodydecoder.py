@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_BODY = 4 << 20
-"""Maximum bytes of a body to decode: the values of a hostile body take 100 times its size."""
+MAX_BODY = 1 << 20
+"""Maximum bytes of a body to decode, nsqd's default: values may take 100 times its size."""
 UNDECODED = (("undecoded", "undecoded_total", "Messages that --decode could not decode."),)
 """The metric of a decoder, for ``metrics.of_fields``."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -85,8 +85,16 @@ class ProgramDecoder(BodyDecoder):
     def close(self) -> None:
         """End the program, and log how many bodies did not decode."""
         self._is_closed = True
-        if self._process:
-            self._leave(self._process)
+        if not self._lock.acquire(blocking=False):  # a thread waits for lines
+            if process := self._process:
+                process.kill()
+            self._lock.acquire()
+        try:
+            if self._process:
+                self._leave(self._process)
+                self._process = None
+        finally:
+            self._lock.release()
         super().close()
 
     def _answers(self, bodies: Sequence[bytes]) -> list[bytes]:
