@@ -285,7 +285,7 @@ async def test_what_the_reader_of_a_socket_sends_is_ignored(settled: Settled) ->
 async def test_a_selection_writes_what_it_chooses_and_stops_behind_the_last_one(
     settled: Settled,
 ) -> None:
-    bodies = [b"no json", b"\x81\xa1n\x01", b'{"n":2}', b'{"n":0}', b'{"n":3}', b"\xc0", b"1"]
+    bodies = [b"no json", b"\x81\xa1n\x01", b'{"n":2}', b'{"n":0}', b'{"n":3}', b"\xc0", b"more"]
     with tempfile.TemporaryFile() as file:
         writer = make_writer(Layout())
         selection = Selection("msgpack", ".n > 0")
@@ -301,7 +301,7 @@ async def test_a_selection_writes_what_it_chooses_and_stops_behind_the_last_one(
         file.seek(0)
         assert file.read() == b'{"n":1}\n{"n":2}\n{"n":3}\n'
     assert settled.finished == bodies[:5]
-    assert settled.requeued == [(b"\xc0", 0, False), (b"1", 0, False)]
+    assert settled.requeued == [(b"\xc0", 0, False), (b"more", 0, False)]
     assert (late.held, sink.messages) == (True, 3)
     assert (selection.undecoded, selection.failed) == (4, 1)
     assert [metric.samples[0].value for metric in sink.metrics()] == [4, 1]
