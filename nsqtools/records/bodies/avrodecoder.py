@@ -87,7 +87,7 @@ class _SchemaShape:
         return self._examine(kind, space)
 
     def _of_name(self, name: str, space: str) -> bool:
-        for full in (name, f"{space}.{name}"):
+        for full in (f"{space}.{name}", name):
             if full in self._takes_none:
                 found = self._takes_none[full]
                 self.is_recursive |= found is None
