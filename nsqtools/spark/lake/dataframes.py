@@ -208,7 +208,7 @@ def _tree(each: Input) -> _Tree:
     """
     if each.kind == "records":
         return _Tree(each.kind)
-    if each.schema and not each.schema.partitions:
+    if each.schema and not (each.schema.partitions or each.schema.hours):
         return _Tree(each.kind, schema=each.schema)
     folders = each.path.split("/")[:-1]
     end, top = len(folders), each.place.count("/") + 1
@@ -245,7 +245,10 @@ def _part(
     if tree.columns:
         reader = reader.option("basePath", as_url(tree.base))
     if tree.kind == "parquet":
-        return _aligned(reader.parquet(*map(literal, paths)), F.col("_metadata.row_index"))
+        raw = reader.parquet(*map(literal, paths))
+        if tree.schema and tree.schema.hours:
+            raw = _dated_by(raw, tree.schema.hours).drop(*tree.columns)
+        return _aligned(raw, F.col("_metadata.row_index"))
     raw = reader.json(list(map(literal, paths)))
     body = F.coalesce(F.encode("body", "UTF-8"), F.unbase64("body_b64"))
     place = F.monotonically_increasing_id()
@@ -257,7 +260,20 @@ def _table_columns(tree: _Tree) -> StructType:
     assert tree.schema
     found = StructType.fromJson(json.loads(tree.schema.columns))
     names = tree.schema.partitions
-    return StructType(sorted(found.fields, key=lambda field: field.name in names))
+    fields = sorted(found.fields, key=lambda field: field.name in names)
+    if tree.schema.hours:
+        fields += [StructField(name, StringType()) for name in tree.columns]
+    return StructType(fields)
+
+
+def _dated_by(raw: DataFrame, hours: str) -> DataFrame:
+    """Return the frame with ``date`` and ``hour`` from the names of directories.
+
+    So Spark reads only the files of the hours that a query asks for.
+    """
+    text = F.col(f"`{hours}`")
+    date, hour = F.substring(text, 1, 10).cast("date"), F.substring(text, 12, 2).cast("int")
+    return raw.withColumns({"date": date, "hour": hour})
 
 
 def _file_columns(
