@@ -341,6 +341,8 @@ class TestHostileBodies:
             ("avro, recursive", b"\x00\x02" * 5000 + b"\x00\x00"),
             ("protobuf", b"\x42\x80\x80\x80\x80\x08" * 1000),
             ("protobuf", b"\x43" * 100_000),
+            ("protobuf", b"\x1a\x06\x10\xff\xff\xff\xff\x07"),
+            ("protobuf", b"\x1a\x09\x08\xff\xff\xff\xff\xff\xff\xff\x7f"),
         ],
     )
     def test_bombs_do_not_decode_and_others_after_them_do(

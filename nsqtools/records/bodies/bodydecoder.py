@@ -92,8 +92,11 @@ def json_text(value: Any) -> bytes:
 def rfc3339(seconds: int, nanoseconds: int) -> str:
     """Return a time since the epoch with 0, 3, 6 or 9 digits after the seconds.
 
-    Raises OverflowError if its year is not 1 to 9999.
+    Raises OverflowError if its year is not 1 to 9999, and ValueError for a second or more of
+    nanoseconds.
     """
+    if not 0 <= nanoseconds < 1_000_000_000:
+        raise ValueError(f"{nanoseconds} nanoseconds")
     text = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
     if not nanoseconds:
         return f"{text}Z"

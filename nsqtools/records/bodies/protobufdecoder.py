@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.records.bodies.bodydecoder import BodyDecoder
+from nsqtools.records.bodies.bodydecoder import BodyDecoder, rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from google.protobuf.descriptor import FieldDescriptor
+    from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 
 _MOST_NAMED = 5
 _WELL_KNOWN = "google.protobuf."
@@ -56,6 +56,7 @@ class ProtobufDecoder(BodyDecoder):
         self._pool = pool
         self._to_dict = json_format.MessageToDict
         self._kinds = FieldDescriptor
+        self._plans: dict[FieldDescriptor, _FieldPlan] = {}
 
     def value(self, body: bytes) -> Any:
         """Return the message in a body; raises RecordError, or any error of protobuf."""
@@ -65,38 +66,67 @@ class ProtobufDecoder(BodyDecoder):
         return self._object(message)
 
     def _object(self, message: Any) -> Any:
-        if message.DESCRIPTOR.full_name.startswith(_WELL_KNOWN):
-            if [field.name for field in message.DESCRIPTOR.fields] == ["value"]:  # a wrapper
-                return self._one(message.DESCRIPTOR.fields[0], message.value)
-            return self._to_dict(
-                message, preserving_proto_field_name=True, descriptor_pool=self._pool
-            )
+        name = message.DESCRIPTOR.full_name
+        if name.startswith(_WELL_KNOWN):
+            return self._well_known(name, message)
         found = {}
         for field, value in message.ListFields():
-            name = f"[{field.full_name}]" if field.is_extension else field.name
-            found[name] = self._field(field, value)
+            plan = self._plans.get(field) or self._plan(field)
+            if plan.is_map:
+                result: Any = {_key(key): self._one(plan, value[key]) for key in value}
+            elif plan.is_list:
+                result = [self._one(plan, each) for each in value]
+            else:
+                result = self._one(plan, value)
+            found[plan.name] = result
         return found
 
-    def _field(self, field: FieldDescriptor, value: Any) -> Any:
-        """Return the value of a field: one, a list, or a map."""
-        inner = field.message_type
-        if inner is not None and inner.GetOptions().map_entry:
-            of = inner.fields_by_name["value"]
-            return {_key(key): self._one(of, value[key]) for key in value}
-        if field.is_repeated:
-            return [self._one(field, each) for each in value]
-        return self._one(field, value)
+    def _well_known(self, name: str, message: Any) -> Any:
+        if name == f"{_WELL_KNOWN}Timestamp":
+            return rfc3339(message.seconds, message.nanos)
+        fields = message.DESCRIPTOR.fields
+        if [field.name for field in fields] == ["value"]:  # a wrapper
+            return self._one(self._plans.get(fields[0]) or self._plan(fields[0]), message.value)
+        return self._to_dict(message, preserving_proto_field_name=True, descriptor_pool=self._pool)
 
-    def _one(self, field: FieldDescriptor, value: Any) -> Any:
-        kind = field.cpp_type
-        if kind == self._kinds.CPPTYPE_MESSAGE:
+    def _one(self, plan: _FieldPlan, value: Any) -> Any:
+        """Return one value of a field, of its list, or of its map."""
+        if plan.is_message:
             return self._object(value)
-        if kind == self._kinds.CPPTYPE_ENUM:
-            known = field.enum_type.values_by_number.get(value)
-            return known.name if known else value
-        if kind == self._kinds.CPPTYPE_FLOAT:
+        if plan.is_float:
             return _shortest(value)
-        return value
+        return plan.names.get(value, value) if plan.names else value
+
+    def _plan(self, field: FieldDescriptor) -> _FieldPlan:
+        """Look a field up, once: its descriptor takes longer to read than its values."""
+        kinds, of, inner = self._kinds, field, field.message_type
+        is_map = inner is not None and inner.GetOptions().map_entry
+        if is_map:
+            of = inner.fields_by_name["value"]
+        self._plans[field] = plan = _FieldPlan(
+            name=f"[{field.full_name}]" if field.is_extension else field.name,
+            is_map=is_map,
+            is_list=field.is_repeated,
+            is_message=of.cpp_type == kinds.CPPTYPE_MESSAGE,
+            is_float=of.cpp_type == kinds.CPPTYPE_FLOAT,
+            names=_names(of.enum_type) if of.enum_type else {},
+        )
+        return plan
+
+
+class _FieldPlan(NamedTuple):
+    """How the values of a field become JSON; ``names`` are those of an enum, by number."""
+
+    name: str
+    is_map: bool
+    is_list: bool
+    is_message: bool
+    is_float: bool
+    names: Mapping[int, str]
+
+
+def _names(enum: EnumDescriptor) -> dict[int, str]:
+    return {number: value.name for number, value in enum.values_by_number.items()}
 
 
 def _types(files: Sequence[Any]) -> list[str]:
