@@ -11,6 +11,7 @@ from nsqtools.cli.resolver import ResolvedValue, Resolver, SelectedFile
 from nsqtools.cli.tree import groups_of
 from nsqtools.config.admin import LookupOptions
 from nsqtools.config.program import ConfigFileOptions
+from nsqtools.config.records import DECODERS
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address, is_valid_name
 from nsqtools.net.http.suggestions import SuggestionQuery, ask
 
@@ -38,6 +39,8 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
     Names not found in time are silently omitted. ``ctx`` is the context of the typed command: its
     options select the file, the servers, and for channels the topics.
     """
+    if values == "decoder":
+        return DECODERS
     with suppress(Exception):
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))

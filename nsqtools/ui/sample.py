@@ -20,10 +20,10 @@ from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.names import is_valid_name
 from nsqtools.proto.messages import Message
+from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
-from nsqtools.sinks.relay.programs import fulfilling
 from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ _IDLE = 2.0
 class ShownMessage(NamedTuple):
     """A message as a page shows it; ``pick`` sends it back in a form.
 
-    ``command`` publishes the message again. ``reason`` is that of a dead letter.
+    ``command`` publishes the message again. ``reason`` is that of a dead letter. ``note`` tells
+    whether the body was decoded.
     """
 
     origin: str
@@ -53,16 +54,24 @@ class ShownMessage(NamedTuple):
     pick: str
     command: str
     reason: str = ""
+    note: str = ""
 
 
-def shown(topic: str, origin: str, message: Message, reason: str = "") -> ShownMessage:
-    """Return a message with its body in a readable form."""
+def shown(
+    site: Site, topic: str, origin: str, message: Message, text: bytes | None, reason: str = ""
+) -> ShownMessage:
+    """Return a message with its body, or the decoded ``text`` of it, in a readable form."""
     encoded = base64.b64encode(message.body).decode()
-    found = readable(message.body, _MAX_SHOWN)
-    is_text = found.kind != "bytes"
+    is_text = readable(message.body, _MAX_SHOWN).kind != "bytes"
+    found = readable(message.body if text is None else text, _MAX_SHOWN)
     envelope = {"body": message.body.decode()} if is_text else {"body_b64": encoded}
     command = f"nsqtools pub --topic {quote(topic)} --json {quote(json.dumps(envelope))}"
-    return ShownMessage(origin, message, found, json.dumps([origin, encoded]), command, reason)
+    note = ""
+    if site.decoder:
+        note = "did not decode" if text is None else "decoded"
+    return ShownMessage(
+        origin, message, found, json.dumps([origin, encoded]), command, reason, note
+    )
 
 
 async def sample_form(site: Site, request: Request) -> WebPage:
@@ -113,16 +122,18 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     async with site.lookers:
         found = await _receive(site, topic, channel, nsqds, count)
     try:
-        kept = await _filtered(found, form["q"], form["jq"])
+        texts = await _texts(site, [message.body for _, message in found])
+        candidates = [(*each, text) for each, text in zip(found, texts, strict=True)]
+        kept = await _filtered(candidates, form["q"], form["jq"])
     except ConfigError as error:
         raise HTTPException(400, str(error)) from None
     messages: list[ShownMessage] = []
     size = 0
-    for nsqd, message in kept:
+    for nsqd, message, decoded in kept:
         size += len(message.body)
         if size <= _MAX_BYTES or not messages:
             origin = f"{nsqd} {message.id.decode('latin-1')}"
-            messages.append(shown(topic, origin, message))
+            messages.append(shown(site, topic, origin, message, decoded))
     page = _sample_page(
         site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
         count=str(count), q=form["q"], jq=form["jq"],
@@ -144,17 +155,31 @@ async def _receive(
     return glimpse.found
 
 
+async def _texts(site: Site, bodies: Sequence[bytes]) -> list[bytes | None]:
+    """Return the JSON texts of bodies, None for each that does not decode."""
+    if not site.decoder:
+        return [None] * len(bodies)
+    try:
+        return await asyncio.to_thread(site.decoder.decode_all, bodies)
+    except NSQError as error:
+        raise HTTPException(502, str(error)) from None
+
+
 async def _filtered(
-    found: Sequence[tuple[Address, Message]], text: str, program: str
-) -> list[tuple[Address, Message]]:
-    """Return the messages with a text, and whose JSON fulfils a jq program; raises ConfigError."""
-    kept = [each for each in found if text.encode().lower() in each[1].body.lower()]
+    found: Sequence[tuple[Address, Message, bytes | None]], text: str, program: str
+) -> list[tuple[Address, Message, bytes | None]]:
+    """Return the messages with a text, and whose JSON fulfils a jq program; raises ConfigError.
+
+    Both are looked for in the decoded text of a message, if there is one.
+    """
+    kept = [(each, each[1].body if each[2] is None else each[2]) for each in found]
+    kept = [(each, body) for each, body in kept if text.encode().lower() in body.lower()]
     if not program:
-        return kept
+        return [each for each, _ in kept]
     readable = []
-    for each in kept:
+    for each, body in kept:
         try:
-            readable.append((each, each[1].body.decode()))
+            readable.append((each, body.decode()))
         except UnicodeDecodeError:
             continue
     positions = await fulfilling(program, [body for _, body in readable])
@@ -188,15 +213,19 @@ async def dead(site: Site, request: Request) -> WebPage:
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
     topic = name.removesuffix(SUFFIX)
+    usable = [each for each in letters if not each.error]
+    texts = await _texts(site, [each.body for each in usable])
     messages = [
         shown(
+            site,
             topic,
             f"{name} byte {each.offset}",
             Message(b"", each.body, each.timestamp, each.attempts),
+            text,
             each.reason,
         )
-        for each in letters
-        if not each.error and q.encode().lower() in each.body.lower() + each.reason.lower().encode()
+        for each, text in zip(usable, texts, strict=True)
+        if q.encode().lower() in (text or each.body).lower() + each.reason.lower().encode()
     ]
     context = {
         "file": name,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.administration import Servers
     from nsqtools.engine.clusterwatch import ClusterWatch
     from nsqtools.engine.republication import Republications
+    from nsqtools.records.bodies.bodydecoder import BodyDecoder
     from nsqtools.ui.access import Visitor
     from nsqtools.ui.audit import Audit
 
@@ -93,6 +94,7 @@ class Site:
         config: ClientConfig,
         audit: Audit,
         republications: Republications,
+        decoder: BodyDecoder | None = None,
     ) -> None:
         self.watch = watch
         self.options = options
@@ -100,6 +102,7 @@ class Site:
         self.config = config
         self.audit = audit
         self.republications = republications
+        self.decoder = decoder
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
         """For requests that keep connections to servers open for seconds; more of them wait."""
         self.streams = 0

@@ -170,6 +170,23 @@ def test_messages_of_a_channel_are_looked_at_filtered_and_given_back(
     assert (endless.status, "within 2 s" in endless.text) == (400, True)
 
 
+def test_messages_are_shown_and_filtered_as_decoded_and_published_as_they_were(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", "--decode", "msgpack")
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"\x81\xa6amount\x05", b"\x81\xa6amount\xcd\x01\xf4", b"\xff\xff"])
+    eventually(lambda: _with(visited.get(f"/messages/{topic}/c").text, "costs each of them"))
+    page = visited.post(f"/messages/{topic}/c", {"count": "3"}).text
+    assert "&#34;amount&#34;: 500" in page
+    assert page.count("json, decoded") == 2
+    assert "bytes, did not decode" in page
+    page = visited.post(f"/messages/{topic}/c", {"count": "3", "jq": ".amount > 100"}).text
+    assert "3 messages received, 1 shown" in page
+    (picked,) = picks(page)
+    assert json.loads(picked)[1] == "gaZhbW91bnTNAfQ="
+
+
 def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:

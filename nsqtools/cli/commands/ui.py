@@ -51,6 +51,7 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     from nsqtools.engine.republication import Republications
     from nsqtools.names import listening_address
     from nsqtools.net.systemd import Notifier
+    from nsqtools.records.bodies.decoders import make_decoder
     from nsqtools.tasks import beside
 
     _require()
@@ -66,11 +67,13 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     assert address
     limits: Mapping[str, Any] = client_limits(servers)
     addresses = Servers(servers.lookupd_http_address, nsqds_of(servers), limits, servers.timeout)
+    decoder = make_decoder(page.decode)
     allow_many_files()
     async with open_cluster(servers) as cluster, open_cluster(servers, quiet=True) as details:
         watch = ClusterWatch(cluster, details, page.interval)
         again = Republications(_log_bug)
-        app = application(Site(watch, page, addresses, with_secret(config), Audit(page), again))
+        site = Site(watch, page, addresses, with_secret(config), Audit(page), again, decoder)
+        app = application(site)
         server = PageServer(address)
         notifier = Notifier()
         try:
@@ -87,6 +90,8 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
             notifier.stopping()
             server.close()
             await again.close()
+            if decoder:
+                decoder.close()
             await watch.close()
 
 

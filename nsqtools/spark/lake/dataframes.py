@@ -28,7 +28,15 @@ from nsqtools.errors import ConfigError
 from nsqtools.records.layout import Layout
 from nsqtools.spark.executors import check_executors, readers_of
 from nsqtools.spark.lake.archives import ArchiveSource, as_option
-from nsqtools.spark.lake.bodies import CORRUPT, PARTITIONS, date_of, hour_of, read_schema
+from nsqtools.spark.lake.bodies import (
+    CORRUPT,
+    DECODED,
+    PARTITIONS,
+    date_of,
+    hour_of,
+    read_schema,
+    with_decoded,
+)
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.stores.places import as_url, literal
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from nsqtools.records.bodies.decoders import Decoding
     from nsqtools.spark.lake.inputs import Input
     from nsqtools.spark.lake.snapshots import TableSchema
 
@@ -103,17 +112,23 @@ def view(spark: SparkSession, inputs: Sequence[Input], *, required: str = "") ->
     return united([dated(part) for part in parts]).drop(FILE)
 
 
-def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | None:
+def body_schema(
+    spark: SparkSession, schema: str, sample: str, decoding: Decoding | None = None
+) -> StructType | None:
     """Return the columns of bodies, from ``schema`` or inferred from a sample; None without both.
 
-    ``sample`` is an archive, or a file with a body in each line; its first 10,000 bodies count.
-    Raises ConfigError for an invalid schema, and for a sample without JSON objects.
+    ``sample`` is an archive, or a file with a body in each line; its first 10,000 bodies count,
+    which ``decoding`` decodes. Raises ConfigError for an invalid schema, and for a sample without
+    JSON objects.
     """
     if not sample:
         return read_schema(schema) if schema else None
     bodies = view(spark, find([sample], Layout()), required="body").limit(_SAMPLE)
     reader = spark.read.options(inferTimestamp=True, columnNameOfCorruptRecord=CORRUPT)
-    found = reader.json(bodies.select(F.col("body").cast("string"))).drop(CORRUPT)
+    texts = bodies.select(F.col("body").cast("string"))
+    if decoding:
+        texts = with_decoded(bodies.select("body"), decoding).select(DECODED)
+    found = reader.json(texts).drop(CORRUPT)
     if not found.columns:
         raise ConfigError(f"--infer {sample}: no body is a JSON object with fields")
     log.info("--infer %s: %s", sample, found.schema.toDDL())
