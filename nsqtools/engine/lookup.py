@@ -283,11 +283,10 @@ class Backlog:
             )
         return bool(found) or not is_complete
 
-    async def has_channel(self) -> bool:
-        """Look, before SUB creates the channel, whether an nsqd has it; true if unknown."""
+    async def channels(self) -> set[str] | None:
+        """Return the names of the topic's channels, before SUB creates one; None if unknown."""
         found, is_complete = await self._known()
-        names = {channel.name for topic in found for channel in topic.channels}
-        return self._subscription.channel in names or not is_complete
+        return {each.name for topic in found for each in topic.channels} if is_complete else None
 
     async def _known(self) -> tuple[list[TopicStats], bool]:
         """Return the topic's stats on each nsqd with it, and whether all servers answered soon."""

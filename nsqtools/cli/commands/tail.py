@@ -79,7 +79,8 @@ async def _require_channel(
     subscription = Subscription(
         topic=topic, channel=source.channel, nsqds=fixed_nsqds(source), lookupds=lookupds
     )
-    if not await Backlog(subscription, config, nsqds_http).has_channel():
+    names = await Backlog(subscription, config, nsqds_http).channels()
+    if names is not None and source.channel not in names:
         raise NSQError(f"no nsqd has channel {source.channel} of topic {topic}: check the names")
 
 
