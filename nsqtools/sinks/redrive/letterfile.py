@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import zlib
@@ -169,9 +170,13 @@ class LetterFile:
                     break
 
     def _whole(self) -> tuple[int, str]:
-        """Return the size of the plain bytes, and the damage after them, if any."""
+        """Return the size of the plain bytes, and the damage after them, if any.
+
+        A writer of dead letters holds a lock until its lines are synced, or removed after an error.
+        """
         with self._open() as file:
             if self._compression == "none":
+                fcntl.flock(file, fcntl.LOCK_SH)
                 return os.fstat(file.fileno()).st_size, ""
             return whole_members(file, self._compression)
 
