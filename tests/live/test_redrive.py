@@ -81,3 +81,46 @@ def test_killed_five_times_it_loses_nothing_and_doubles_at_most_a_lot_each_time(
         nsqtools_cli, nsqd, topic, count, ("redrive", *where, "--rate", rate, *at_both(nsqd))
     )
     check(arrived(nsqtools_cli, nsqd, topic), count)
+
+
+def test_what_is_not_chosen_stays_in_the_channel_for_the_next_run(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    """The last message is one that failed again: it is newer than the run."""
+    dead = f"{topic}.dead"
+    nsqd.create(topic, "c")
+    nsqd.publish(dead, [b'{"n":%d}' % n for n in range(500)])
+    command = ("redrive", "--from-topic", dead, "-v", *at_both(nsqd))
+    plan = nsqtools_cli(*command, "--where", ".n < 100", "--dry-run")
+    assert (plan.code, plan.stdout) == (0, f"{topic}\t-\t100\n".encode()), plan.stderr
+    for where, left in ((".n < 100", 400), (".n < 300", 200), ("true", 0)):
+        ended = nsqtools_cli(*command, "--where", where)
+        assert ended.code == 0, ended.stderr
+        channel = nsqd.channel(dead, "redrive")
+        assert channel["depth"] + channel["deferred_count"] + channel["in_flight_count"] == left
+    assert arrived(nsqtools_cli, nsqd, topic) == Counter(range(500))
+
+
+def test_a_channel_that_misses_the_messages_is_not_created(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(f"{topic}.dead", "archive")
+    ended = nsqtools_cli("redrive", "--from-topic", f"{topic}.dead", *at_both(nsqd))
+    assert (ended.code, "--channel: archive" in ended.stderr) == (1, True), ended.stderr
+    assert [each["channel_name"] for each in nsqd.topic(f"{topic}.dead")["channels"]] == ["archive"]
+
+
+def test_a_second_run_on_a_directory_is_refused_and_a_signal_ends_the_first(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic, "c")
+    write(tmp_path, topic, range(1000))
+    command = ("redrive", "--from-dir", str(tmp_path), "--topic", topic, *at(nsqd))
+    first = nsqtools_cli.start(*command, "--rate", "1")
+    eventually(lambda: nsqd.channel(topic, "c")["depth"])
+    assert nsqtools_cli(*command).code == 75
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 0
+    ended = nsqtools_cli(*command)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert arrived(nsqtools_cli, nsqd, topic) == Counter(range(1000))

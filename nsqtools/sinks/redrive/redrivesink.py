@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqtools.sinks.redrive.redriver import Redriver
 
 AWAY = 10.0
-"""Seconds until nsqd delivers again a message that stays."""
+"""Delay in seconds of messages that stay and cannot all be held."""
 _INTERVAL = 0.25
 _SILENCE = 30.0
 """Maximum seconds during which an nsqd does not tell its number of messages."""
@@ -53,7 +53,8 @@ class RedriveSink(HoldingHandler):
     """A handler that publishes the chosen messages of a channel to ``topic``.
 
     Each is finished once nsqd has answered OK. A message stays if it is not chosen, if nsqd refuses
-    it, or if it was published after ``began``, in ns since the epoch: it is requeued with a delay.
+    it, or if it was published after ``began``, in ns since the epoch. It is held until the end and
+    then given back for delivery at once; if nsqd could send no others meanwhile, it is deferred.
     ``ended`` has a result once each message of the channel has come, or once the redriver's limit
     is reached.
     """
@@ -78,6 +79,8 @@ class RedriveSink(HoldingHandler):
         self._threads = Threads(1, "choice")
         self._tasks: list[asyncio.Task[None]] = []
         self._staying: defaultdict[Address, set[int]] = defaultdict(set)
+        self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
+        self._in_hand = 0  # batches being judged, and lots being published
 
     @property
     def staying(self) -> int:
@@ -92,7 +95,7 @@ class RedriveSink(HoldingHandler):
             task.add_done_callback(self._task_ended)
 
     async def handle(self, batch: Batch) -> None:
-        """Hold the chosen messages to publish them, and put back the others."""
+        """Hold the chosen messages to publish them, and the others to give them back."""
         if self.ended.done():
             batch.requeue(delay=0, backoff=False)
             return
@@ -103,14 +106,21 @@ class RedriveSink(HoldingHandler):
             for each in batch.unsettled()
             if int(each.id, 16) not in known and each.timestamp <= self._began
         ]
-        bodies = await self._threads.run(self._choice.bodies, fresh) if fresh else ()
+        self._in_hand += 1
+        try:
+            bodies = await self._threads.run(self._choice.bodies, fresh) if fresh else ()
+        finally:
+            self._in_hand -= 1
         chosen = [
             _Chosen(batch, message, body)
             for message, body in zip(fresh, bodies, strict=True)
             if body is not None
         ]
         wanted = {each.message for each in chosen}
-        self._put_back(batch, [each for each in batch.unsettled() if each not in wanted])
+        self._keep(batch, [each for each in batch.unsettled() if each not in wanted])
+        if batch.starved:
+            for kept in self._kept.pop(batch.source, ()):
+                self._held.requeue(*kept, delay=AWAY, backoff=False)
         self._waiting += chosen
         self._came.set()
 
@@ -134,10 +144,11 @@ class RedriveSink(HoldingHandler):
         await end(self._tasks)
         self._threads.close()
 
-    def _put_back(self, batch: Batch, messages: Sequence[Message]) -> None:
-        self._staying[batch.source].update([int(message.id, 16) for message in messages])
+    def _keep(self, batch: Batch, messages: Sequence[Message]) -> None:
+        """Hold messages that stay."""
         if messages:
-            self._held.requeue(batch, messages, delay=AWAY, backoff=False)
+            self._staying[batch.source].update([int(message.id, 16) for message in messages])
+            self._kept[batch.source].append((batch, messages))
 
     async def _publish(self) -> None:
         """Publish one lot after another."""
@@ -148,7 +159,11 @@ class RedriveSink(HoldingHandler):
             if self._redriver.stopping.is_set():
                 return
             if lot := self._next_lot():
-                await self._publish_lot(lot)
+                self._in_hand += 1
+                try:
+                    await self._publish_lot(lot)
+                finally:
+                    self._in_hand -= 1
         self._end()
 
     def _next_lot(self) -> list[_Chosen]:
@@ -174,7 +189,7 @@ class RedriveSink(HoldingHandler):
         for batch, messages in finished.items():
             self._held.finish(batch, messages)
         for batch, messages in staying.items():
-            self._put_back(batch, messages)
+            self._keep(batch, messages)
         self.left_behind = self._redriver.refused
 
     async def _watch(self) -> None:
@@ -182,7 +197,7 @@ class RedriveSink(HoldingHandler):
         answered = self._loop.time()
         while True:
             await asyncio.sleep(_INTERVAL)
-            if self._held.batches:
+            if self._in_hand or self._waiting:
                 answered = self._loop.time()
                 continue
             staying = self.staying

@@ -61,8 +61,6 @@ async def test_the_chosen_are_finished_after_the_answer_and_others_stay() -> Non
         new = message(b"3", timestamp=START + 1, number=3)
         given = batch(b"1", b'"x"', new, message(b"no json", number=4), settled=channel.settled)
         await sink.handle(given)
-        away = [(body, AWAY, False) for body in (b'"x"', b"3", b"no json")]
-        assert channel.settled.requeued == away
         await elapse(5)
         assert (channel.got, channel.settled.finished) == ([[b"t", b"1"]], [])
         channel.answers.set()
@@ -70,8 +68,26 @@ async def test_the_chosen_are_finished_after_the_answer_and_others_stay() -> Non
         assert (channel.settled.finished, sink.staying) == ([b"1"], 3)
         await elapse(5)
         assert not sink.ended.done()
-        channel.now = Left(deferred=3)
+        channel.now = Left(in_flight=3)
         await sink.ended
+        assert channel.settled.requeued == []
+        await sink.drain("events")
+        back = [(body, 0, False) for body in (b'"x"', b"3", b"no json")]
+        assert channel.settled.requeued == back
+
+
+@virtual
+async def test_messages_that_stay_are_deferred_if_nsqd_could_send_no_others() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=9)
+    async with redriving(channel) as sink:
+        await sink.handle(batch(b"a", settled=channel.settled))
+        parts = (message(b"1", number=2), message(b"b", number=3))
+        last = batch(*parts, settled=channel.settled, starved=True)
+        await sink.handle(last)
+        await elapse(1)
+        assert channel.settled.requeued == [(b"a", AWAY, False), (b"b", AWAY, False)]
+        assert channel.settled.finished == [b"1"]
 
 
 @virtual
@@ -97,7 +113,7 @@ async def test_what_is_refused_stays_and_the_limit_ends_the_run() -> None:
         await sink.drain("events")
     assert channel.got == [[b"t", b"1", b"2"], [b"t", b"3"]]
     assert channel.settled.finished == [b"2", b"3"]
-    assert channel.settled.requeued == [(b"1", AWAY, False), (b"4", 0, False)]
+    assert channel.settled.requeued == [(b"1", 0, False), (b"4", 0, False)]
     assert sink.left_behind == 1
 
 
