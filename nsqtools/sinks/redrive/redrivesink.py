@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 AWAY = 10.0
 """Delay in seconds of messages that stay and cannot all be held."""
 _INTERVAL = 0.25
+_QUIET = 3.0
+"""Seconds without a message, although more are to come, until held messages are deferred."""
 _SILENCE = 30.0
 """Maximum seconds during which an nsqd does not tell its number of messages."""
 
@@ -80,6 +82,7 @@ class RedriveSink(HoldingHandler):
         self._tasks: list[asyncio.Task[None]] = []
         self._staying: defaultdict[Address, set[int]] = defaultdict(set)
         self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
+        self._arrived = 0.0
         self._in_hand = 0  # batches being judged, and lots being published
 
     @property
@@ -118,9 +121,9 @@ class RedriveSink(HoldingHandler):
         ]
         wanted = {each.message for each in chosen}
         self._keep(batch, [each for each in batch.unsettled() if each not in wanted])
+        self._arrived = self._loop.time()
         if batch.starved:
-            for kept in self._kept.pop(batch.source, ()):
-                self._held.requeue(*kept, delay=AWAY, backoff=False)
+            self._defer(batch.source)
         self._waiting += chosen
         self._came.set()
 
@@ -149,6 +152,11 @@ class RedriveSink(HoldingHandler):
         if messages:
             self._staying[batch.source].update([int(message.id, 16) for message in messages])
             self._kept[batch.source].append((batch, messages))
+
+    def _defer(self, source: Address) -> None:
+        """Make room for other messages of an nsqd."""
+        for kept in self._kept.pop(source, ()):
+            self._held.requeue(*kept, delay=AWAY, backoff=False)
 
     async def _publish(self) -> None:
         """Publish one lot after another."""
@@ -194,11 +202,11 @@ class RedriveSink(HoldingHandler):
 
     async def _watch(self) -> None:
         """End the run when the channel has only messages that came and stay."""
-        answered = self._loop.time()
+        answered = self._arrived = self._loop.time()
         while True:
             await asyncio.sleep(_INTERVAL)
             if self._in_hand or self._waiting:
-                answered = self._loop.time()
+                answered = self._arrived = self._loop.time()
                 continue
             staying = self.staying
             left = await self._depth.left()
@@ -207,6 +215,9 @@ class RedriveSink(HoldingHandler):
                 if left.messages <= staying:
                     self._end()
                     return
+                if answered > self._arrived + _QUIET:  # other connections may have lowered RDY
+                    for source in list(self._kept):
+                        self._defer(source)
             elif self._loop.time() > answered + _SILENCE:
                 servers = "; ".join(left.unknown)
                 raise NSQError(f"unknown whether all messages have come: {servers}")

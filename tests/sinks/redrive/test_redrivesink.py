@@ -66,7 +66,7 @@ async def test_the_chosen_are_finished_after_the_answer_and_others_stay() -> Non
         channel.answers.set()
         await elapse(0.1)
         assert (channel.settled.finished, sink.staying) == ([b"1"], 3)
-        await elapse(5)
+        await elapse(1)
         assert not sink.ended.done()
         channel.now = Left(in_flight=3)
         await sink.ended
@@ -88,6 +88,9 @@ async def test_messages_that_stay_are_deferred_if_nsqd_could_send_no_others() ->
         await elapse(1)
         assert channel.settled.requeued == [(b"a", AWAY, False), (b"b", AWAY, False)]
         assert channel.settled.finished == [b"1"]
+        await sink.handle(batch(message(b"c", number=4), settled=channel.settled))
+        await elapse(5)  # with no further message
+        assert channel.settled.requeued[2:] == [(b"c", AWAY, False)]
 
 
 @virtual
