@@ -17,7 +17,7 @@ from nsqtools.sinks.redrive.publishedlines import LineRange
 from nsqtools.sinks.redrive.redriver import DEAD, LARGEST_LOT, LARGEST_LOT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from typing import BinaryIO
 
     from nsqtools.sinks.deadletters import DeadLetter
@@ -112,6 +112,14 @@ class LetterFile:
             size += len(letter.body)
         if lot:
             yield lot
+
+    def lines_at(self, offsets: Collection[int]) -> dict[int, LineRange]:
+        """Return the lines that begin at these offsets, by offset."""
+        return {
+            start: LineRange(start, start + len(line), zlib.crc32(line))
+            for start, line in self._lines()
+            if start in offsets
+        }
 
     def _topic_of(self, letter: DeadLetter) -> str:
         """Return where to publish a dead letter, or an empty text if it stays."""

@@ -30,11 +30,12 @@ class LineRange(NamedTuple):
 
 
 def joined(ranges: Iterable[LineRange]) -> list[LineRange]:
-    """Return the ranges in order, with adjacent ranges joined."""
+    """Return the ranges in order, joined where they touch or overlap."""
     found: list[LineRange] = []
-    for each in sorted(set(ranges)):
-        if found and found[-1].end == each.start:
-            found[-1] = LineRange(found[-1].start, each.end, each.crc)
+    for each in sorted(ranges):
+        if found and each.start <= found[-1].end:
+            if each.end > found[-1].end:
+                found[-1] = LineRange(found[-1].start, each.end, each.crc)
         else:
             found.append(each)
     return found

@@ -131,6 +131,9 @@ class RedriveSink(HoldingHandler):
         """Handle the batch: nothing is given up."""
         await self.handle(batch)
 
+    def settled(self, message: Message, *, stays: bool) -> None:
+        """Do nothing; called for each message that was published, or refused and stays."""
+
     async def drain(self, topic: str) -> None:
         """Wait for the answer to the current publish, and give back the other messages."""
         self._redriver.stopping.set()
@@ -194,6 +197,7 @@ class RedriveSink(HoldingHandler):
         for position, each in enumerate(lot):
             stays = self._redriver.dry or position in refused
             (staying if stays else finished)[each.batch].append(each.message)
+            self.settled(each.message, stays=stays)
         for batch, messages in finished.items():
             self._held.finish(batch, messages)
         for batch, messages in staying.items():
