@@ -101,11 +101,15 @@ def test_what_is_not_chosen_stays_in_the_channel_for_the_next_run(
     assert arrived(nsqtools_cli, nsqd, topic) == Counter(range(500))
 
 
-def test_a_channel_that_misses_the_messages_is_not_created(
+def test_a_channel_that_misses_the_messages_is_not_created_and_a_paused_one_is_refused(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
     nsqd.create(f"{topic}.dead", "archive")
-    ended = nsqtools_cli("redrive", "--from-topic", f"{topic}.dead", *at_both(nsqd))
+    command = ("redrive", "--from-topic", f"{topic}.dead", *at_both(nsqd))
+    nsqd.request("POST", "/channel/pause", topic=f"{topic}.dead", channel="archive")
+    ended = nsqtools_cli(*command, "--channel", "archive")
+    assert (ended.code, "is paused" in ended.stderr) == (1, True), ended.stderr
+    ended = nsqtools_cli(*command)
     assert (ended.code, "--channel: archive" in ended.stderr) == (1, True), ended.stderr
     assert [each["channel_name"] for each in nsqd.topic(f"{topic}.dead")["channels"]] == ["archive"]
 
@@ -121,6 +125,8 @@ def test_a_second_run_on_a_directory_is_refused_and_a_signal_ends_the_first(
     assert nsqtools_cli(*command).code == 75
     first.send_signal(signal.SIGTERM)
     assert first.wait(60) == 0
+    late = nsqtools_cli(*command, "--rate", "1", "--max-duration", "1s")
+    assert (late.code, "--max-duration" in late.stderr) == (4, True), late.stderr
     ended = nsqtools_cli(*command)
     assert (ended.code, ended.stderr) == (0, "")
     assert arrived(nsqtools_cli, nsqd, topic) == Counter(range(1000))

@@ -34,6 +34,8 @@ class DirectoryRun:
         """Number of messages not chosen."""
         self.unusable = 0
         """Number of lines without a message or a topic to publish."""
+        self.is_complete = False
+        """Whether the run ended by itself: all was read, or the limit was reached."""
         self.faults: list[str] = []
         """What is wrong with the files: changed, damaged, or with unusable lines."""
 
@@ -51,7 +53,8 @@ class DirectoryRun:
                     held.enter_context(self._done)
                 for name in await self._threads.run(letter_files, self._folder):
                     if not await self._run_file(os.path.join(self._folder, name)):
-                        return
+                        break
+                self.is_complete = not self._redriver.stopping.is_set()
         except OSError as error:
             raise as_output_error(error) from error
         finally:

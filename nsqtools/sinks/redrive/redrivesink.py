@@ -82,6 +82,8 @@ class RedriveSink(HoldingHandler):
         self._tasks: list[asyncio.Task[None]] = []
         self._staying: defaultdict[Address, set[int]] = defaultdict(set)
         self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
+        self.is_complete = False
+        """Whether the run ended by itself: each message came, or the limit was reached."""
         self._arrived = 0.0
         self._in_hand = 0  # batches being judged, and lots being published
 
@@ -227,6 +229,7 @@ class RedriveSink(HoldingHandler):
                 raise NSQError(f"unknown whether all messages have come: {servers}")
 
     def _end(self) -> None:
+        self.is_complete = True
         if not self.ended.done():
             self.ended.set_result(None)
 

@@ -53,6 +53,7 @@ class RedriveRun:
         self._config = with_secret(config)
         self._choice = Choice(condition(form.where) if form.where else None, form.reason)
         self._faulty = 0
+        self._is_complete = False
         self._staying = 0
 
     async def run(self) -> None:
@@ -64,14 +65,22 @@ class RedriveRun:
         form = self._form
         producer = ClusterProducer(self._source, self._config)
         self._redriver = Redriver(producer, rate=form.rate, limit=form.limit, dry=form.dry_run)
-        code: int = Exit.DONE
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
             async with progress(self._line):
                 code = await (self._from_dir() if self._source.from_dir else self._from_topic())
+        except NSQError:
+            if self._redriver.count:
+                self._report()
+            raise
         finally:
             await producer.close()
         self._report()
-        if not code and (self._faulty or self._redriver.refused):
+        is_late = not self._is_complete and 0 < self._stop.max_duration <= loop.time() - started
+        if is_late:
+            log.error("--max-duration: the run ended before it had seen all messages")
+        if not code and (self._faulty or self._redriver.refused or is_late):
             code = Exit.PARTIAL
         if code:
             raise Ended(code)
@@ -103,6 +112,7 @@ class RedriveRun:
             if not signals.seen:
                 raise
         self._faulty, self._staying = len(run.faults), run.passed
+        self._is_complete = run.is_complete
         for fault in run.faults:
             log.error("%s", fault)
         if run.unusable:
@@ -148,7 +158,7 @@ class RedriveRun:
         except Ended as ended:
             return ended.exit_code
         finally:
-            self._staying = sink.staying
+            self._staying, self._is_complete = sink.staying, sink.is_complete
         return Exit.DONE
 
     def _report(self) -> None:
@@ -172,15 +182,20 @@ class RedriveRun:
 
 
 async def _require(depth: Backlog, source: RedriveSourceOptions) -> None:
-    """Raise NSQError if the topic has no messages for the channel, which consuming would create."""
-    names = await depth.channels()
-    if names is None or source.channel in names:
-        return
-    if not await depth.exists():
-        raise NSQError(f"no nsqd has topic {source.from_topic}: check the name")
-    if names:
+    """Raise NSQError if no message can come, before consuming creates the topic or the channel."""
+    topic, name = source.from_topic, source.channel
+    found, is_complete = await depth.known()
+    channels = [channel for each in found for channel in each.channels]
+    names = {each.name for each in channels}
+    if is_complete and not found:
+        raise NSQError(f"no nsqd has topic {topic}: check the name")
+    if is_complete and names and name not in names:
         others = " ".join(sorted(names))
         raise NSQError(
-            f"topic {source.from_topic} has no channel {source.channel}, so its messages are in "
-            f"other channels: choose one with --channel: {others}"
+            f"topic {topic} has no channel {name}, so its messages are in other channels: choose "
+            f"one with --channel: {others}"
         )
+    if any(each.paused for each in found):
+        raise NSQError(f"topic {topic} is paused, and delivers nothing: unpause it")
+    if any(each.paused for each in channels if each.name == name):
+        raise NSQError(f"{topic}/{name} is paused, and delivers nothing: unpause it")
