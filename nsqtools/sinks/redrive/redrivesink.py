@@ -25,6 +25,11 @@ AWAY = 10.0
 _INTERVAL = 0.25
 _QUIET = 3.0
 """Seconds without a message, although more are to come, until held messages are deferred."""
+_OVERDUE = 75.0
+"""Seconds after which no older message is expected, although newer ones keep coming.
+
+nsqd's default message timeout, and AWAY, have passed by then.
+"""
 _SILENCE = 30.0
 """Maximum seconds during which an nsqd does not tell its number of messages."""
 
@@ -84,7 +89,7 @@ class RedriveSink(HoldingHandler):
         self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
         self.is_complete = False
         """Whether the run ended by itself: each message came, or the limit was reached."""
-        self._arrived = 0.0
+        self._arrived = self._older_arrived = 0.0
         self._in_hand = 0  # batches being judged, and lots being published
 
     @property
@@ -124,6 +129,8 @@ class RedriveSink(HoldingHandler):
         wanted = {each.message for each in chosen}
         self._keep(batch, [each for each in batch.unsettled() if each not in wanted])
         self._arrived = self._loop.time()
+        if fresh:
+            self._older_arrived = self._arrived
         if batch.starved:
             self._defer(batch.source)
         self._waiting += chosen
@@ -208,17 +215,18 @@ class RedriveSink(HoldingHandler):
 
     async def _watch(self) -> None:
         """End the run when the channel has only messages that came and stay."""
-        answered = self._arrived = self._loop.time()
+        answered = self._arrived = self._older_arrived = self._loop.time()
         while True:
             await asyncio.sleep(_INTERVAL)
             if self._in_hand or self._waiting:
-                answered = self._arrived = self._loop.time()
+                answered = self._arrived = self._older_arrived = self._loop.time()
                 continue
             staying = self.staying
             left = await self._depth.left()
             if not left.unknown:
                 answered = self._loop.time()
-                if left.messages <= staying:
+                is_overdue = self._arrived > self._older_arrived + _OVERDUE
+                if left.messages <= staying or is_overdue:
                     self._end()
                     return
                 if answered > self._arrived + _QUIET:  # other connections may have lowered RDY

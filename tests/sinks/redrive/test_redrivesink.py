@@ -106,6 +106,23 @@ async def test_a_message_that_comes_again_is_not_judged_again() -> None:
 
 
 @virtual
+async def test_new_messages_that_keep_coming_do_not_keep_the_run_from_ending() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=10**6)
+    async with redriving(channel) as sink:
+        await sink.handle(batch(b"1", settled=channel.settled))
+        began = asyncio.get_running_loop().time()
+        for number in range(2, 200):
+            new = message(b"1", timestamp=START + 1, number=number)
+            await sink.handle(batch(new, settled=channel.settled))
+            await elapse(1)
+            if sink.ended.done():
+                break
+        assert 75 <= asyncio.get_running_loop().time() - began < 80
+    assert channel.settled.finished == [b"1"]
+
+
+@virtual
 async def test_what_is_refused_stays_and_the_limit_ends_the_run() -> None:
     channel = Channel()
     channel.now = Left(waiting=9)
