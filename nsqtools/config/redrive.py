@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nsqtools.config.connection import BatchConsumerConfig, ConsumerConfig
 from nsqtools.config.consuming import ServerOptions, StopOptions
 from nsqtools.config.option import (
     NO_LIMIT,
@@ -9,6 +10,7 @@ from nsqtools.config.option import (
     channel_name,
     flag,
     integer,
+    like,
     path,
     text,
     topic_name,
@@ -30,6 +32,13 @@ class RedriveSourceOptions(ServerOptions):
         metavar="DIR",
         own=True,
     )
+
+
+class RedriveConfig(BatchConsumerConfig):
+    """ConsumerConfig of ``redrive``, which gives no message up and delays none by its attempts."""
+
+    max_attempts: int = like(ConsumerConfig.max_attempts, unused=True)
+    default_requeue_delay: float = like(ConsumerConfig.default_requeue_delay, unused=True)
 
 
 class RedriveOptions(Options):
@@ -58,4 +67,7 @@ class RedriveStopOptions(Options):
     title = "When to stop"
 
     max_duration: float = StopOptions.max_duration
-    nsqd_http_address: tuple[str, ...] = StopOptions.nsqd_http_address
+    nsqd_http_address: tuple[str, ...] = like(
+        StopOptions.nsqd_http_address,
+        help="HTTP address of an nsqd, for the number of messages in --channel; may be repeated.",
+    )

@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "timeout": "stats repeats its queries, and channel trim continues after its search",
     "topic": OBJECT,
     "until": "as --since",
-    "where": "relay has jq for JSON in a stream, Spark has SQL",
+    "where": "relay and redrive have jq for JSON in a stream, Spark has SQL",
 }
 
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config.connection import BatchConsumerConfig
-from nsqtools.config.redrive import RedriveOptions, RedriveSourceOptions, RedriveStopOptions
+from nsqtools.config.redrive import (
+    RedriveConfig,
+    RedriveOptions,
+    RedriveSourceOptions,
+    RedriveStopOptions,
+)
 
 
 @click.command(
@@ -23,7 +27,7 @@ def redrive(
     source: RedriveSourceOptions,
     form: RedriveOptions,
     stop: RedriveStopOptions,
-    config: BatchConsumerConfig,
+    config: RedriveConfig,
 ) -> None:
     """Publish dead letters again.
 
