@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".jsonl", ".json", ".log")
 _FORMS = tuple(end + method.suffix for end in _ENDINGS for method in METHODS.values())
+_BLOCK = 1 << 16
 _ESCAPED = 6
 """Maximum size in JSON of one byte of a body, in bytes."""
 
@@ -143,8 +144,10 @@ class LetterFile:
     def _letters(self, published: Sequence[LineRange]) -> Iterator[tuple[DeadLetter, LineRange]]:
         """Yield the dead letters outside the published lines, whose last ones are compared."""
         left = list(reversed(published))
-        is_inside = False
-        for start, line in self._lines():
+        begin, is_inside = 0, False
+        if left and not left[-1].start and self._compression == "none":
+            begin = self._end_of(left.pop())
+        for start, line in self._lines(begin):
             end, crc = start + len(line), zlib.crc32(line)
             if left and left[-1].start <= start:
                 begin, stop, last = left[-1]
@@ -158,17 +161,36 @@ class LetterFile:
         if left:
             raise self._changed(left[-1])
 
+    def _end_of(self, published: LineRange) -> int:
+        """Return the end of published lines after comparing the last one, the only one read."""
+        size = _BLOCK
+        with self._open() as file:
+            while True:
+                begin = max(0, published.end - size)
+                data = os.pread(file.fileno(), published.end - begin, begin)
+                before = data.rfind(b"\n", 0, -1)
+                if before >= 0 or not begin:
+                    break
+                size *= 4
+        if zlib.crc32(data[before + 1 :]) != published.crc:
+            raise self._changed(published)
+        return published.end
+
     def _changed(self, published: LineRange) -> RecordError:
         return RecordError(
             f"{self.name}: changed before byte {published.end}, the end of published messages: "
             "unknown which ones are left; move the file to another directory to publish all of it"
         )
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each complete line with its offset in the plain bytes."""
+    def _lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield each complete line with its offset in the plain bytes.
+
+        ``start`` is the offset of the first one, 0 for a compressed file.
+        """
         reader = Delimited(max_size=self._max_line)
-        left, start = self._size, 0
+        left = self._size - start
         with self._open() as file:
+            file.seek(start)
             for chunk in plain_chunks(file, self._compression):
                 for line in reader.feed(chunk[:left]):
                     yield start, line + b"\n"

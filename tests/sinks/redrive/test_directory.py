@@ -129,19 +129,27 @@ def test_a_file_may_be_renamed_and_compressed_and_grow(tmp_path: Path) -> None:
         torn.write(b'{"reason":"torn')
     assert run(tmp_path, nsqd).faults == []
     assert nsqd.got == Counter(("t", b"%d" % n) for n in range(1, 5))
-    append(tmp_path, "t", b"5")
+    append(tmp_path, "t", b"5" * 300_000, b"6")
+    assert run(tmp_path, nsqd, lambda text: text != "6").faults == []
+    append(tmp_path, "t", b"7")
     assert run(tmp_path, nsqd).faults == []
-    assert nsqd.got == Counter(("t", b"%d" % n) for n in range(1, 6))
+    assert nsqd.got.pop(("t", b"5" * 300_000)) == 1
+    assert nsqd.got == Counter(("t", b"%d" % n) for n in (1, 2, 3, 4, 6, 7))
 
 
-@pytest.mark.parametrize("cut", ["first", "last", "middle"])
+@pytest.mark.parametrize("cut", ["first", "last", "middle", "inside"])
 def test_published_lines_that_have_changed_stop_their_file_only(tmp_path: Path, cut: str) -> None:
     nsqd, file = Nsqd(), tmp_path / "t.dead.jsonl"
     append(tmp_path, "t", b"1", b"2", b"3")
     append(tmp_path, "u", b"1")
-    run(tmp_path, nsqd, lambda text: text != "2")
+    run(tmp_path, nsqd, lambda text: text != "2" or cut != "middle")
     lines = file.read_bytes().splitlines(keepends=True)
-    left = {"first": lines[1:], "last": lines[:2], "middle": [lines[0], lines[2]]}[cut]
+    left = {
+        "first": lines[1:],
+        "last": lines[:2],
+        "middle": [lines[0], lines[2]],
+        "inside": [lines[0], lines[1][:-2], lines[2]],
+    }[cut]
     file.write_bytes(b"".join(left))
     append(tmp_path, "u", b"4")
     done = run(tmp_path, nsqd)

@@ -29,7 +29,7 @@ def redrive(
     stop: RedriveStopOptions,
     config: RedriveConfig,
 ) -> None:
-    """Publish dead letters again.
+    """Publish dead letters again, from a topic or from files.
 
     A message of --from-topic is finished once nsqd has answered OK. With --from-dir, a journal in
     the directory tells which messages are published, and the next run continues after them.
