@@ -12,7 +12,7 @@ from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.lookup import Backlog
 from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import NSQError
+from nsqtools.errors import NSQError, RecordError
 from nsqtools.sinks.redrive.letterfile import LetterFile
 from nsqtools.sinks.redrive.publishedlines import PublishedLines
 from nsqtools.sinks.redrive.redriver import Choice, Redriver
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.connector import Subscription
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
+    from nsqtools.sinks.redrive.publishedlines import LineRange
 
 _MAX_ENTRIES = 2000
 _MAX_JOBS = 50
@@ -91,6 +92,17 @@ class Republication:
             return False
         self.note(origin, redriver.refusal if refused else "")
         return not refused
+
+
+def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
+    """Return the lines of a file of dead letters published before, as far as its journal tells."""
+    journal = PublishedLines(os.path.dirname(path))
+    try:
+        file = LetterFile(path, Choice(), topic="", max_msg_size=max_msg_size)
+        journal.read()
+    except (OSError, RecordError):
+        return []
+    return journal.published(file.digest)
 
 
 class LettersAgain(Republication):

@@ -23,9 +23,15 @@ from nsqtools.proto.messages import Message
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
+from nsqtools.sinks.redrive.publishedlines import covers
 from nsqtools.sinks.redrive.redriver import DEAD
 from nsqtools.sinks.relay.programs import fulfilling
-from nsqtools.ui.republication import ChannelAgain, LettersAgain, Republication
+from nsqtools.ui.republication import (
+    ChannelAgain,
+    LettersAgain,
+    Republication,
+    lines_published,
+)
 from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
 
 if TYPE_CHECKING:
@@ -190,13 +196,15 @@ async def dead(site: Site, request: Request) -> WebPage:
         )
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
+    size = site.config.max_msg_size
+    published = await asyncio.to_thread(lines_published, os.path.join(folder, name), size)
     topic = name.removesuffix(SUFFIX)
     messages = [
         shown(
             topic,
             f"{name} byte {each.offset}",
             Message(b"", each.body, each.timestamp, each.attempts),
-            each.reason,
+            f"{each.reason} (published again)" if covers(published, each.offset) else each.reason,
         )
         for each in letters
         if not each.error and q.encode().lower() in each.body.lower() + each.reason.lower().encode()

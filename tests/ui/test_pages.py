@@ -244,6 +244,11 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
         "tail", "--topic", topic, "--channel", "c", "-n", "2", "--nsqd-tcp-address", str(nsqd.tcp)
     )
     assert done.stdout == b"one\n2\n\xff\x00\n"
+    page = visited.get(f"/dead/{topic}.dead.jsonl").text
+    assert (page.count("(published again)"), "bad &amp; worse (published again)" in page) == (
+        2,
+        True,
+    )
     plan = nsqtools_cli("redrive", "--from-dir", str(folder), "--topic", topic, "--dry-run")
     assert plan.stdout == f"{topic}\t-\t1\n".encode()
 

@@ -41,6 +41,11 @@ def joined(ranges: Iterable[LineRange]) -> list[LineRange]:
     return found
 
 
+def covers(ranges: Iterable[LineRange], offset: int) -> bool:
+    """Return whether the line at this offset is published."""
+    return any(each.start <= offset < each.end for each in ranges)
+
+
 class PublishedLines:
     """The journal of a directory, a context manager; one process at a time can enter it.
 
