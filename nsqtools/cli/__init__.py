@@ -32,6 +32,7 @@ COMMANDS = {
     "to-file": LazyCommand("Consume", "Archive topics in files."),
     "to-http": LazyCommand("Consume", "Deliver messages to HTTP endpoints."),
     "relay": LazyCommand("Consume", "Relay topics to topics of another nsqd."),
+    "redrive": LazyCommand("Consume", "Publish dead letters again, from a topic or from files."),
     "pipeline": LazyCommand("Consume", "Archive, merge, replay and query topics, with Spark."),
     "pub": LazyCommand("Publish", "Publish messages to a topic."),
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
@@ -170,8 +171,7 @@ class LazyGroup(Group):
     table=COMMANDS,
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything, "
-    "'nsqtools help exit-codes' the exit codes.",
+    epilog="For more: 'nsqtools COMMAND -h', 'nsqtools help COMMAND' or 'help exit-codes'.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -153,6 +153,6 @@ class DeadLetterOptions(Options):
         "Topic for dead letters: messages given up or rejected.", excludes=("dead_letter_dir",)
     )
     dead_letter_dir: str = path(
-        "Directory for dead letters: files TOPIC.dead.jsonl, for pub --json.",
+        "Directory for dead letters: files TOPIC.dead.jsonl, for redrive.",
         metavar="DIR",
     )

@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
-from nsqtools.engine.republication import Republication
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.names import is_valid_name
@@ -24,6 +24,14 @@ from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
+from nsqtools.sinks.redrive.publishedlines import covers
+from nsqtools.sinks.redrive.redriver import DEAD
+from nsqtools.ui.republication import (
+    ChannelAgain,
+    LettersAgain,
+    Republication,
+    lines_published,
+)
 from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
 
 if TYPE_CHECKING:
@@ -95,7 +103,8 @@ def _sample_page(site: Site, request: Request, **found: Any) -> WebPage:
         "count": "10",
         "q": "",
         "jq": "",
-        "target": topic,
+        "target": topic.removesuffix(DEAD),
+        "source": f"{topic}/{channel}" if channel else "",
         "most": MAX_MESSAGES,
     }
     return WebPage("sample.html", context | found, live=False)
@@ -212,6 +221,8 @@ async def dead(site: Site, request: Request) -> WebPage:
         )
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
+    size = site.config.max_msg_size
+    published = await asyncio.to_thread(lines_published, os.path.join(folder, name), size)
     topic = name.removesuffix(SUFFIX)
     usable = [each for each in letters if not each.error]
     texts = await _texts(site, [each.body for each in usable])
@@ -222,7 +233,7 @@ async def dead(site: Site, request: Request) -> WebPage:
             f"{name} byte {each.offset}",
             Message(b"", each.body, each.timestamp, each.attempts),
             text,
-            each.reason,
+            f"{each.reason} (published again)" if covers(published, each.offset) else each.reason,
         )
         for each, text in zip(usable, texts, strict=True)
         if q.encode().lower() in (text or each.body).lower() + each.reason.lower().encode()
@@ -232,6 +243,7 @@ async def dead(site: Site, request: Request) -> WebPage:
         "files": [],
         "messages": messages,
         "target": topic,
+        "source": name,
         "errors": [(each.offset, each.error) for each in letters if each.error],
         "next": end if end < files[name].st_size and end > int(start) else 0,
         "q": q,
@@ -246,7 +258,14 @@ async def edit(site: Site, request: Request, form: SentForm) -> Response:
         kind, text = readable(body, _MAX_SHOWN)
         is_text = kind != "bytes"
         picked.append((origin, len(body), pick, body.decode() if is_text else text, is_text))
-    context = {"picked": picked, "target": form["target"]}
+    source = form["source"]
+    context = {
+        "picked": picked,
+        "target": form["target"],
+        "source": source,
+        "is_channel": "/" in source,
+        "finishes": source.partition("/")[0].endswith(DEAD),
+    }
     return site.respond(WebPage("edit.html", context, live=False), request)
 
 
@@ -270,6 +289,7 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
         (origin, _edited(body, *form.all(f"text{position}")))
         for position, (origin, body) in enumerate(_picks(form))
     ]
+    job = await _job(site, form, topic, messages, rate)
     snapshot = site.watch.picture.snapshot
     nsqds = snapshot.having(topic, None) or [
         node.tcp for name, node in snapshot.nodes.items() if node.tcp and name in snapshot.stats
@@ -282,8 +302,39 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
     _record(site, request, "publish_again", topic, "", rate=rate, messages=origins)
     shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
     config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
-    site.republications.begin(Republication(topic, messages, rate), nsqds, config)
+    site.republications.begin(job, nsqds, config)
     return RedirectResponse(site.url("publications"), 303)
+
+
+async def _job(
+    site: Site, form: SentForm, topic: str, messages: list[tuple[str, bytes]], rate: float
+) -> Republication:
+    """Return the job for the chosen messages of a file, of a channel to finish, or others.
+
+    Raises HTTPException.
+    """
+    origin, slash, channel = form["source"].partition("/")
+    folder, size = site.options.dead_letter_dir, site.config.max_msg_size
+    if origin and not slash and folder:
+        try:
+            files = await asyncio.to_thread(dead_letter_files, folder)
+        except OSError as error:
+            raise HTTPException(500, f"nothing was done: {folder}: {error.strerror}") from None
+        if origin not in files:
+            raise HTTPException(404, "nothing was done: there is no such file of dead letters")
+        return LettersAgain(topic, messages, rate, os.path.join(folder, origin), size)
+    if not (slash and form["finish"]):
+        return Republication(topic, messages, rate)
+    if topic == origin:
+        raise HTTPException(400, "nothing was done: messages would come back to their own topic")
+    snapshot = site.watch.picture.snapshot
+    nsqds = snapshot.having(origin, channel)
+    if not nsqds:
+        raise HTTPException(409, f"nothing was done: no reachable nsqd has {origin}/{channel}")
+    urls = [name for name, node in snapshot.nodes.items() if node.tcp in nsqds]
+    source = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
+    config = ConsumerConfig(**{**vars(site.config), "max_in_flight": MAX_MESSAGES})
+    return ChannelAgain(topic, messages, rate, source, urls, config)
 
 
 def _edited(body: bytes, text: str = "") -> bytes:

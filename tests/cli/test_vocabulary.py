@@ -38,7 +38,7 @@ EXCEPTIONS = {
     "topic": OBJECT,
     "topic_pattern": OBJECT,
     "until": "as --since",
-    "where": "tail and relay have jq for JSON in a stream, Spark has SQL",
+    "where": "tail, relay and redrive have jq for JSON in a stream, Spark has SQL",
 }
 
 

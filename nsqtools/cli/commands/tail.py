@@ -81,7 +81,9 @@ async def _require_channel(
     subscription = Subscription(
         topic=topic, channel=source.channel, nsqds=fixed_nsqds(source), lookupds=lookupds
     )
-    if not await Backlog(subscription, config, nsqds_http).has_channel():
+    found, is_complete = await Backlog(subscription, config, nsqds_http).known()
+    names = {channel.name for each in found for channel in each.channels}
+    if is_complete and source.channel not in names:
         raise NSQError(f"no nsqd has channel {source.channel} of topic {topic}: check the names")
 
 

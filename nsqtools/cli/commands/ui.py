@@ -48,7 +48,6 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     )
     from nsqtools.cli.service import allow_many_files, supervised
     from nsqtools.engine.administration import Servers
-    from nsqtools.engine.republication import Republications
     from nsqtools.names import listening_address
     from nsqtools.net.systemd import Notifier
     from nsqtools.records.bodies.decoders import make_decoder
@@ -58,6 +57,7 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     from nsqtools.engine.clusterwatch import ClusterWatch
     from nsqtools.ui.application import application
     from nsqtools.ui.audit import Audit
+    from nsqtools.ui.republication import Republications
     from nsqtools.ui.site import Site
     from nsqtools.ui.webserver import PageServer
 
