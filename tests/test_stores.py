@@ -29,6 +29,7 @@ from nsqtools.stores.hadoop import HadoopStore
 from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from nsqtools.stores.objectstore import ObjectStore
+from tests.support.eventually import eventually
 from tests.support.faults import broken
 from tests.support.servers import free_port
 
@@ -276,6 +277,29 @@ def test_a_probe_tells_a_full_disk_from_a_wrong_one_which_it_names(tmp_path: Pat
         probe(open_store(f"{tmp_path}/file/staging"))
     with pytest.raises(ConfigError, match="twice"):
         probe(Careless(str(tmp_path)))
+
+
+def test_a_store_that_is_slow_says_so_and_when_it_responds_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(objectstore, "_SLOW", 0.001)
+    responds = threading.Event()
+
+    class Slow:
+        def read(self, path: str, **_: Any) -> bytes:
+            assert responds.wait(60)
+            return b"x"
+
+    store = ObjectStore("s3://bucket/", Slow(), None)
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(store.get, "a")
+        eventually(lambda: caplog.messages)
+        responds.set()
+        assert found.result() == b"x"
+    assert caplog.messages == [
+        "s3://bucket: no response for 0.001 s: still trying",
+        "s3://bucket: responds again",
+    ]
 
 
 def test_files_have_the_rights_that_the_umask_leaves(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Dead letters: given-up and rejected messages are written here before they are finished.
 
-In files a dead letter is an object as ``tail --json`` writes it, preceded by a ``reason``. ``pub
---json`` can publish it again.
+In files a dead letter is an object as ``tail --json`` writes it, preceded by a ``reason``.
+``redrive`` publishes it again.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class DeadLetter(NamedTuple):
     offset: int
     body: bytes = b""
     reason: str = ""
+    topic: str = ""
     timestamp: int = 0
     attempts: int = 0
     error: str = ""
@@ -79,14 +80,15 @@ def read_dead_letters(
                 if len(line) == max_size:
                     found.append(DeadLetter(offset, error=f"a line over {max_size} bytes"))
                 return found, offset
-            each = _dead_letter(offset, line)
+            each = dead_letter(offset, line)
             if each.error or wanted in each.body.lower() + each.reason.lower().encode():
                 found.append(each)
                 size += len(line)
         return found, file.tell()
 
 
-def _dead_letter(offset: int, line: bytes) -> DeadLetter:
+def dead_letter(offset: int, line: bytes) -> DeadLetter:
+    """Return the dead letter in a line at this offset of its file."""
     try:
         envelope = envelope_of(line)
         body = body_of(envelope)
@@ -94,7 +96,8 @@ def _dead_letter(offset: int, line: bytes) -> DeadLetter:
         return DeadLetter(offset, error=str(error))
     numbers = [envelope.get(name) for name in ("timestamp", "attempts")]
     timestamp, attempts = (each if type(each) is int else 0 for each in numbers)
-    return DeadLetter(offset, body, str(envelope.get("reason", "")), timestamp, attempts)
+    reason, topic = (str(envelope.get(name, "")) for name in ("reason", "topic"))
+    return DeadLetter(offset, body, reason, topic, timestamp, attempts)
 
 
 class Publisher(Protocol):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import logging
 import os
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from nsqtools.stores.interface import Data
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _AZURE_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
@@ -35,6 +38,8 @@ _TOO_SHORT = "too little data"
 _TIMEOUT = 10.0
 _IO_TIMEOUT = 60.0
 _LIST_TIMEOUT = 5.0
+_SLOW = 5.0
+"""Seconds without a response after which the log says so, once until the store responds again."""
 _PART = 8 << 20
 
 _AWS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a role that may do this"
@@ -63,6 +68,7 @@ class ObjectStore(Store):
         self._operator = operator
         self._lister = lister
         self._pauses = pauses
+        self._is_slow = False
 
     def put_if_absent(self, path: str, data: Data) -> bool:
         """PUT with ``If-None-Match: *``.
@@ -160,7 +166,7 @@ class ObjectStore(Store):
 
         threading.Thread(target=work, name="object-store", daemon=True).start()
         try:
-            return future.result(self.patience)
+            return self._response(future)
         except (exceptions.AlreadyExists, exceptions.ConditionNotMatch, exceptions.Conflict):
             raise
         except exceptions.NotFound as error:
@@ -180,6 +186,22 @@ class ObjectStore(Store):
                 text += f": set {_CREDENTIALS.get(urlsplit(self.place).scheme, _AWS)}"
             code = errno.EACCES if refused else errno.EIO
             raise OSError(code, text, self.url(path)) from error
+
+    def _response(self, future: Future[T]) -> T:
+        """Wait for the response. Raises TimeoutError, and errors of the request.
+
+        A user who waits as long as the requests are repeated learns for what.
+        """
+        if self.patience is None:
+            wait([future], _SLOW)
+            if not future.done() and not self._is_slow:
+                self._is_slow = True
+                log.warning("%s: no response for %g s: still trying", self.place, _SLOW)
+        result = future.result(self.patience)
+        if self._is_slow:
+            self._is_slow = False
+            log.warning("%s: responds again", self.place)
+        return result
 
 
 def open_objects(place: str, flag: str, retries: int | None) -> ObjectStore | None:

@@ -108,7 +108,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "clients": clients[:_MAX_ROWS],
         "more_clients": len(clients) - _MAX_ROWS,
         "latencies": latencies(snapshot).get((name, channel), ()),
-        "findings": [("", found) for about, found in picture.findings if about == name],
+        "findings": [each for each in picture.findings if each.topic == name],
         "silent": [str(error) for error in snapshot.failures.values()],
     }
     return WebPage("topic.html", context, live=not listed)
@@ -163,6 +163,6 @@ async def doctor(site: Site, request: Request) -> WebPage:
     context = {
         "topic": name,
         "channel": channel,
-        "findings": [("", found) for found in diagnose(facts)],
+        "findings": diagnose(facts),
     }
     return WebPage("doctor.html", context, live=False)

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from nsqtools.config.ui import UiOptions
     from nsqtools.engine.administration import Servers
     from nsqtools.engine.clusterwatch import ClusterWatch
-    from nsqtools.engine.republication import Republications
+    from nsqtools.records.bodies.bodydecoder import BodyDecoder
     from nsqtools.ui.access import Visitor
     from nsqtools.ui.audit import Audit
+    from nsqtools.ui.republication import Republications
 
     PageView = Callable[["Site", Request], Awaitable["WebPage"]]
     FormView = Callable[["Site", Request, "SentForm"], Awaitable[Response]]
@@ -88,6 +89,7 @@ class Site:
     config: ClientConfig
     audit: Audit
     republications: Republications
+    decoder: BodyDecoder | None = None
     streams: int = field(default=0, init=False)
     """Number of browsers that get new pictures."""
 

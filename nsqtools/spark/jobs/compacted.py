@@ -162,20 +162,19 @@ class CompactOutput:
 
     def divide(self, found: Iterable[Input]) -> tuple[list[Input], list[Input]]:
         """Return the new or changed inputs, and the others."""
-        found = list(found)
         shares: dict[str, dict[str, Input]] = {}
         for each in found:
             shares.setdefault(_share(each.path), {})[each.path] = each
-        as_listed = {
-            name for name, inputs in shares.items() if _mark(inputs) == self._shares.mark(name)
-        }
-        self._load_inputs(shares.keys() - as_listed)
-        new: list[Input] = []
         known: list[Input] = []
-        for each in found:
+        for name in list(shares):
+            if _mark(shares[name]) == self._shares.mark(name):
+                known += shares.pop(name).values()
+        self._load_inputs(shares)
+        new: list[Input] = []
+        for each in chain.from_iterable(inputs.values() for inputs in shares.values()):
             before = self.inputs.get(each.path)
             same = before and (before.size, before.mtime_ns) == (each.size, each.mtime_ns)
-            (known if same or _share(each.path) in as_listed else new).append(each)
+            (known if same else new).append(each)
         return new, known
 
     def gone(self, found: Iterable[Input]) -> list[str]:

@@ -33,7 +33,7 @@ def check_output(place: str, flag: str) -> None:
         found = found.parent
     code = 0
     if not os.path.isdir(found):
-        code = errno.EEXIST if found == path else errno.ENOTDIR
+        code = errno.ENOTDIR
     elif not os.access(found, os.W_OK | os.X_OK):
         code = errno.EACCES
     if code:

@@ -270,7 +270,7 @@ def _files_of(place: str, excluded: Sequence[str], partial: set[str]) -> Iterato
     try:
         status = os.stat(place)
         if stat.S_ISDIR(status.st_mode):
-            yield from _walk(place, place, excluded, partial, set())
+            yield from _walk(place, excluded, partial)
             return
     except OSError as error:
         raise ConfigError(f"{error.filename or place}: {error.strerror}") from error
@@ -302,29 +302,29 @@ def _remote(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[
         yield path, each._replace(path=path)
 
 
-def _walk(
-    place: str, folder: str, excluded: Sequence[str], partial: set[str], seen: set[str]
-) -> Iterator[_Listed]:
+def _walk(place: str, excluded: Sequence[str], partial: set[str]) -> Iterator[_Listed]:
     """Yield regular files below a real path; follows links, enters each directory once."""
-    if folder in seen:
-        return
-    seen.add(folder)
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name == DELTA:
-                raise _table_within(place, folder)
-            if _is_hidden(entry.name):
-                continue
-            path = entry.path
-            if entry.is_symlink():
-                path = os.path.realpath(path)
-                partial.add(place)
-            if any(_is_within(path, each) for each in excluded):
-                partial.add(place)
-            elif entry.is_dir():
-                yield from _walk(place, path, excluded, partial, seen)
-            elif entry.is_file() and not path.endswith(_INCOMPLETE):
-                yield _entry(path, entry.stat())
+    folders, seen = [place], {place}
+    while folders:
+        folder = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name == DELTA:
+                    raise _table_within(place, folder)
+                if _is_hidden(entry.name):
+                    continue
+                path, is_link, is_folder = entry.path, entry.is_symlink(), entry.is_dir()
+                if is_link:
+                    path = os.path.realpath(path)
+                    partial.add(place)
+                if (is_link or is_folder) and any(_is_within(path, each) for each in excluded):
+                    partial.add(place)
+                elif is_folder:
+                    if path not in seen:
+                        seen.add(path)
+                        folders.append(path)
+                elif entry.is_file() and not path.endswith(_INCOMPLETE):
+                    yield _entry(path, entry.stat())
 
 
 def _entry(path: str, status: os.stat_result) -> _Listed:

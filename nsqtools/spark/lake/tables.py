@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
 
     from nsqtools.spark.lake.write import PartFile
+
+
+_CAUSED = re.compile(r"\(Caused by .*\[Errno -?\d+\] ([^'\")]+)")
 
 
 class Token(NamedTuple):
@@ -133,5 +137,10 @@ def not_installed(form: str, package: str) -> ConfigError:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the text of a library's error without the lines of its causes."""
-    return next(iter(str(error).splitlines()), "").strip() or type(error).__name__
+    """Return the text of a library's error without the lines of its causes.
+
+    Of a server that cannot be reached, requests' text has the reason at its end.
+    """
+    text = next(iter(str(error).splitlines()), "").strip() or type(error).__name__
+    found = _CAUSED.search(text)
+    return found[1] if found else text

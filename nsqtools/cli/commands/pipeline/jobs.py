@@ -26,7 +26,6 @@ from nsqtools.spark.jobs import replay as republishing
 from nsqtools.spark.jobs.compact import CompactSettings
 from nsqtools.spark.jobs.replay import ReplaySettings
 from nsqtools.spark.lake.folders import check_output
-from nsqtools.spark.lake.inputs import expanded
 from nsqtools.spark.lake.snapshots import compact_table, is_table
 from nsqtools.spark.properties import check_variables, is_local
 from nsqtools.stores import in_threads
@@ -53,8 +52,7 @@ def compact(
 
     Raises Ended with PARTIAL if an input could not be deleted.
     """
-    check_inputs(inputs.input)
-    places = list(expanded(inputs.input))
+    places = check_inputs(inputs.input)
     tables = [place for place, is_ in zip(places, in_threads(is_table, places), strict=True) if is_]
     if tables:
         _check_tables(tables, places, compaction)

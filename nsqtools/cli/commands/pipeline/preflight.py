@@ -51,10 +51,15 @@ def check_free(path: str) -> None:
             pass
 
 
-def check_inputs(inputs: Iterable[str]) -> None:
-    """Raise ConfigError for an input that does not exist or cannot be listed."""
+def check_inputs(inputs: Iterable[str]) -> list[str]:
+    """Return the inputs and the matches of their patterns.
+
+    Raises ConfigError for an input that does not exist or cannot be listed.
+    """
+    found: list[str] = []
     for text in inputs:
         places = list(expanded([text]))
+        found += places
         if is_pattern(text) or is_named(text):
             continue
         store, path = stored(*places)
@@ -63,6 +68,7 @@ def check_inputs(inputs: Iterable[str]) -> None:
                 store.stat(path)
         except OSError as error:
             raise ConfigError(f"--input {text}: {error.strerror}") from error
+    return found
 
 
 async def waiting(options: Mapping[str, str], master: str, *, creates: bool) -> int:
