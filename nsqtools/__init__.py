@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
-__date__ = "2026-11-22"  # of its release
+__version__ = "0.3.0"
+__date__ = "2026-11-26"  # of its release
 
 if TYPE_CHECKING:
     from nsqtools.public import *  # noqa: F403

@@ -30,7 +30,11 @@ RELEASE = ("__version__", "__date__")
 AT_HOME = {
     "click": ("cli",),
     "rich": ("cli",),
+    "fastavro": ("records.bodies",),
+    "google": ("records.bodies",),
     "httpx": ("sinks.http",),
+    "jq": ("records.bodies",),
+    "msgpack": ("records.bodies",),
     "prometheus_client": ("cli.prometheus",),
     "h11": ("net.http",),
     "jinja2": ("ui",),

@@ -32,6 +32,7 @@ COMMANDS = {
     "to-file": LazyCommand("Consume", "Archive topics in files."),
     "to-http": LazyCommand("Consume", "Deliver messages to HTTP endpoints."),
     "relay": LazyCommand("Consume", "Relay topics to topics of another nsqd."),
+    "redrive": LazyCommand("Consume", "Publish dead letters again, from a topic or from files."),
     "pipeline": LazyCommand("Consume", "Archive, merge, replay and query topics, with Spark."),
     "pub": LazyCommand("Publish", "Publish messages to a topic."),
     "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
@@ -39,9 +40,11 @@ COMMANDS = {
     "bench": LazyCommand("Look", "Measure the speed of publishing and consuming."),
     "verify": LazyCommand("Look", "Check archives, manifests, and whole directories of to-file."),
     "lookup": LazyCommand("Look", "List the topics, channels and nsqds of nsqlookupd."),
-    "doctor": LazyCommand("Look", "Find out why a consumer sees nothing."),
-    "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
-    "channel": LazyCommand("Administer", "Create, trim, empty, pause and delete channels.", _ADMIN),
+    "doctor": LazyCommand("Look", "Find faults of a cluster, or why a consumer sees nothing."),
+    "topic": LazyCommand("Administer", "Create, empty, pause, prune and delete topics.", _ADMIN),
+    "channel": LazyCommand(
+        "Administer", "Create, trim, empty, pause, prune and delete channels.", _ADMIN
+    ),
     "node": LazyCommand("Administer", "Hide an nsqd's topics, and wait until it is empty.", _ADMIN),
     "queue": LazyCommand("Administer", "List, read and append to nsqd's disk queues."),
     "demo": LazyCommand("Try out", "Show the main commands at work on an embedded nsqd."),
@@ -168,8 +171,7 @@ class LazyGroup(Group):
     table=COMMANDS,
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything, "
-    "'nsqtools help exit-codes' the exit codes.",
+    epilog="For more: 'nsqtools COMMAND -h', 'nsqtools help COMMAND' or 'help exit-codes'.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.config.connection import ConsumerConfig
-    from nsqtools.config.consuming import DeadLetterOptions, SourceOptions
+    from nsqtools.config.consuming import DeadLetterOptions, ServerOptions, SourceOptions
     from nsqtools.names import Address
     from nsqtools.sinks.deadletters import DeadLetters
 
@@ -44,7 +44,7 @@ class ClusterProducer:
     secret of --auth-secret-file.
     """
 
-    def __init__(self, source: SourceOptions, config: ConsumerConfig) -> None:
+    def __init__(self, source: ServerOptions, config: ConsumerConfig) -> None:
         self._source = source
         self._config = config
         self._producer: Producer | None = None

@@ -179,7 +179,10 @@ def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:
         if not joined:  # an option without its value stops the parser before the arguments
             ctx = _with(ctx.command, ctx.info_name, args[:-1], ctx.parent)
         typed = text if joined else word
-        return Answer(word.removesuffix(typed), typed, param.shell_complete(ctx, typed))
+        items = param.shell_complete(ctx, typed)
+        if [item.type for item in items] == ["file"]:
+            typed = items[0].value  # the file may follow other text, as in avro:FILE
+        return Answer(word.removesuffix(typed), typed, items)
     if dashed and not after_dashes:
         return Answer("", word, _options(ctx, word))
     items = param.shell_complete(ctx, word) if param else []

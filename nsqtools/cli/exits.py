@@ -42,7 +42,7 @@ class Exit(IntEnum):
     PARTIAL = (
         4,
         "Done, but messages were given up or rejected without a dead letter, or left behind, a "
-        "file is bad, or some servers failed.",
+        "file is bad, some servers failed, or doctor found warnings.",
     )
     LOCKED = 75, "Another process holds the lock; nothing was done."
     INTERRUPTED = 130, "Interrupted by SIGINT."

@@ -74,6 +74,8 @@ class ValueType(click.ParamType[Any]):
 
         if self.declared.kind == "path":
             return [CompletionItem(incomplete, type="file")]
+        if self.declared.values == "decoder" and ":" in incomplete:
+            return [CompletionItem(incomplete.partition(":")[2], type="file")]
         choices = self.declared.choices
         if self.declared.values:
             from nsqtools.cli.values import names

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config.consuming import TailOptions
     from nsqtools.config.records import RecordOptions
+    from nsqtools.records.bodies.selection import Selection
     from nsqtools.records.layout import Layout
     from nsqtools.records.writers import Writer
 
@@ -104,6 +105,15 @@ def layout_of(form: RecordOptions) -> Layout:
     return Layout.choose(
         json=form.json, length_prefix=form.length_prefix, delimiter=form.delimiter, null=form.null
     )
+
+
+def selection_of(form: TailOptions) -> Selection | None:
+    """What to print of the messages, None for all; raises ConfigError."""
+    if not (form.where or form.decode):
+        return None
+    from nsqtools.records.bodies.selection import Selection
+
+    return Selection(form.decode, form.where)
 
 
 def stream_writer(form: TailOptions) -> Writer:

@@ -1,4 +1,4 @@
-"""Completes names at a TAB press: from servers, nsqd's data path or the configuration file."""
+"""Completes names at a TAB press: from servers, files or a table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from nsqtools.cli.resolver import ResolvedValue, Resolver, SelectedFile
 from nsqtools.cli.tree import groups_of
 from nsqtools.config.admin import LookupOptions
 from nsqtools.config.program import ConfigFileOptions
+from nsqtools.config.records import DECODERS
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address, is_valid_name
 from nsqtools.net.http.suggestions import SuggestionQuery, ask
 
@@ -38,9 +39,15 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
     Names not found in time are silently omitted. ``ctx`` is the context of the typed command: its
     options select the file, the servers, and for channels the topics.
     """
+    if values == "decoder":
+        return DECODERS
     with suppress(Exception):
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))
+        if values == "check":
+            from nsqtools.engine.doctor.findings import BY_CODE
+
+            return tuple(BY_CODE)
         if folder := ctx.params.get("data_path"):
             return tuple(sorted(_in_files(folder, values, ctx.params.get("topic"))))
         # The shell would execute any other text from a server.

@@ -32,6 +32,7 @@ def option_classes() -> list[type[Options]]:
         publishing,
         queue,
         records,
+        redrive,
         relay,
         sandbox,
         stats,

@@ -11,7 +11,10 @@ from nsqtools.config.option import (
     flag,
     like,
     path,
+    paths,
+    texts,
     topic_name,
+    topic_pattern,
     urls,
 )
 from nsqtools.config.program import JSON
@@ -110,6 +113,52 @@ class TrimOptions(LossOptions):
     timeout: float = like(TimeoutOptions.timeout, help="Timeout for finding the messages.")
 
 
+class PruneOptions(LossOptions):
+    """Options of ``topic prune``: how it is known what is idle, and what to delete of that."""
+
+    watch_for: float = duration(
+        "Watch for this time, and delete what was idle meanwhile.",
+        0.0,
+        own=True,
+        in_file=False,
+        default_note="never",
+    )
+    snapshot: tuple[str, ...] = paths(
+        "File of doctor --save, or a quoted pattern; may be repeated.",
+        metavar="FILE",
+        own=True,
+        required=True,
+        instead="watch_for",
+        excludes=("watch_for",),
+    )
+    idle: float = duration(
+        "Delete what was idle for this time, by the snapshots.",
+        30 * 86400.0,
+        minimum=0.001,
+        own=True,
+        excludes=("watch_for",),
+    )
+    topic: tuple[str, ...] = texts(
+        "Only this topic; may be repeated.",
+        metavar="TOPIC",
+        values="topic",
+        own=True,
+        default_note="all",
+        excludes=("topic_pattern",),
+    )
+    topic_pattern: str = topic_pattern("Only topics with names that match this regular expression.")
+    with_messages: bool = flag(
+        "Also delete what is idle and holds messages.", own=True, in_file=False
+    )
+    timeout: float = like(TimeoutOptions.timeout, help="Timeout for each look at the servers.")
+
+
+class PruneChannelOptions(PruneOptions):
+    """Options of ``channel prune``."""
+
+    channel: str = channel_name("Only channels of this name.", own=True, default_note="all")
+
+
 class DrainOptions(TimeoutOptions):
     """Options of ``node drain``: how long to wait, and where to hide the nsqd first."""
 
@@ -128,12 +177,29 @@ class DrainOptions(TimeoutOptions):
 
 
 class DoctorOptions(ServerOptions, TimeoutOptions):
-    """Options of ``doctor``: the topic and the servers of the command to diagnose."""
+    """Options of ``doctor``: the topic and the servers to examine, and the findings to show."""
 
     title = "Source"
 
-    topic: str = topic_name("Topic to examine.", own=True, required=True)
-    channel: str = channel_name("Channel to examine.", own=True)
+    topic: str = topic_name("Topic to examine.", own=True, default_note="the whole cluster")
+    channel: str = channel_name("Channel to examine.", own=True, needs="topic")
+    skip: tuple[str, ...] = texts(
+        "Code of findings to leave out; may be repeated.", metavar="CODE", values="check", own=True
+    )
+    save: str = path(
+        "Save what was seen of the whole cluster, for --compare and prune.",
+        metavar="FILE",
+        own=True,
+        in_file=False,
+        excludes=("topic",),
+    )
+    compare: str = path(
+        "Say what has changed since this file of --save.",
+        metavar="FILE",
+        own=True,
+        in_file=False,
+        excludes=("topic",),
+    )
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd to examine; may be repeated.",
         default_note=HTTP_FOUND,

@@ -17,7 +17,7 @@ from nsqtools.config.option import (
     topic_name,
     urls,
 )
-from nsqtools.config.records import RecordOptions
+from nsqtools.config.records import DECODE, RecordOptions
 from nsqtools.names import NSQD_TCP_PORT, listening_address
 
 HTTP_FOUND = "from nsqlookupd, or the port after the TCP port"
@@ -114,8 +114,13 @@ class DeliveryStopOptions(StopOptions):
 
 
 class TailOptions(RecordOptions):
-    """Output format of ``tail``."""
+    """Output format of ``tail``, and the messages to print."""
 
+    where: str = text(
+        "Print only JSON messages for which this jq expression is true; -n counts these.",
+        metavar="JQ",
+    )
+    decode: str = DECODE
     print_topic: bool = flag(
         "Print 'topic | ' before each message.", excludes=("json", "length_prefix")
     )
@@ -148,6 +153,6 @@ class DeadLetterOptions(Options):
         "Topic for dead letters: messages given up or rejected.", excludes=("dead_letter_dir",)
     )
     dead_letter_dir: str = path(
-        "Directory for dead letters: files TOPIC.dead.jsonl, for pub --json.",
+        "Directory for dead letters: files TOPIC.dead.jsonl, for redrive.",
         metavar="DIR",
     )

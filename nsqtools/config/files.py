@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from nsqtools.config.admin import CONNECT_TIMEOUT, REQUEST_TIMEOUT
 from nsqtools.config.connection import ClientConfig
 from nsqtools.config.consuming import SourceOptions
@@ -18,17 +16,11 @@ from nsqtools.config.option import (
     path,
     size,
     text,
+    topic_pattern,
 )
 from nsqtools.config.program import JSON, LOCK
 from nsqtools.config.records import ArchiveRecordOptions
 from nsqtools.errors import ConfigError
-
-
-def _regular_expression(value: str) -> None:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ConfigError(f"{value!r} is not a valid regular expression: {error}") from None
 
 
 def _whole_seconds(value: float) -> None:
@@ -41,11 +33,8 @@ class ArchiveSourceOptions(SourceOptions):
 
     topic: tuple[str, ...] = like(SourceOptions.topic, instead="topic_pattern")
     channel: str = like(SourceOptions.channel, default="nsq_to_file")
-    topic_pattern: str = text(
-        "Archive all topics with names that match this regular expression.",
-        metavar="REGEX",
-        own=True,
-        rule=_regular_expression,
+    topic_pattern: str = topic_pattern(
+        "Archive all topics with names that match this regular expression."
     )
     topic_refresh: float = duration(
         "Time between two looks for topics of --topic-pattern.", 60.0, minimum=0.1, own=True

@@ -26,7 +26,7 @@ from nsqtools.config.option import (
 )
 from nsqtools.config.program import LOCK
 from nsqtools.config.publishing import RATE
-from nsqtools.config.records import DELIMITER, FORMATS
+from nsqtools.config.records import DECODE, DELIMITER, FORMATS
 from nsqtools.config.units import TIME, parse_time
 from nsqtools.errors import ConfigError
 from nsqtools.names import is_ephemeral
@@ -201,6 +201,16 @@ class BodyOptions(Options):
         "Sample of JSON bodies, to infer their columns from: an archive, or a file with one body "
         "per line, as tail prints. -v logs the columns; nsqtools-spark(7) lists the types.",
         metavar="SAMPLE",
+    )
+
+
+class QueryBodyOptions(BodyOptions):
+    """The format of message bodies in ``pipeline sql``."""
+
+    decode: str = like(
+        DECODE,
+        help="Decode bodies to JSON in the column decoded, where --schema and --infer find the "
+        "fields: msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or cmd:PROGRAM.",
     )
 
 

@@ -46,7 +46,7 @@ Kind = Literal[
 ]
 """An ``address`` is HOST:PORT or HOST. A ``url`` may also have a scheme and a path."""
 
-Values = Literal["", "topic", "channel", "node", "profile"]
+Values = Literal["", "topic", "channel", "node", "profile", "check", "decoder"]
 
 MASK = "********"
 """Shown instead of a secret."""
@@ -258,6 +258,11 @@ def topic_name(help: str, **rest: Any) -> Any:  # noqa: A002
     return text(help, metavar="TOPIC", values="topic", **rest)
 
 
+def topic_pattern(help: str, **rest: Any) -> Any:  # noqa: A002
+    """Declare an option for a pattern of names of topics."""
+    return text(help, metavar="REGEX", own=True, rule=_regular_expression, **rest)
+
+
 def channel_name(help: str, **rest: Any) -> Any:  # noqa: A002
     """Declare an option for the name of a channel."""
     return text(help, metavar="CHANNEL", values="channel", **rest)
@@ -306,6 +311,13 @@ def duration(help: str, default: float, **rest: Any) -> Any:  # noqa: A002
 def size(help: str, default: int, **rest: Any) -> Any:  # noqa: A002
     """Declare an option for a number of bytes."""
     return Option("size", help, default, **{"minimum": 0, **rest})
+
+
+def _regular_expression(value: str) -> None:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ConfigError(f"{value!r} is not a valid regular expression: {error}") from None
 
 
 def flag_name(name: str) -> str:

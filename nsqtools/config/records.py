@@ -14,6 +14,25 @@ def _not_empty(value: str) -> None:
 FORMATS = ("raw", "json", "length-prefixed")
 """The names of ``records.forms.FORMS``."""
 
+DECODERS = ("msgpack", "avro:", "protobuf:", "cmd:")
+"""The kinds of ``records.bodies.decoders.PACKAGES``, with a colon if an argument follows."""
+
+
+def _decoder(value: str) -> None:
+    kind, colon, argument = value.partition(":")
+    if kind + colon not in DECODERS or bool(colon) != bool(argument):
+        raise ConfigError(
+            f"{value!r}: expected msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or cmd:PROGRAM"
+        )
+
+
+DECODE = text(
+    "Print bodies as JSON: msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or cmd:PROGRAM.",
+    metavar="DECODER",
+    values="decoder",
+    rule=_decoder,
+)
+
 DELIMITER = text(
     "Delimiter after each raw body: text with \\n, \\t, \\0 and \\xNN.",
     "\\n",

@@ -6,6 +6,8 @@ from nsqtools.config.connection import ProducerConfig
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.option import Options, addresses, integer, like, text, texts, topic_name, urls
 from nsqtools.config.publishing import DEFER, RATE
+from nsqtools.config.records import DECODE
+from nsqtools.errors import ConfigError
 
 DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=True)
 
@@ -63,6 +65,11 @@ class RelayOptions(Options):
         metavar="JQ",
         lines=True,
     )
+    decode: str = like(
+        DECODE,
+        help="Decode bodies to JSON for the rules: msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE "
+        "or cmd:PROGRAM. Conditions leave the body as it is.",
+    )
     defer: float = DEFER
     rate: float = RATE
     status_every: int = integer(
@@ -70,3 +77,10 @@ class RelayOptions(Options):
         0,
         default_note="never, but at the end with --until-empty",
     )
+
+    def validate(self) -> None:
+        """Raise ConfigError for a decoder without a rule that uses it."""
+        rules = ("require_json_field", "whitelist_json_field", "where", "set")
+        if self.decode and not any(getattr(self, name) for name in rules):
+            text = "--decode needs a rule for the decoded bodies, such as --where or --set"
+            raise ConfigError(text, options=("decode",))

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from nsqtools.config.connection import read_secret
 from nsqtools.config.consuming import DeadLetterOptions
 from nsqtools.config.option import Option, Options, duration, flag, like, path, text, texts
+from nsqtools.config.records import DECODE
 from nsqtools.errors import ConfigError
 from nsqtools.names import listening_address
 
@@ -90,6 +91,11 @@ class UiOptions(Options):
     dead_letter_dir: str = like(
         DeadLetterOptions.dead_letter_dir,
         help="Directory with dead letters of to-http or relay, to show and publish again.",
+    )
+    decode: str = like(
+        DECODE,
+        help="Show bodies decoded to JSON: msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or "
+        "cmd:PROGRAM.",
     )
     interval: float = duration("Time between polls of the servers.", 5.0, minimum=0.1)
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.engine.changes import Holding, Registry, Step, Survey
+from nsqtools.engine.changes import Holding, Registry, Step, Survey, plan
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.lookup import no_answer
-from nsqtools.errors import HTTPError
+from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt
+from nsqtools.policy.idleness import IdleVerdict
 from nsqtools.tasks import call_each, together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.engine.changes import Stages
+    from nsqtools.engine.changes import Stages, Target
     from nsqtools.engine.cluster import Node, Snapshot
     from nsqtools.names import Address
+    from nsqtools.policy.idleness import Idleness
 
 # Error codes of a server without the topic or channel to delete.
 _GONE = frozenset({"TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"})
@@ -47,6 +50,31 @@ class Servers:
 
 async def survey(servers: Servers, topic: str) -> Survey:
     """Ask all servers whether they have the topic; raises UnreachableError if no server answers."""
+    found, _ = await _survey(servers, topic)
+    return found
+
+
+async def delete_idle(
+    servers: Servers, target: Target, idleness: Idleness, *, messages: bool
+) -> tuple[IdleVerdict, list[Step]]:
+    """Ask all servers once more, then delete the topic or channel if it is still idle.
+
+    With ``messages`` it may hold messages. Returns the verdict and the steps taken, none if it
+    stays. What happens between the answers and the deletion is not seen.
+    """
+    try:
+        found, snapshot = await _survey(servers, target.topic)
+    except UnreachableError as error:
+        return IdleVerdict("silent", str(error)), []
+    if found.mute:
+        return IdleVerdict("silent", f"nsqlookupd {found.mute[0]}"), []
+    verdict = idleness.judge((target.topic, target.channel), snapshot.cluster_sample(time.time()))
+    if verdict.state != "idle" and not (messages and verdict.state == "messages"):
+        return verdict, []
+    return verdict, await carry_out(servers, plan("delete", target, found))
+
+
+async def _survey(servers: Servers, topic: str) -> tuple[Survey, Snapshot]:
     lookupds = tuple(dict.fromkeys(servers.lookupds))
     limits, timeout = servers.half(), servers.timeout / 2
     async with Cluster(
@@ -61,7 +89,7 @@ async def survey(servers: Servers, topic: str) -> Survey:
     errors = [*(each.error for each in registries), *(each.error for each in holdings)]
     if errors and all(errors):
         raise no_answer("server", [error for error in errors if error])
-    return Survey(tuple(registries), tuple(holdings))
+    return Survey(tuple(registries), tuple(holdings)), snapshot
 
 
 async def all_topics(servers: Servers, found: Survey) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import fmean
 from time import monotonic
@@ -16,11 +17,12 @@ from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.api import Deadline
 from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
+from nsqtools.policy.idleness import ClusterSample
 from nsqtools.policy.rates import Counters, CounterSample
 from nsqtools.tasks import call_each, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
     from nsqtools.policy.rates import ChannelKey
@@ -53,6 +55,11 @@ class Node:
     topics: Mapping[str, bool] = field(default_factory=dict)
     api: Address | None = None
 
+    @property
+    def identity(self) -> str:
+        """The TCP broadcast address of the nsqd, or its name while that is unknown."""
+        return str(self.tcp) if self.tcp else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -83,9 +90,28 @@ class Snapshot:
     def samples(self) -> dict[str, CounterSample | None]:
         """Return the input of Rates by node name; None for a silent node."""
         return {
-            name: _sample(self.time(name), self.stats[name]) if name in self.stats else None
+            name: sample_of(self.time(name), self.stats[name]) if name in self.stats else None
             for name in self.nodes
         }
+
+    def cluster_sample(self, at: float) -> ClusterSample:
+        """Return the input of Idleness, at ``at`` seconds since the epoch.
+
+        An nsqd has its identity for a name, unless others claim the same.
+        """
+        silent: dict[str, Collection[str] | None] = {
+            f"nsqlookupd {name}": None for name, error in self.lookupds.items() if error
+        }
+        nsqds = {}
+        identities = Counter(node.identity for node in self.nodes.values())
+        for name, found in self.samples().items():
+            node = self.nodes[name]
+            nsqd = node.identity if identities[node.identity] == 1 else name
+            if found:
+                nsqds[nsqd] = found
+            else:
+                silent[f"nsqd {nsqd}"] = node.topics if node.api else None
+        return ClusterSample(at, nsqds, silent)
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""
@@ -379,7 +405,8 @@ def _listed_node(name: str, tcp: Address, producer: Registration) -> Node:
     return Node(name, http, tcp, producer.hostname, producer.version, topics, producer.http)
 
 
-def _sample(at: float, stats: NsqdStats) -> CounterSample:
+def sample_of(at: float, stats: NsqdStats) -> CounterSample:
+    """Return the counters of one answer, at time ``at``, as input of Rates."""
     counters: dict[ChannelKey, Counters] = {}
     for topic in stats.topics:
         counters[topic.name, ""] = Counters(

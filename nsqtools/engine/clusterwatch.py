@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.cluster import Cluster, Snapshot
     from nsqtools.engine.clusterstats import ConsumerRow
-    from nsqtools.engine.doctor.facts import Finding
+    from nsqtools.engine.doctor.findings import Finding
     from nsqtools.policy.rates import ChannelKey
 
 _MAX_DETAILS = 50  # topics whose consumers are kept until they are asked for again
@@ -67,7 +67,7 @@ class Picture:
     snapshot: Snapshot
     rows: Mapping[ChannelKey, Row]
     topics: Sequence[TopicLine]
-    findings: Sequence[tuple[str, Finding]] = field(default=())
+    findings: Sequence[Finding] = field(default=())
 
     @property
     def silent(self) -> list[str]:

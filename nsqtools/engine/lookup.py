@@ -273,7 +273,7 @@ class Backlog:
         a channel.
         """
         name, channel = self._subscription.topic, self._subscription.channel
-        found, is_complete = await self._known()
+        found, is_complete = await self.known()
         waiting = sum(topic.depth for topic in found if not topic.channels)
         if waiting and is_ephemeral(channel):
             self.warning = (
@@ -283,14 +283,11 @@ class Backlog:
             )
         return bool(found) or not is_complete
 
-    async def has_channel(self) -> bool:
-        """Look, before SUB creates the channel, whether an nsqd has it; true if unknown."""
-        found, is_complete = await self._known()
-        names = {channel.name for topic in found for channel in topic.channels}
-        return self._subscription.channel in names or not is_complete
+    async def known(self) -> tuple[list[TopicStats], bool]:
+        """Return the topic's stats on each nsqd with it, and whether all servers answered soon.
 
-    async def _known(self) -> tuple[list[TopicStats], bool]:
-        """Return the topic's stats on each nsqd with it, and whether all servers answered soon."""
+        Ask before SUB, which creates the topic and the channel.
+        """
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT):
                 found, unknown = await self._stats()

@@ -282,6 +282,12 @@ class Connection(asyncio.BufferedProtocol):
         """The number of requests not answered yet."""
         return len(self._requests)
 
+    @property
+    def certificate(self) -> bytes:
+        """nsqd's certificate in DER; empty without TLS."""
+        found = self._transport and self._transport.get_extra_info("ssl_object")
+        return (found and found.getpeercert(binary_form=True)) or b""
+
     async def close(self, *, drain: float = _CLOSE_TIMEOUT) -> None:
         """Write queued commands and close; wait up to ``drain`` seconds for nsqd to read them."""
         self.closing = True

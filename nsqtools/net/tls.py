@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import ssl
+from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ _REASONS = {
 
 _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+
+_VERSION, _UTC_TIME = 0xA0, 0x17  # tags in DER
 
 _unused: set[str] = set()
 """TLS options without effect, already reported."""
@@ -199,6 +202,34 @@ def _explain_certificate(error: ssl.SSLCertVerificationError) -> str:
     else:
         fix = "give its CA with --tls-root-ca-file"
     return f"the server's certificate cannot be verified: {reason}: {fix}"
+
+
+def expiry(certificate: bytes) -> float:
+    """Return the end of a certificate in DER, in seconds since the epoch; 0 if it is malformed.
+
+    ssl decodes only verified certificates. The validity is the fifth field of TBSCertificate, after
+    the optional version (RFC 5280, section 4.1).
+    """
+    try:
+        _, body, _ = _element(_element(certificate)[1])
+        tag, _, rest = _element(body)
+        for _ in range(3 if tag == _VERSION else 2):
+            _, _, rest = _element(rest)
+        _, _, after = _element(_element(rest)[1])
+        tag, text, _ = _element(after)
+        form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+        return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC).timestamp()
+    except (ValueError, IndexError):
+        return 0.0
+
+
+def _element(data: bytes) -> tuple[int, bytes, bytes]:
+    """Split off the first element: its tag, its content, and the rest. Raises IndexError."""
+    size, start = data[1], 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(data[2:start])
+    return data[0], data[start : start + size], data[start + size :]
 
 
 def load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:

@@ -237,6 +237,23 @@ def unpacked(
         yield plain, offset - len(data)
 
 
+def whole_members(file: BinaryIO, compression: str) -> tuple[int, str]:
+    """Count the plain bytes of whole members.
+
+    Returns their number and the fault of the next member, if any. A checksum follows its data: only
+    after this pass are the bytes safe to use. Raises ConfigError as ``require`` does.
+    """
+    good = total = 0
+    try:
+        for data, end in unpacked(file, compression, strict=False):
+            total += len(data)
+            if end:
+                good = total
+    except RecordError as error:
+        return good, str(error)
+    return good, ""
+
+
 class _Decompressor(Protocol):
     """Decompresses one member, with the interface of ``bz2``, ``lzma`` and ``zstd``."""
 

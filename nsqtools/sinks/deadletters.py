@@ -1,7 +1,7 @@
 """Dead letters: given-up and rejected messages are written here before they are finished.
 
-In files a dead letter is an object as ``tail --json`` writes it, preceded by a ``reason``. ``pub
---json`` can publish it again.
+In files a dead letter is an object as ``tail --json`` writes it, preceded by a ``reason``.
+``redrive`` publishes it again.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class DeadLetter(NamedTuple):
     offset: int
     body: bytes = b""
     reason: str = ""
+    topic: str = ""
     timestamp: int = 0
     attempts: int = 0
     error: str = ""
@@ -79,7 +80,7 @@ def read_dead_letters(
                 if len(line) == MAX_SCAN:
                     found.append(DeadLetter(offset, error=f"a line over {MAX_SCAN} bytes"))
                 return found, offset
-            each = _dead_letter(offset, line)
+            each = dead_letter(offset, line)
             if each.error or wanted in each.body.lower() + each.reason.lower().encode():
                 size += len(line)
                 if found and size > max_size:
@@ -88,7 +89,8 @@ def read_dead_letters(
         return found, file.tell()
 
 
-def _dead_letter(offset: int, line: bytes) -> DeadLetter:
+def dead_letter(offset: int, line: bytes) -> DeadLetter:
+    """Return the dead letter in a line at this offset of its file."""
     try:
         envelope = envelope_of(line)
         body = body_of(envelope)
@@ -98,8 +100,9 @@ def _dead_letter(offset: int, line: bytes) -> DeadLetter:
     timestamp, attempts = (
         each if type(each) is int and 0 <= each < 1 << 63 else 0 for each in numbers
     )
+    topic = str(envelope.get("topic", ""))
     reason = str(envelope.get("reason", "")).encode(errors="backslashreplace").decode()
-    return DeadLetter(offset, body, reason, timestamp, attempts)
+    return DeadLetter(offset, body, reason, topic, timestamp, attempts)
 
 
 class Publisher(Protocol):

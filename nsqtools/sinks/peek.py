@@ -12,6 +12,7 @@ from nsqtools.sinks.stdout import StreamSink
 if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.names import Address
+    from nsqtools.records.bodies.selection import Selection
     from nsqtools.records.writers import Writer
 
 log = logging.getLogger("nsqtools.status")
@@ -20,13 +21,16 @@ log = logging.getLogger("nsqtools.status")
 class PeekSink(StreamSink):
     """A handler that finishes no message.
 
-    ``ended`` has a result once ``count`` messages are written, or at the first ``flush``.
+    ``ended`` has a result once ``count`` messages were looked at, written or not, or at the first
+    ``flush``.
     Messages beyond the count are given back at once. With max_in_flight at ``count`` no further
     messages come, unless nsqd has requeued messages held here.
     """
 
-    def __init__(self, fd: int, writer: Writer, count: int) -> None:
-        super().__init__(fd, writer)
+    def __init__(
+        self, fd: int, writer: Writer, count: int, *, selection: Selection | None = None
+    ) -> None:
+        super().__init__(fd, writer, selection=selection)
         self._left = count
         self._held = Held()
 

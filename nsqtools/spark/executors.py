@@ -29,7 +29,7 @@ _STAYS = ("cli", "sandbox")
 
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
-_INSTALLED_BY = {"snappy": "python-snappy"}
+_INSTALLED_BY = {"google.protobuf": "protobuf", "snappy": "python-snappy"}
 """Package names by module, where the two names differ."""
 
 

@@ -110,7 +110,8 @@ class AccessGuard:
             return PlainTextResponse(text, 503, {"Retry-After": f"{_MAX_WAITING / _LOGINS:g}"})
         if name is None and self._passwords:
             if "authorization" in headers:
-                log.warning("unknown user or wrong password from %s", scope["client"][0])
+                host = (scope.get("client") or ("an unknown address",))[0]
+                log.warning("unknown user or wrong password from %s", host)
             challenge = {"WWW-Authenticate": 'Basic realm="nsqtools", charset="UTF-8"'}
             return PlainTextResponse("unknown user or wrong password\n", 401, challenge)
         if name is None:

@@ -104,7 +104,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "clients": clients[:_MAX_ROWS],
         "more_clients": len(clients) - _MAX_ROWS,
         "latencies": latencies(snapshot).get((name, channel), ()),
-        "findings": [("", found) for about, found in picture.findings if about == name],
+        "findings": [each for each in picture.findings if each.topic == name],
         "silent": [str(error) for error in snapshot.failures.values()],
     }
     return WebPage("topic.html", context, live=not listed)
@@ -144,6 +144,5 @@ async def doctor(site: Site, request: Request) -> WebPage:
     )
     async with site.looking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))
-    found = [("", each) for each in diagnose(facts)]
-    context = {"topic": name, "channel": channel, "findings": found}
+    context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
     return WebPage("doctor.html", context, live=False)

@@ -17,13 +17,21 @@ from starlette.responses import RedirectResponse
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
-from nsqtools.engine.republication import Republication
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError
+from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
 from nsqtools.sinks.peek import Glimpse
-from nsqtools.sinks.relay.programs import fulfilling
+from nsqtools.sinks.redrive.publishedlines import covers
+from nsqtools.sinks.redrive.redriver import DEAD
+from nsqtools.ui.republication import (
+    ChannelAgain,
+    LettersAgain,
+    Republication,
+    lines_published,
+)
 from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
@@ -46,7 +54,8 @@ _IDLE = 2.0
 class ShownMessage(NamedTuple):
     """A message as a page shows it; ``pick`` sends it back in a form.
 
-    ``command`` publishes the message again. A message too large for a form has no ``pick``.
+    ``command`` publishes the message again. ``reason`` is that of a dead letter. ``note`` tells
+    whether the body was decoded. A message too large for a form has no ``pick``.
     """
 
     origin: str
@@ -54,17 +63,29 @@ class ShownMessage(NamedTuple):
     readable: ReadableBody
     pick: str
     command: str
+    reason: str = ""
+    note: str = ""
 
 
-def shown(topic: str, origin: str, message: Message | DeadLetter) -> ShownMessage:
-    """Return a message with its body in a readable form."""
+def shown(
+    site: Site,
+    topic: str,
+    origin: str,
+    message: Message | DeadLetter,
+    text: bytes | None,
+    reason: str = "",
+) -> ShownMessage:
+    """Return a message with its body, or the decoded ``text`` of it, in a readable form."""
     encoded = base64.b64encode(message.body).decode()
-    found = readable(message.body, _MAX_SHOWN)
-    is_text = found.kind != "bytes"
+    is_text = readable(message.body, _MAX_SHOWN).kind != "bytes"
+    found = readable(message.body if text is None else text, _MAX_SHOWN)
     envelope = {"body": message.body.decode()} if is_text else {"body_b64": encoded}
     command = f"nsqtools pub --topic {quote(topic)} --json {quote(json.dumps(envelope))}"
+    note = ""
+    if site.decoder:
+        note = "did not decode" if text is None else "decoded"
     pick = json.dumps([origin, encoded]) if len(message.body) <= _MAX_BYTES else ""
-    return ShownMessage(origin, message, found, pick, command)
+    return ShownMessage(origin, message, found, pick, command, reason, note)
 
 
 async def sample_form(site: Site, request: Request, **found: Any) -> WebPage:
@@ -81,7 +102,8 @@ async def sample_form(site: Site, request: Request, **found: Any) -> WebPage:
         "count": "10",
         "q": "",
         "jq": "",
-        "target": topic,
+        "target": topic.removesuffix(DEAD),
+        "source": f"{topic}/{channel}" if channel else "",
         "most": MAX_MESSAGES,
     }
     return WebPage("sample.html", context | found, live=False)
@@ -111,14 +133,16 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         await site.audit.record(request, action, "begun", **names)
         found = await _receive(site, topic, channel, nsqds, count)
         await site.audit.record(request, action, "done", **names, received=len(found))
-        kept = await _filtered(found, form["q"], form["jq"])
+        texts = await _texts(site, [message.body for _, message in found])
+        candidates = [(*each, text) for each, text in zip(found, texts, strict=True)]
+        kept = await _filtered(candidates, form["q"], form["jq"])
     messages: list[ShownMessage] = []
     size = 0
-    for nsqd, message in kept:
+    for nsqd, message, decoded in kept:
         size += len(message.body)
         if size <= _MAX_BYTES or not messages:
             origin = f"{nsqd} {message.id.decode('latin-1')}"
-            messages.append(shown(topic, origin, message))
+            messages.append(shown(site, topic, origin, message, decoded))
     page = await sample_form(
         site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
         count=str(count), q=form["q"], jq=form["jq"],
@@ -137,16 +161,27 @@ async def _receive(
     return glimpse.found
 
 
+async def _texts(site: Site, bodies: Sequence[bytes]) -> list[bytes | None]:
+    """Return the JSON texts of bodies, None for each that does not decode."""
+    if not site.decoder:
+        return [None] * len(bodies)
+    return await asyncio.to_thread(site.decoder.decode_all, bodies)
+
+
 async def _filtered(
-    found: Sequence[tuple[Address, Message]], text: str, program: str
-) -> list[tuple[Address, Message]]:
-    """Return the messages with a text, and whose JSON fulfils a jq program."""
-    kept = [each for each in found if text.encode().lower() in each[1].body.lower()]
+    found: Sequence[tuple[Address, Message, bytes | None]], text: str, program: str
+) -> list[tuple[Address, Message, bytes | None]]:
+    """Return the messages with a text, and whose JSON fulfils a jq program.
+
+    Both are looked for in the decoded text of a message, if there is one.
+    """
+    kept = [(each, each[1].body if each[2] is None else each[2]) for each in found]
+    kept = [(each, body) for each, body in kept if text.encode().lower() in body.lower()]
     if not program:
-        return kept
-    texts = [each[1].body.decode(errors="replace") for each in kept]
+        return [each for each, _ in kept]
+    texts = [body.decode(errors="replace") for _, body in kept]
     try:
-        return [kept[position] for position in await fulfilling(program, texts)]
+        return [kept[position][0] for position in await fulfilling(program, texts)]
     except ConfigError as error:
         raise HTTPException(400, str(error)) from None
 
@@ -163,18 +198,34 @@ async def dead(site: Site, request: Request) -> WebPage:
             return WebPage("dead.html", {"files": sorted(files.items()), "file": ""}, live=False)
         if name not in files or not start.isdecimal() or len(start) > 18:
             raise HTTPException(404, "there is no such file of dead letters")
+        path, wanted = os.path.join(folder, name), "" if site.decoder else q
         letters, end = await asyncio.to_thread(
-            read_dead_letters, os.path.join(folder, name), int(start), MAX_MESSAGES, _MAX_BYTES, q
+            read_dead_letters, path, int(start), MAX_MESSAGES, _MAX_BYTES, wanted
         )
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
+    size = site.config.max_msg_size
+    published = await asyncio.to_thread(lines_published, path, size)
     topic = name.removesuffix(SUFFIX)
     usable = [each for each in letters if not each.error]
-    messages = [shown(topic, f"{name} byte {each.offset}", each) for each in usable]
+    texts = await _texts(site, [each.body for each in usable])
+    messages = [
+        shown(
+            site,
+            topic,
+            f"{name} byte {each.offset}",
+            each,
+            text,
+            f"{each.reason} (published again)" if covers(published, each.offset) else each.reason,
+        )
+        for each, text in zip(usable, texts, strict=True)
+        if q.encode().lower() in (text or each.body).lower() + each.reason.lower().encode()
+    ]
     context = {
         "file": name,
         "messages": messages,
         "target": topic,
+        "source": name,
         "errors": [(each.offset, each.error) for each in letters if each.error],
         "next": end if end < files[name].st_size and end > int(start) else 0,
         "q": q,
@@ -189,7 +240,15 @@ async def edit(site: Site, request: Request, form: SentForm) -> Response:
         kind, text = readable(body, _MAX_SHOWN)
         is_text = kind != "bytes"
         picked.append((origin, len(body), pick, body.decode() if is_text else text, is_text))
-    context = {"picked": picked, "target": form["target"], "nonce": secrets.token_hex()}
+    source = form["source"]
+    context = {
+        "picked": picked,
+        "target": form["target"],
+        "nonce": secrets.token_hex(),
+        "source": source,
+        "is_channel": "/" in source,
+        "finishes": source.partition("/")[0].endswith(DEAD),
+    }
     return site.respond(WebPage("edit.html", context, live=False), request)
 
 
@@ -211,19 +270,20 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
         (origin, _edited(body, form.getlist(f"text{position}"), position))
         for position, (origin, body) in enumerate(_picks(form))
     ]
+    job = await _job(site, form, topic, messages, rate)
+    job.nonce = form["nonce"]
     if not (nsqds := site.watch.picture.snapshot.taking(topic)):
         raise HTTPException(502, "nothing was done: no nsqd answers")
-    log, nonce = RedirectResponse(site.url("publications"), 303), form["nonce"]
+    log = RedirectResponse(site.url("publications"), 303)
     async with site.publishing:
-        if nonce and nonce in [job.nonce for job in site.republications.jobs]:  # a double click
-            return log
+        if job.nonce and job.nonce in [each.nonce for each in site.republications.jobs]:
+            return log  # a double click
         if site.republications.is_full:
             raise HTTPException(429, "nothing was done: wait until another publication has ended")
         sent = [
             {"from": origin[:200], "bytes": len(body), "sha256": sha256(body).hexdigest()}
             for origin, body in messages
         ]
-        job = Republication(topic, messages, rate, nonce)
         facts = {"topic": topic, "rate": rate, "messages": sent}
         await site.audit.record(request, "publish_again", "begun", **facts)
         site.republications.begin(job, _published(site, request, job, nsqds))
@@ -241,6 +301,37 @@ async def _published(
     finally:
         numbers = {"published": job.published, "failed": job.failed}
         await site.audit.record(request, "publish_again", "done", topic=job.topic, **numbers)
+
+
+async def _job(
+    site: Site, form: SentForm, topic: str, messages: list[tuple[str, bytes]], rate: float
+) -> Republication:
+    """Return the job for the chosen messages of a file, of a channel to finish, or others.
+
+    Raises HTTPException.
+    """
+    origin, slash, channel = form["source"].partition("/")
+    folder, size = site.options.dead_letter_dir, site.config.max_msg_size
+    if origin and not slash and folder:
+        try:
+            files = await asyncio.to_thread(dead_letter_files, folder)
+        except OSError as error:
+            raise HTTPException(500, f"nothing was done: {folder}: {error.strerror}") from None
+        if origin not in files:
+            raise HTTPException(404, "nothing was done: there is no such file of dead letters")
+        return LettersAgain(topic, messages, rate, os.path.join(folder, origin), size)
+    if not (slash and form["finish"]):
+        return Republication(topic, messages, rate)
+    if topic == origin:
+        raise HTTPException(400, "nothing was done: messages would come back to their own topic")
+    snapshot = site.watch.picture.snapshot
+    nsqds = snapshot.having(origin, channel)
+    if not nsqds:
+        raise HTTPException(409, f"nothing was done: no reachable nsqd has {origin}/{channel}")
+    urls = [name for name, node in snapshot.nodes.items() if node.tcp in nsqds]
+    source = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
+    config = ConsumerConfig(**{**vars(site.config), "max_in_flight": MAX_MESSAGES})
+    return ChannelAgain(topic, messages, rate, source, urls, config)
 
 
 def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from nsqtools.config.ui import UiOptions
     from nsqtools.engine.administration import Servers
     from nsqtools.engine.clusterwatch import ClusterWatch
-    from nsqtools.engine.republication import Republications
+    from nsqtools.records.bodies.bodydecoder import BodyDecoder
     from nsqtools.ui.access import Visitor
     from nsqtools.ui.audit import Audit
+    from nsqtools.ui.republication import Republications
 
     PageView = Callable[["Site", Request], Awaitable["WebPage"]]
     FormView = Callable[["Site", Request, "SentForm"], Awaitable[Response]]
@@ -89,6 +90,7 @@ class Site:
     config: ClientConfig
     audit: Audit
     republications: Republications
+    decoder: BodyDecoder | None = None
 
     def __post_init__(self) -> None:
         """Load the templates."""

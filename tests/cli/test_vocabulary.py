@@ -17,6 +17,7 @@ EXCEPTIONS = {
     "compress": "to-file compresses files, to-http bodies of requests",
     "count": "stats counts reports, as nsq_stat does; all others count messages",
     "dead_letter_dir": "to-http and relay write it, ui reads it",
+    "decode": "tail prints the JSON, relay applies rules to it, ui shows it, Spark adds a column",
     "delimiter": STREAM,
     "format": "records of archives have few formats, tail has a template, Spark has its own",
     "http_client_request_timeout": "nsq_to_http and nsq_stat have this name; to-http includes "
@@ -33,10 +34,11 @@ EXCEPTIONS = {
     "since": "queue cat has times of messages, pipeline compact hours of files",
     "staging": "pipeline replay stages its selection, other pipelines what they receive",
     "status_every": "to-http counts requests, relay messages",
-    "timeout": "stats repeats its queries, and channel trim continues after its search",
+    "timeout": "stats and prune repeat their queries, and channel trim continues after its search",
     "topic": OBJECT,
+    "topic_pattern": OBJECT,
     "until": "as --since",
-    "where": "relay has jq for JSON in a stream, Spark has SQL",
+    "where": "tail, relay and redrive have jq for JSON in a stream, Spark has SQL",
 }
 
 

@@ -48,6 +48,21 @@ async def test_an_nsqd_that_is_given_in_two_spellings_counts_once(stage: Stage) 
     assert list((await cluster.poll()).nodes) == [nsqd.name]
 
 
+async def test_an_nsqd_has_its_broadcast_address_for_a_name_unless_two_claim_it(
+    stage: Stage,
+) -> None:
+    one, two, other, silent = [await stage.nsqd("t") for _ in range(4)]
+    for each, host in ((one, "one"), (two, "two")):
+        each.answers["/info"] |= {"tcp_port": 4150, "hostname": host}
+    cluster = stage.cluster(await stage.lookupd(other, silent), nsqds=(one, two))
+    await silent.stop()
+    sample = (await cluster.poll()).cluster_sample(0.0)
+    ports = [each.answers["/info"]["tcp_port"] for each in (other, silent)]
+    assert sample.nsqds.keys() == {one.name, two.name, f"127.0.0.1:{ports[0]}"}
+    ((server, topics),) = sample.silent.items()
+    assert (server, set(topics or ())) == (f"nsqd 127.0.0.1:{ports[1]}", {"t"})
+
+
 async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> None:
     having, given, other = await stage.nsqd("t"), await stage.nsqd(), await stage.nsqd("u")
     cluster = stage.cluster(await stage.lookupd(having, other), nsqds=(given,))

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from click.testing import CliRunner
 
 from nsqtools.cli import cli
 from nsqtools.engine.doctor import diagnose
-from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import AuthError, HTTPError, RefusedError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.http.replies import ClientStats, TopicStats
+from nsqtools.net.http.replies import ClientStats, NsqdStats, TopicStats
 from nsqtools.proto.session import Features
 from tests.support.staging import channel, events, producer
 
@@ -52,7 +54,7 @@ def listing(host: str, **values: Any) -> LookupdFacts:
 
 
 def not_ok(found: Facts) -> list[Finding]:
-    return [each for each in diagnose(found) if each.level != "ok"]
+    return [each for each in diagnose(found) if each.severity != "ok"]
 
 
 def consumed(*clients: ClientStats, depth: int = 5, **values: Any) -> TopicStats:
@@ -86,7 +88,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "different versions": (
         facts(nsqd("a", WELL), nsqd("b", WELL, version="1.2.1")),
-        [("warning", "version", "1.2.1, 1.3.0", "")],
+        [("warning", "version", "1.2.1 (nsqd b:4150), 1.3.0 (nsqd a:4150)", "upgrade")],
     ),
     "a message in flight for each nsqd": (
         facts(nsqd("a", WELL), nsqd("b", WELL), max_in_flight=2),
@@ -113,7 +115,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "RDY 0 of all consumers while messages wait": (
         facts(nsqd("a", consumed(client(0), client(0, port=2)))),
-        [("failure", "consumers", "RDY 0 on nsqd a:4150", "")] * 2,
+        [("error", "consumers", "RDY 0 on nsqd a:4150", "")] * 2,
     ),
     "RDY 0 of all consumers of an empty channel": (
         facts(nsqd("a", consumed(client(0), depth=0))),
@@ -129,7 +131,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a backlog without consumers in another channel of the topic": (
         facts(nsqd("a", events(channel("d", depth=3), channel("e", client_count=1))), channel=""),
-        [("warning", "channel", "channel d: depth 3", "channel delete events d")],
+        [("warning", "channel", "channel d of topic events: depth 3", "channel delete events d")],
     ),
     "consumers on one nsqd and messages on another": (
         facts(
@@ -176,11 +178,11 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(
             nsqd("a", consumed(client(2, 2)), later=consumed(client(2, 2), timeout_count=1)),
         ),
-        [("failure", "consumers", "while 1 message of the channel timed out", "it hangs")],
+        [("error", "consumers", "while 1 message of the channel timed out", "it hangs")],
     ),
     "no messages in flight at all": (
         facts(nsqd("a", WELL), max_in_flight=0),
-        [("failure", "max-in-flight", "is 0", "1 or more")],
+        [("error", "max-in-flight", "is 0", "1 or more")],
     ),
     "a share that an nsqd does not allow": (
         facts(
@@ -194,7 +196,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a given name that cannot be resolved": (
         facts(nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"))),
-        [("failure", "tcp", "'wbe1'", "check the name")],
+        [("error", "tcp", "'wbe1'", "check the name")],
     ),
     "an nsqd whose HTTP is dead, so that nobody knows whether it has the topic": (
         facts(nsqd("a", http_error=refused("a"), **AT_A), lookupds=[listing("a")]),
@@ -204,58 +206,58 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(lookupds=[lookupd(), DEAD]),
         [
             ("warning", "nsqlookupd", "m:4161", ""),
-            ("failure", "listing", "that answers", "--lookupd-tcp-address"),
+            ("error", "listing", "that answers", "--lookupd-tcp-address"),
         ],
     ),
     "swapped ports of a listed nsqd": (
         facts(nsqd("a", WELL, tcp_port=7, **SWAPPED, **AT_A), lookupds=[listing("a")]),
-        [("failure", "tcp", "a:4150", "start that nsqd with --broadcast-tcp-port=7")],
+        [("error", "tcp", "a:4150", "start that nsqd with --broadcast-tcp-port=7")],
     ),
     "the HTTP port of an nsqlookupd that an nsqd has registered": (
         facts(nsqd("a", WELL, is_lookupd=True, **SWAPPED, **AT_A), lookupds=[listing("a")]),
-        [("failure", "tcp", "HTTP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
+        [("error", "tcp", "HTTP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
     ),
     "the TCP port of an nsqlookupd that an nsqd has registered": (
         facts(nsqd("a", WELL, **{**SWAPPED, "tcp_speaks": "nsqlookupd"}, **AT_A), lookupds=HAVING),
-        [("failure", "tcp", "TCP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
+        [("error", "tcp", "TCP port of an nsqlookupd", "--broadcast-tcp-port=PORT")],
     ),
     "an HTTP port registered as the TCP port, and another one as the HTTP port": (
         facts(nsqd("a", WELL, tcp_port=7, http=AT, **SWAPPED, **AT_A), lookupds=HAVING),
-        [("failure", "tcp", "a:4150", "--broadcast-tcp-port=7 --broadcast-http-port=4150")],
+        [("error", "tcp", "a:4150", "--broadcast-tcp-port=7 --broadcast-http-port=4150")],
     ),
     "an HTTP port given, of an nsqd that does not tell its TCP port": (
         facts(nsqd("a", WELL, **SWAPPED)),
-        [("failure", "tcp", "a:4150 is its HTTP port", "give its TCP port, 4150")],
+        [("error", "tcp", "a:4150 is its HTTP port", "give its TCP port, 4150")],
     ),
     "a TCP port registered as the HTTP port": (
         facts(nsqd("a", http_error=DEAF, http_speaks="nsqd", **AT_A), lookupds=HAVING),
-        [("failure", "http", "a:4151 is its TCP port", "--broadcast-http-port=PORT")],
+        [("error", "http", "a:4151 is its TCP port", "--broadcast-http-port=PORT")],
     ),
     "a broadcast name that cannot be resolved": (
         facts(
             nsqd("wbe1", features=None, tcp_error=UNKNOWN, http_error=refused("wbe1"), **AT_W),
             lookupds=[listing("wbe1")],
         ),
-        [("failure", "tcp", "it registered from 172.17.0.5:33000", "--broadcast-address=ADDR")],
+        [("error", "tcp", "it registered from 172.17.0.5:33000", "--broadcast-address=ADDR")],
     ),
     "a listed nsqd that is dead": (
         facts(
             nsqd("a", features=None, tcp_error=AWAY, http_error=refused("a"), **AT_A),
             lookupds=HAVING,
         ),
-        [("failure", "tcp", "b:4150: connection refused", "check its --broadcast-address")],
+        [("error", "tcp", "b:4150: connection refused", "check its --broadcast-address")],
     ),
     "an nsqd that requires a secret": (
         facts(nsqd("a", WELL, features=None, tcp_error=NO_SECRET)),
-        [("failure", "auth", "a:4150 requires AUTH", "add --auth-secret-file")],
+        [("error", "auth", "a:4150 requires AUTH", "add --auth-secret-file")],
     ),
     "an nsqd that does not know the secret": (
         facts(nsqd("a", WELL, features=None, tcp_error=NO_SECRET), has_secret=True),
-        [("failure", "auth", "a:4150: E_AUTH_FAILED", "AUTH server knows")],
+        [("error", "auth", "a:4150: E_AUTH_FAILED", "AUTH server knows")],
     ),
     "an nsqd whose secret is for other topics": (
         facts(nsqd("a", WELL, features=None, tcp_error=NOT_HERE), has_secret=True),
-        [("failure", "auth", "a:4150: E_UNAUTHORIZED", "accepts for this topic")],
+        [("error", "auth", "a:4150: E_UNAUTHORIZED", "accepts for this topic")],
     ),
     "an nsqd that does not compress": (
         facts(nsqd("a", WELL), compression="snappy"),
@@ -263,7 +265,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "an nsqd whose certificate is unknown": (
         facts(nsqd("a", WELL, features=None, tcp_error=UNTRUSTED)),
-        [("failure", "tls", "a:4150: unknown certificate", "")],
+        [("error", "tls", "a:4150: unknown certificate", "")],
     ),
     "a clock that is behind, and one that is hardly": (
         facts(nsqd("a", WELL, skew=5.0), lookupds=[listing("a", skew=-90.4)]),
@@ -279,32 +281,223 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a topic whose nsqd is gone": (
         facts(lookupds=[lookupd(topics=frozenset({"events"}), nodes=(producer("z"),))]),
-        [("failure", "listing", "no nsqd has it", "pub --topic events")],
+        [("error", "listing", "no nsqd has it", "pub --topic events")],
     ),
     "a topic whose name is another one": (
         facts(lookupds=[lookupd(topics=frozenset({"event"}), nodes=(producer("z"),))]),
-        [("failure", "listing", "did you mean 'event'?", "lookup topics")],
+        [("error", "listing", "did you mean 'event'?", "lookup topics")],
     ),
     "addresses that cannot be used": (
         facts(lookupds=[lookupd(left_out={"nsqd x": True, "nsqd y": False})]),
         [
-            ("failure", "listing", "address: nsqd x", "--broadcast-address"),
+            ("error", "listing", "address: nsqd x", "--broadcast-address"),
             ("warning", "listing", "address: nsqd y", "--broadcast-address"),
         ],
     ),
     "who had no time to be asked": (
         facts(nsqd("a", features=None, tcp_error=LATE, http_error=LATE)),
-        [("failure", "tcp", "", "--timeout")],
+        [("error", "tcp", "", "--timeout")],
     ),
 }
 
 
-@pytest.mark.parametrize(("found", "expected"), CASES.values(), ids=CASES)
+def known(host: str, *topics: TopicStats, later: Iterable[TopicStats] = (), **values: Any) -> Any:
+    """An nsqd of a whole cluster, with all its topics, at two looks."""
+    looks = [NsqdStats("1.3.0", "OK", 5, tuple(some)) for some in (topics, later or topics)]
+    names = [each.name for each in topics]
+    known = {"stats": looks[0], "later_stats": looks[1], "topics": frozenset(names)}
+    return nsqd(host, **{"producer": producer(host, *names), **known, **values})
+
+
+def whole(*nsqds: NsqdFacts, lookupds: Iterable[LookupdFacts] = (), **values: Any) -> Facts:
+    """A cluster of these nsqds, all listed by nsqlookupd l unless others are given."""
+    nodes = tuple(each.producer for each in nsqds if each.producer)
+    topics = frozenset(name for each in nodes for name in each.topics)
+    lists = lookupds or (lookupd(nodes=nodes, topics=topics),)
+    return facts(*nsqds, lookupds=lists, channel="", whole=True, at=NOW, **values)
+
+
+NOW_S = 1_000_000_000
+NOW, DAY = float(NOW_S), 86400.0
+LISTING_A = lookupd(nodes=(producer("a", "events"),), topics=frozenset({"events"}))
+HIDDEN = replace(producer("a", "events"), tombstones=(True,))
+ELSEWHERE = replace(WELL, name="other")
+FLEETING = replace(WELL, name="fleeting#ephemeral")
+DEEP = events(channel("c", depth=900, client_count=1))
+SPILLED = events(channel("c", depth=2000, backend_depth=1000, client_count=1))
+UNUSED, GONE = events(channel("c")), refused("a")
+
+# As above, for a whole cluster
+WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
+    "all is well": (
+        whole(known("a", WELL), known("b", WELL, FLEETING, producer=producer("b", "events"))),
+        [],
+    ),
+    "a clock that is ahead": (
+        whole(known("a", WELL), known("b", WELL, skew=90.4)),
+        [("warning", "clock", "b:4150 is 90 s ahead", "clocks")],
+    ),
+    "an nsqlookupd of another version": (
+        whole(known("a", WELL), lookupds=[replace(LISTING_A, version="1.2.1")]),
+        [("warning", "version", "1.2.1 (nsqlookupd l:4161), 1.3.0 (nsqd a:4150)", "upgrade")],
+    ),
+    "a disk that is full": (
+        whole(known("a", WELL, stats=NsqdStats("1.3.0", "NOK - no space", 5, (WELL,)))),
+        [("error", "health", "NOK - no space", "disk")],
+    ),
+    "a certificate that ends soon, and one that does not": (
+        whole(
+            known("a", WELL, offers_tls=True, expiry=NOW + 29 * DAY),
+            known("b", WELL, offers_tls=True, expiry=NOW + 31 * DAY),
+        ),
+        [("warning", "tls", "nsqd a:4150 expires on 2001-10-08", "renew")],
+    ),
+    "TLS here, and there nobody knows": (
+        whole(known("a", WELL, offers_tls=True), known("b", WELL)),
+        [],
+    ),
+    "messages that grow on a disk": (
+        whole(known("a", DEEP, later=[SPILLED])),
+        [("warning", "disk", "nsqd a:4150 grew by 1000 to 1000", "consumers")],
+    ),
+    "nearly all messages on one nsqd": (
+        whole(known("a", DEEP), known("b", events(channel("c", depth=100, client_count=1)))),
+        [("warning", "imbalance", "nsqd a:4150 has 900 of 1000", "stats --once --clients")],
+    ),
+    "most messages on one nsqd": (
+        whole(known("a", DEEP), known("b", events(channel("c", depth=101, client_count=1)))),
+        [],
+    ),
+    "a topic nobody uses": (
+        whole(known("a", UNUSED), known("b", UNUSED)),
+        [("note", "idle", "no consumer of channel c, no message", "topic delete events")],
+    ),
+    "a topic nobody consumes but somebody publishes": (
+        whole(known("a", UNUSED, later=[replace(UNUSED, message_count=2)])),
+        [],
+    ),
+    "a topic that may be used on an nsqd that is silent": (
+        whole(known("a", UNUSED), nsqd("b", producer=producer("b", "events"), http_error=GONE)),
+        [("warning", "http", "depths, pauses and consumers are unknown", "")],
+    ),
+    "messages that time out, and not quite enough": (
+        whole(
+            known(
+                "a",
+                events(
+                    channel("c", client_count=1, message_count=200, timeout_count=10),
+                    channel("d", client_count=1, message_count=201, timeout_count=10),
+                ),
+            )
+        ),
+        [("warning", "timeouts", "channel c of topic events: 10 timeouts of 200", "--msg-timeout")],
+    ),
+    "messages that are requeued, and not quite enough": (
+        whole(
+            known(
+                "a",
+                events(
+                    channel("c", client_count=1, message_count=50, requeue_count=10),
+                    channel("d", client_count=1, message_count=4, requeue_count=9),
+                ),
+            )
+        ),
+        [("warning", "requeues", "channel c of topic events: 10 requeues of 50", "stats")],
+    ),
+    "one of two consumers is stuck": (whole(known("a", consumed(client(2, 2), client(2, 1)))), []),
+    "a consumer that is full, and no message waits": (
+        whole(known("a", consumed(client(2, 2), depth=0))),
+        [],
+    ),
+    "all consumers are stuck": (
+        whole(known("a", consumed(client(2, 2), client(0, port=2)))),
+        [("warning", "consumers", "depth 5, 2 consumers, and none has settled", "stats --clients")],
+    ),
+    "a consumer that takes ten seconds for a message": (
+        whole(known("a", consumed(replace(client(2, 2), finish_count=9, connect_ts=NOW_S - 90)))),
+        [],
+    ),
+    "a slow consumer whose messages time out": (
+        whole(
+            known(
+                "a",
+                consumed(
+                    replace(client(2, 2), finish_count=9, connect_ts=NOW_S - 90), timeout_count=1
+                ),
+            )
+        ),
+        [("warning", "consumers", "none has settled", "whether they hang")],
+    ),
+    "a consumer that was fast": (
+        whole(known("a", consumed(replace(client(2, 2), finish_count=900, connect_ts=NOW_S - 90)))),
+        [("warning", "consumers", "none has settled", "whether they hang")],
+    ),
+    "a topic not listed, and one not there": (
+        whole(known("a", WELL, ELSEWHERE, producer=producer("a", "third", "events"))),
+        [
+            ("error", "listing", "nsqd a:4150 has topic other", "restart"),
+            ("warning", "listing", "lists topic third at a:4150", "--broadcast-address"),
+        ],
+    ),
+    "a tombstone of a topic that is deleted": (
+        whole(known("a", producer=HIDDEN), lookupds=[lookupd(nodes=(HIDDEN,))]),
+        [("warning", "tombstone", "at all nsqlookupds: consumers do not find it", "expires")],
+    ),
+    "nsqlookupds that list other nsqds and other topics": (
+        whole(
+            *(known("a", WELL, ELSEWHERE), known("b", WELL)),
+            lookupds=[
+                lookupd(nodes=(producer("a", "events", "other"), producer("b", "events"))),
+                lookupd("m", nodes=(producer("a", "events"),)),
+            ],
+        ),
+        [
+            ("warning", "listing", "nsqlookupd m:4161 does not list nsqd b:4150", ""),
+            ("warning", "listing", "does not list topic other of nsqd a:4150", "restart"),
+        ],
+    ),
+    "two containers with one broadcast address": (
+        whole(
+            known("a", WELL),
+            lookupds=[lookupd(nodes=(producer("a", "events"), producer("a", hostname="other")))],
+        ),
+        [("error", "listing", "one broadcast address a:4150: a (172.17.0.5), other (", "its own")],
+    ),
+    "an nsqd that two nsqlookupds see at different addresses": (
+        whole(
+            known("a", WELL),
+            lookupds=[
+                lookupd(nodes=(producer("a", "events"),)),
+                lookupd("m", nodes=(replace(producer("a", "events"), remote_address="10.1:1"),)),
+            ],
+        ),
+        [],
+    ),
+    "an nsqd that has just been restarted": (
+        whole(
+            known("a", WELL),
+            lookupds=[lookupd(nodes=(producer("a", "events"), producer("a", "events")))],
+        ),
+        [],
+    ),
+    "no nsqd is registered": (
+        whole(known("a", WELL, producer=None), lookupds=[lookupd()]),
+        [
+            ("error", "listing", "no nsqd is registered", "--lookupd-tcp-address"),
+            ("warning", "listing", "nsqd a:4150 is registered with no nsqlookupd", ""),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"), [*CASES.values(), *WHOLE.values()], ids=[*CASES, *WHOLE]
+)
 def test_each_fault_is_found_with_its_culprit(
     found: Facts, expected: list[tuple[str, str, str, str]]
 ) -> None:
     findings = not_ok(found)
-    assert [(each.level, each.check) for each in findings] == [each[:2] for each in expected]
+    assert [(each.severity, each.check) for each in findings] == [each[:2] for each in expected]
     for finding, (_, _, culprit, fix) in zip(findings, expected, strict=True):
         assert culprit in finding.text
         assert fix in finding.fix

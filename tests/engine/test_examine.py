@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from nsqtools.config.connection import ConsumerConfig
+from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
+from nsqtools.engine.doctor.snapshot import SavedSnapshot
 from nsqtools.names import Address
 from tests.support.scripted_http import CHANNEL, reply, serving
 from tests.support.servers import free_port
@@ -37,6 +39,37 @@ async def test_an_nsqd_whose_tcp_port_nobody_knows_is_asked_over_http() -> None:
         question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
         (nsqd,) = (await examine(question, ConsumerConfig())).nsqds
     assert (nsqd.tcp, nsqd.version, nsqd.topic, nsqd.http_error) == (None, "1.3.0", None, None)
+
+
+async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+    nsqds = [await stage.nsqd(*(f"t{n}" for n in range(1000))) for _ in range(2)]
+    for nsqd in nsqds:
+        for topic in nsqd.answers["/stats"]["topics"]:
+            topic["channels"] = [{**CHANNEL, "channel_name": name} for name in "cd"]
+    lookupd = await stage.lookupd(*nsqds)
+    names = [f"t{n}" for n in range(1000)]
+    lookupd.answers |= {"/topics": {"topics": [*names, "gone"]}, "/info": {"version": "1.3.0"}}
+    lookupd.answers["/channels"] = {"channels": ["c", "d"] * 1000}
+    question = Question(topic="", channel="", nsqds=(), lookupds=(lookupd.name,), urls=())
+    found = diagnose(await examine(question, ConsumerConfig()))
+    assert [each.topic for each in found if each.code == "NSQ025"] == ["gone"]
+    assert [nsqd.count("/stats") for nsqd in nsqds] == [2, 2]
+    assert len(lookupd.asked) == 4
+
+
+async def test_an_nsqd_is_saved_by_its_broadcast_address(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that later looks know it again, whatever address they were given."""
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+    nsqd = await stage.nsqd("t")
+    given = Address("127.0.0.1", nsqd.port - 1)
+    question = Question(topic="", channel="", nsqds=(given,), lookupds=(), urls=())
+    saved = SavedSnapshot.of(await examine(question, ConsumerConfig()), ())
+    assert list(saved.stats) == [f"127.0.0.1:{nsqd.answers['/info']['tcp_port']}"]
 
 
 class Moving(dict[str, Any]):

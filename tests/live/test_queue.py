@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.decoding import program
 from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
 from tests.support.process import Cli, Result
@@ -128,3 +129,14 @@ def test_what_is_printed_can_be_given_to_one_channel_alone(
     nsqd.start()
     assert drain(nsqtools_cli, nsqd) == [0, 1, 2]
     assert not [*nsqd.data_path.glob("*.bad")]
+
+
+def test_cat_decodes_and_counts_what_it_prints(nsqtools_cli: Cli, make_nsqd: MakeNsqd) -> None:
+    nsqd = start(make_nsqd)
+    chosen = ("--decode", program("for l in iter(input, ''): print('[1]', flush=True)"))
+    done = queue(
+        nsqtools_cli, nsqd, "cat", "--topic", "t", "--channel", "b", "--count", "3", *chosen
+    )
+    assert (done.code, done.stdout) == (0, b"[1]\n" * 3)
+    assert cat(nsqtools_cli, nsqd, "--where", ". % 400 == 399", "--count", "1") == [399]
+    assert cat(nsqtools_cli, nsqd, "--where", ". % 400 == 399") == [399, 799]

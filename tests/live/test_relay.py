@@ -5,6 +5,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,11 @@ from nsqtools.config.consuming import SourceOptions
 from nsqtools.errors import UnreachableError
 from tests.support.binaries import Nsq
 from tests.support.consuming import run_beside
+from tests.support.decoding import order, protobuf_file
 from tests.support.eventually import eventually, eventually_async
 from tests.support.process import Cli
 from tests.support.proxy import Proxy
-from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, at
+from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, at, empty
 
 CHANNEL = "nsq_to_nsq"
 
@@ -164,3 +166,16 @@ def test_a_loop_that_comes_once_something_was_relayed_is_a_failure(
     second.publish(topic, [b"y"])
     _, stderr = relay.communicate(timeout=100)
     assert (relay.returncode, f"topic {topic} would be relayed".encode() in stderr) == (1, True)
+
+
+def test_rules_see_decoded_bodies_and_the_bodies_arrive_as_they_were(
+    nsqtools_cli: Cli, nsqd: Nsqd, goal: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    bodies = [order(id=number).SerializeToString() for number in (1, 2, 3)]
+    published(nsqd, topic, bodies)
+    done = nsqtools_cli(
+        *("relay", "--topic", topic, "--destination-nsqd-tcp-address", str(goal.tcp)),
+        *("--decode", protobuf_file(tmp_path), "--where", ".id > 1", *empty(nsqd)),
+    )
+    assert (done.code, "2 relayed, 1 filtered" in done.stderr) == (0, True), done.stderr
+    assert arrived(nsqtools_cli, goal, topic) == Counter(bodies[1:])

@@ -202,3 +202,37 @@ def test_a_signal_gives_back_what_a_peek_holds(tail: Tail) -> None:
     assert tail.state() == (0, 3, 0, 0, 0)
     assert running.end(signal.SIGINT) == 130
     assert tail.state() == (3, 0, 0, 3, 0)
+
+
+def test_where_prints_the_count_of_decoded_messages_and_gives_back_those_behind(
+    tail: Tail,
+) -> None:
+    tail.publish([b"\x81\xa1n%c" % number for number in range(100)] + [b"text"])
+    done = tail.cli(
+        *tail.command("--decode", "msgpack", "--where", ".n % 10 == 9", "-n", "2"), *at(tail.nsqd)
+    )
+    assert (done.code, done.stdout) == (0, b'{"n":9}\n{"n":19}\n'), done.stderr
+    assert eventually(lambda: tail.state()[1] == 0)
+    assert tail.depth() == 81
+    rest = tail.run("--decode", "msgpack", "--format", "%s;")
+    assert rest.code == 0
+    assert sorted(rest.stdout.split(b";"))[1:] == sorted(
+        [*(b'{"n":%d}' % number for number in range(20, 100)), b"text"]
+    )
+    assert "did not decode, and used as received: 1 message" in rest.stderr
+
+
+def test_a_peek_with_where_looks_at_its_count_and_a_faulty_decoder_takes_nothing(
+    tail: Tail, tmp_path: Path
+) -> None:
+    tail.publish([b'{"n":%d}' % number for number in range(10)])
+    peeked = tail.cli(*tail.command("--peek", "-n", "10", "--where", ".n > 7"), *at(tail.nsqd))
+    assert (peeked.code, peeked.stdout.splitlines()) == (0, [b'{"n":8}', b'{"n":9}'])
+    decoder = f"avro:{tmp_path}/none"
+    failed = tail.cli(*tail.command("--decode", decoder), *at(tail.nsqd))
+    assert (failed.code, failed.stderr.count("\n")) == (2, 1), failed.stderr
+    assert f"--decode {decoder}: " in failed.stderr
+    assert eventually(lambda: tail.depth() == 10)
+    failed = tail.cli(*tail.command("--decode", "cmd:false"), *at(tail.nsqd))
+    assert (failed.code, "cmd:false: the program ended" in failed.stderr) == (1, True)
+    assert eventually(lambda: tail.depth() >= 8)

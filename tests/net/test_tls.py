@@ -2,17 +2,19 @@
 
 import contextlib
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from cryptography.hazmat.primitives import serialization
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.errors import ConfigError
 from nsqtools.net import tls
 from nsqtools.net.http.daemons import Lookupd
-from nsqtools.net.tls import client_context, explain
+from nsqtools.net.tls import client_context, expiry, explain
 from tests.support.tls import Certificate, Certificates
 
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
@@ -230,3 +232,13 @@ async def test_a_token_that_others_can_read_is_warned_of_once(
         async with Lookupd(url, connect_timeout=1, request_timeout=1, token=token):
             pass
     assert len([text for text in caplog.messages if "without TLS" in text]) == warned
+
+
+@pytest.mark.parametrize("year", [2049, 2050])  # they are written in different forms
+def test_the_end_of_a_certificate_is_read_without_its_ca(year: int) -> None:
+    end = datetime(year, 2, 1, 3, 4, 5, tzinfo=UTC)
+    made = trustme.CA().issue_cert("localhost", not_after=end)
+    certificate = ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode())
+    assert expiry(certificate) == end.timestamp()
+    assert not any(expiry(certificate[:size]) for size in range(0, 100, 7))
+    assert not any(expiry(bytes(data)) for data in ([0x30] * 50, [0xFF] * 50, [0x80] * 50))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.errors import OutputClosedError, OutputError
+from nsqtools.errors import NSQError, OutputClosedError, OutputError
+from nsqtools.records.bodies.selection import Selection
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
 from nsqtools.sinks.peek import PeekSink
@@ -279,6 +280,43 @@ async def test_what_the_reader_of_a_socket_sends_is_ignored(settled: Settled) ->
             assert not sink.ended.done()
             await sink.handle(batch(b"1", settled=settled))
             assert theirs.recv(100) == b"1\n"
+
+
+async def test_a_selection_writes_what_it_chooses_and_stops_behind_the_last_one(
+    settled: Settled,
+) -> None:
+    bodies = [b"no json", b"\x81\xa1n\x01", b'{"n":2}', b'{"n":0}', b'{"n":3}', b"\xc0", b"more"]
+    with tempfile.TemporaryFile() as file:
+        writer = make_writer(Layout())
+        selection = Selection("msgpack", ".n > 0")
+        sink = StreamSink(file.fileno(), writer, selection=selection, count=3)
+        await sink.open()
+        await sink.handle(batch(*bodies[:3], settled=settled))
+        assert not sink.ended.done()
+        await sink.handle(batch(*bodies[3:], settled=settled))
+        await sink.ended
+        late = batch(b"late", settled=settled)
+        await sink.handle(late)
+        await sink.close()
+        file.seek(0)
+        assert file.read() == b'{"n":1}\n{"n":2}\n{"n":3}\n'
+    assert settled.finished == bodies[:5]
+    assert settled.requeued == [(b"\xc0", 0, False), (b"more", 0, False)]
+    assert (late.held, sink.messages) == (True, 3)
+    assert (selection.undecoded, selection.failed) == (4, 1)
+    assert [metric.samples[0].value for metric in sink.metrics()] == [4, 1]
+
+
+async def test_a_decoder_that_fails_ends_the_run_and_finishes_nothing(settled: Settled) -> None:
+    with device(os.devnull) as fd:
+        sink = StreamSink(fd, make_writer(Layout()), selection=Selection("cmd:false", ""))
+        await sink.open()
+        given = batch(b"1", b"2", b"3", b"4", settled=settled)
+        await sink.handle(given)
+        with pytest.raises(NSQError, match="--decode cmd:false: "):
+            await sink.ended
+        await sink.close()
+    assert (given.held, settled.finished) == (True, [])
 
 
 async def test_a_peek_writes_its_count_and_gives_back_what_it_writes_and_what_it_does_not() -> None:

@@ -8,7 +8,8 @@ which takes minutes, and so is done with ``--full`` or ``NSQTOOLS_REQUIRE_TOOLS=
 Spark's Ivy also downloads Iceberg's REST catalog, whose jars ``tests/iceberg/ivy.xml`` names.
 ``python -m tests.support.binaries`` gets all that is missing. Any other program that is missing
 skips the test and says what it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or
-``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
+``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it, and with ``NSQTOOLS_REQUIRE_CONTAINERS=1`` if it is what
+runs containers.
 """
 
 import fcntl
@@ -17,6 +18,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -138,8 +140,13 @@ def _needs_module(module: Module, reason: str, tests: str) -> Path:
 
 
 def needs(program: str, tests: str) -> str:
-    """Path of a program on PATH, or else the test ends here; ``tests`` says what is lost."""
-    return shutil.which(program) or give_up(program, tests, f"no {program} on PATH", "TOOLS")
+    """Path of a program, or else the test ends here; ``tests`` says what is lost.
+
+    It is on PATH, or beside this Python, where pip installs programs of packages.
+    """
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which(program) or shutil.which(program, path=beside)
+    return found or give_up(program, tests, f"no {program} on PATH", "TOOLS")
 
 
 def require_nsq() -> Nsq:

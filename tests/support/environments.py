@@ -1,30 +1,32 @@
-"""Virtual environments with packages from PyPI."""
+"""Programs that install packages from PyPI."""
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.support.binaries import give_up
 
 _TIMEOUT = 600.0  # seconds
+_UNREACHABLE = ("HTTPSConnection", "error sending request")
+"""How pip and uv say that there was no connection."""
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a program in the root directory."""
-    return subprocess.run(
-        command, cwd="/", capture_output=True, text=True, timeout=_TIMEOUT, check=False
-    )
+def run(tests: str, *command: str | Path) -> str:
+    """The output of a program in the root directory, which sees nothing of this checkout.
 
-
-def environment(tests: str, folder: Path, *packages: str | Path) -> Path:
-    """Where the programs of a fresh environment with these packages are, or the test ends here.
-
-    ``tests`` says what is lost then.
+    The test ends here if the program needs PyPI and cannot reach it; ``tests`` says what is lost.
     """
-    made = run(sys.executable, "-m", "venv", folder)
-    assert made.returncode == 0, made.stdout
-    installed = run(folder / "bin" / "pip", "install", "--quiet", *packages)
-    if installed.returncode and "HTTPSConnection" in installed.stderr:
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command,
+        cwd="/",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT,
+        check=False,
+    )
+    if done.returncode and any(text in done.stderr for text in _UNREACHABLE):
         give_up("PyPI", tests, "PyPI cannot be reached", "TOOLS")
-    assert installed.returncode == 0, installed.stderr
-    return folder / "bin"
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

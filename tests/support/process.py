@@ -48,10 +48,11 @@ class Cli:
     """Runs nsqtools in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables.
 
     It is forked from a process that has it loaded, where nothing of how it starts is asked for.
+    ``program`` is how to start another installation of it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *program: str) -> None:
+        self._folder, self._program = folder, program
         self._started: list[subprocess.Popen[bytes]] = []
         self._prefix: tuple[str, ...] = ()
 
@@ -95,12 +96,11 @@ class Cli:
         options = {"stdin": null, "stdout": null, "stderr": null, "cwd": self._folder, **options}
         environment = self._environment(env or {})
         process: subprocess.Popen[bytes]
-        if not self._prefix and can_fork(environment, options):
+        if not (self._prefix or self._program) and can_fork(environment, options):
             process = Forked("nsqtools", *args, env=environment, **options)
         else:
-            process = subprocess.Popen(
-                [*self._prefix, *COMMAND, *args], env=environment, start_new_session=True, **options
-            )
+            command = [*self._prefix, *(self._program or COMMAND), *args]
+            process = subprocess.Popen(command, env=environment, start_new_session=True, **options)
         self._started.append(process)
         return process
 

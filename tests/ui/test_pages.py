@@ -35,7 +35,7 @@ def test_topics_are_filtered_sorted_and_shown_with_what_doctor_finds(
     assert "61 topics" in first
     assert "page 1 of 2" in first
     assert first.index("orders") < first.index("quiet00")
-    assert "channel archive: depth 3" in first  # of doctor, for want of a consumer
+    assert "<b>warning</b> <code>NSQ036</code> channel archive of topic orders: depth 3" in first
     by_name = visited.get("/?sort=name&page=2").text
     assert "quiet59" in by_name
     assert ">orders<" not in by_name.partition("doctor finds")[0]
@@ -218,6 +218,23 @@ def test_messages_of_a_channel_are_looked_at_filtered_and_given_back(
     assert (endless.status, "within 2 s" in endless.text) == (400, True)
 
 
+def test_messages_are_shown_and_filtered_as_decoded_and_published_as_they_were(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", "--decode", "msgpack")
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"\x81\xa6amount\x05", b"\x81\xa6amount\xcd\x01\xf4", b"\xff\xff"])
+    eventually(lambda: _with(visited.get(f"/messages/{topic}/c").text, "costs each of them"))
+    page = visited.post(f"/messages/{topic}/c", {"count": "3"}).text
+    assert "&#34;amount&#34;: 500" in page
+    assert page.count("json, decoded") == 2
+    assert "bytes, did not decode" in page
+    page = visited.post(f"/messages/{topic}/c", {"count": "3", "jq": ".amount > 100"}).text
+    assert "3 messages received, 1 shown" in page
+    (picked,) = picks(page)
+    assert json.loads(picked)[1] == "gaZhbW91bnTNAfQ="
+
+
 def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
@@ -257,6 +274,13 @@ def test_copies_are_refused_without_a_channel_that_stays_whatever_the_picture_sa
     assert visited.post(f"/messages/{topic}", copy).status == 409
 
 
+def _field(page: str, name: str) -> str:
+    """The value of a hidden field."""
+    found = re.search(f'type="hidden" name="{name}" value="([^"]*)"', page)
+    assert found
+    return found[1]
+
+
 def test_dead_letters_are_edited_and_published_again_with_a_log(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
@@ -285,14 +309,16 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     many = "".join(json.dumps({"reason": "", "body": f"n{n}"}) + "\n" for n in range(300))
     (folder / "many.dead.jsonl").write_text(many)
     assert picks(visited.get("/dead/many.dead.jsonl?q=N299").text)
+    (folder / "many.dead.jsonl").unlink()
     chosen = picks(page)[:3]
-    form = [("token", visited.token()), ("target", topic), *(("pick", each) for each in chosen)]
-    page = visited.post("/edit", form).text
+    source = _field(page, "source")
+    form = [("token", visited.token()), ("target", topic), ("source", source)]
+    page = visited.post("/edit", [*form, *(("pick", each) for each in chosen)]).text
+    assert _field(page, "source") == source
     assert "one\ntwo</textarea>" in page
     assert page.count("<textarea") == 1  # a browser would change the line ends of the third
-    nonce = re.search(r'name="nonce" value="(\w+)"', page)
-    assert nonce
-    fields = [("topic", topic), ("rate", "1000"), ("nonce", nonce[1])]
+    nonce = ("nonce", _field(page, "nonce"))
+    fields = [("topic", topic), ("source", source), ("rate", "1000"), nonce]
     sent = [("token", visited.token()), *fields, *(("pick", each) for each in picks(page))]
     emptied = visited.post("/publish", [*sent, ("text0", "")])
     assert (emptied.status, "message 1 is empty" in emptied.text) == (400, True)
@@ -310,6 +336,38 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
         "tail", "--topic", topic, "--channel", "c", "-n", "3", "--nsqd-tcp-address", str(nsqd.tcp)
     )
     assert done.stdout == b"one\n2\n\xff\x00\na\r\nb\r\n"
+    page = visited.get(f"/dead/{topic}.dead.jsonl").text
+    assert page.count("(published again)") == 3
+    plan = nsqtools_cli("redrive", "--from-dir", str(folder), "--topic", topic, "--dry-run")
+    assert plan.stdout == f"{topic}\t-\t1\n".encode()
+
+
+def test_messages_of_a_dead_letter_topic_are_finished_once_they_are_published(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    dead = f"{topic}.dead"
+    nsqd.create(dead, "c")
+    nsqd.publish(dead, [b"%d" % n for n in range(5)])
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes")
+    eventually(lambda: _with(visited.get(f"/topic/{dead}/c").text, "<dd>5 "))
+    page = visited.post(f"/messages/{dead}/c", {"count": "10"}).text
+    source = _field(page, "source")
+    chosen = [("pick", each) for each in picks(page)[1:3]]
+    form = [("token", visited.token()), ("target", _field(page, "target")), ("source", source)]
+    page = visited.post("/edit", [*form, *chosen]).text
+    assert 'value="yes" checked' in page
+    sent = [("topic", topic), ("source", source), ("rate", "100"), ("finish", "yes"), *chosen]
+    for wrong in (("topic", dead), ("source", f"{dead}/none"), ("source", "nosuch/c")):
+        assert visited.post("/publish", [form[0], wrong, *sent]).status in (400, 409)
+    assert visited.post("/publish", [form[0], *sent]).status == 303
+    eventually(lambda: _with(visited.get("/publications").text, "2 of 2 messages"))
+    assert nsqd.channel(topic, "c")["depth"] == 2
+    eventually(lambda: nsqd.channel(dead, "c")["depth"] == 3)
+    assert visited.post("/publish", [form[0], *sent]).status == 303
+    gone = eventually(lambda: _with(visited.get("/publications").text, "2 failed"))
+    assert f"{dead}/c has it no longer" in gone
+    assert nsqd.channel(topic, "c")["depth"] == 2
 
 
 def test_what_a_page_lets_choose_fits_a_form(

@@ -1,8 +1,10 @@
-"""``nsqtools doctor``: finds out why a consumer receives no messages."""
+"""``nsqtools doctor``: finds out what is wrong with a cluster or a topic."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,48 +12,90 @@ from nsqtools.cli.exits import Ended, Exit, one_line
 from nsqtools.cli.options import Command, options
 from nsqtools.config.admin import DoctorOptions
 from nsqtools.config.connection import ExaminedConfig
+from nsqtools.errors import ConfigError
 from nsqtools.names import NSQD_TCP_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from nsqtools.engine.doctor.comparison import Changes
     from nsqtools.engine.doctor.examine import Question
-    from nsqtools.engine.doctor.facts import Finding
+    from nsqtools.engine.doctor.findings import Finding
 
-_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+_COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+_WIDTH = max(map(len, _COLOURS))
 _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
+_MOST = 10
+"""The maximum number of findings of a code, and of changes of a kind, to print."""
 
 
 @click.command(
     "doctor",
     cls=Command,
-    essential="topic channel nsqd_tcp_address lookupd_http_address nsqd_http_address json timeout "
-    "tls_v1 auth_secret_file verbose",
+    essential="topic channel nsqd_tcp_address lookupd_http_address nsqd_http_address skip json "
+    "timeout tls_v1 auth_secret_file verbose",
 )
 @options()
 def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
-    """Find out why a consumer sees nothing.
+    """Find faults of a cluster, or why a consumer sees nothing.
 
-    Give doctor the options of the consumer, such as those of tail. It examines the servers of the
-    topic, and prints its findings and what to do about each warning or failure. It changes nothing.
-    The exit status is 1 if there are failures, and 3 if no server answers.
+    Without --topic, doctor examines the whole cluster. With --topic, give it the options of the
+    consumer, such as those of tail: it examines the servers of the topic. It prints its findings,
+    with their codes, and what to do about each. It changes nothing. The exit status is 4 if there
+    are warnings, 1 if there are errors, and 3 if no server answers.
     """
     import asyncio
 
     from nsqtools.cli.remotes import with_secret
     from nsqtools.engine.doctor import diagnose
+    from nsqtools.engine.doctor.comparison import compare
     from nsqtools.engine.doctor.examine import examine
+    from nsqtools.engine.doctor.findings import without
+    from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
 
+    skipped = _skipped(options.skip)
+    before = None
+    if options.compare and not _is_first_run(options):
+        before = load(options.compare)
     facts = asyncio.run(examine(_question(options), with_secret(config)))
-    findings = diagnose(facts)
+    findings = without(diagnose(facts), skipped)
+    seen = SavedSnapshot.of(facts, findings)
+    changes = None
+    if before:
+        old = replace(before, findings=tuple(without(before.findings, skipped)))
+        changes = compare(old, seen)
     if options.json:
-        _print_json(options, findings)
+        _print_json(options, findings, changes)
     else:
         _print(findings)
+        if changes:
+            _print_changes(changes)
     if not facts.anybody:
         raise Ended(Exit.UNREACHABLE)
-    if any(finding.level == "failure" for finding in findings):
+    if options.save:
+        save(options.save, seen)
+    severities = {finding.severity for finding in findings}
+    if "error" in severities:
         raise Ended(Exit.FAILURE)
+    if "warning" in severities:
+        raise Ended(Exit.PARTIAL)
+
+
+def _is_first_run(options: DoctorOptions) -> bool:
+    """Whether the file to compare with is about to be saved for the first time."""
+    import os
+
+    return options.compare == options.save and not os.path.exists(options.compare)
+
+
+def _skipped(codes: Sequence[str]) -> set[str]:
+    from nsqtools.config.units import nearest
+    from nsqtools.engine.doctor.findings import BY_CODE
+
+    for code in codes:
+        if code.upper() not in BY_CODE:
+            raise ConfigError(f"--skip {code}: unknown code{nearest(code.upper(), BY_CODE)}")
+    return {code.upper() for code in codes}
 
 
 def _question(options: DoctorOptions) -> Question:
@@ -71,23 +115,64 @@ def _question(options: DoctorOptions) -> Question:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    width = max(map(len, _COLOURS))
-    for each in findings:
-        level = click.style(each.level.ljust(width), fg=_COLOURS[each.level])
-        click.echo(f"{level}  {one_line(each.text)}")
-        if each.fix:
-            click.echo(f"{'':{width}}  fix: {one_line(each.fix)}")
+    for kind, group in groupby(findings, lambda each: each.code or each.check):
+        found = list(group)
+        for each in found[:_MOST]:
+            severity = click.style(each.severity.ljust(_WIDTH), fg=_COLOURS[each.severity])
+            click.echo(f"{severity}  {_line(each)}")
+            if each.fix:
+                click.echo(f"{'':{_WIDTH}}  fix: {one_line(each.fix)}")
+        _print_more(kind, len(found))
 
 
-def _print_json(options: DoctorOptions, findings: Sequence[Finding]) -> None:
-    from dataclasses import asdict
+def _print_more(kind: str, number: int) -> None:
+    if number > _MOST:
+        click.echo(f"{'':{_WIDTH}}  {kind}: {number - _MOST} more; --json prints all")
 
+
+def _line(finding: Finding) -> str:
+    return one_line(f"{finding.code} {finding.text}".lstrip())
+
+
+def _print_changes(changes: Changes) -> None:
+    from datetime import UTC, datetime
+
+    since = datetime.fromtimestamp(changes.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    click.echo(f"\nChanges since {since}")
+    for kind, lines in _kinds(changes):
+        for line in lines[:_MOST]:
+            click.echo(f"{kind:{_WIDTH}}  {line}")
+        _print_more(kind, len(lines))
+
+
+def _kinds(changes: Changes) -> Iterator[tuple[str, list[str]]]:
+    yield "new", [_line(each) for each in changes.new_findings]
+    yield "gone", [_line(each) for each in changes.gone_findings]
+    for kind, keys in (("came", changes.came), ("went", changes.went), ("still", changes.still)):
+        topics = {topic for topic, channel in keys if not channel}
+        others = [f"channel {key[1]} of topic {key[0]}" for key in keys if key[0] not in topics]
+        yield kind, [*(f"topic {topic}" for topic in sorted(topics)), *others]
+
+
+def _print_json(
+    options: DoctorOptions, findings: Sequence[Finding], changes: Changes | None
+) -> None:
     from nsqtools.cli.output import print_json
 
-    print_json(
-        {
-            "topic": options.topic,
-            "channel": options.channel,
-            "findings": [asdict(each) for each in findings],
+    shown: dict[str, Any] = {
+        "topic": options.topic,
+        "channel": options.channel,
+        "findings": [each.fields() for each in findings],
+    }
+    if changes:
+        places = {"came": changes.came, "went": changes.went, "still": changes.still}
+        shown["changes"] = {
+            "since": changes.since,
+            "new": [each.fields() for each in changes.new_findings],
+            "gone": [each.fields() for each in changes.gone_findings],
+            **{
+                kind: [{"topic": topic, "channel": channel} for topic, channel in keys]
+                for kind, keys in places.items()
+            },
         }
-    )
+    print_json(shown)

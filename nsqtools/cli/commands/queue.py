@@ -71,7 +71,9 @@ def ls(*, data_path: str, how: QueueListOptions) -> None:
     print_rows(_COLUMNS, rows)
 
 
-@queue.command("cat", essential="topic channel count since until damaged json timestamps format")
+@queue.command(
+    "cat", essential="topic channel count since until damaged json timestamps where decode"
+)
 @_data_path
 @options()
 def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
@@ -220,23 +222,30 @@ async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -
     import asyncio
     from time import time
 
-    from nsqtools.cli.output import STDOUT, stream_writer
+    from nsqtools.cli.output import STDOUT, selection_of, stream_writer
     from nsqtools.config.units import parse_time
     from nsqtools.sinks.pipes import Output
 
     now = time()
     since, until = (parse_time(each, now) if each else None for each in (form.since, form.until))
-    writer = stream_writer(form)
+    writer, selection = stream_writer(form), selection_of(form)
     output = Output(STDOUT, "standard output")
     printed = 0
     await output.open()
     try:
-        for batch in reader.batches(since=since, until=until, count=form.count):
-            await output.write(writer.render(found, batch))
-            printed += len(batch)
-            await asyncio.sleep(0)  # a signal may have come
+        count = 0 if form.where else form.count
+        for batch in reader.batches(since=since, until=until, count=count):
+            for messages in selection.shown(batch) if selection else (batch,):
+                shown = messages[: form.count - printed] if form.count else messages
+                await output.write(writer.render(found, shown))
+                printed += len(shown)
+                await asyncio.sleep(0)  # a signal may have come
+            if form.count and printed == form.count:
+                break
     finally:
         output.close()
+        if selection:
+            selection.close()
     return printed
 
 

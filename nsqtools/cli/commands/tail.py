@@ -20,7 +20,7 @@ _PEEK_IDLE = 2.0
     "tail",
     cls=Command,
     essential="topic channel nsqd_tcp_address lookupd_http_address count until_empty json "
-    "timestamps print_topic format",
+    "format where decode",
 )
 @options()
 def tail(
@@ -35,32 +35,34 @@ def tail(
 
     Without --channel, tail creates an ephemeral channel of its own. It prints copies of new
     messages, and other channels keep theirs. If the topic has no channel yet, it also takes the
-    messages waiting in the topic. With --channel, tail consumes the channel: each message is
-    finished once it is printed, or put back with --peek.
+    waiting messages. With --channel, tail consumes the channel: a message is finished when
+    printed, or put back with --peek.
     """
     import asyncio
     import random
 
     from nsqtools.cli.logs import show_status
-    from nsqtools.cli.output import STDOUT, stream_writer
+    from nsqtools.cli.output import STDOUT, selection_of, stream_writer
     from nsqtools.cli.remotes import with_secret
     from nsqtools.cli.service import consume
     from nsqtools.sinks.peek import PeekSink
     from nsqtools.sinks.stdout import StreamSink
 
-    writer, count = stream_writer(form), stop.count
+    writer, count, selection = stream_writer(form), stop.count, selection_of(form)
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
     if source.peek:
         _check_peek(source, stop, config)
         config = with_secret(config).with_values(max_in_flight=count, max_attempts=0)
         stop = stop.with_values(count=0, idle_timeout=stop.idle_timeout or _PEEK_IDLE)
+    elif form.where:  # the engine counts finished messages, the sink those that it prints
+        stop = stop.with_values(count=0)
 
     async def run() -> None:
-        sink = StreamSink(STDOUT, writer)
+        sink = StreamSink(STDOUT, writer, selection=selection, count=count if form.where else 0)
         if source.peek:
             await _require_channel(source, config, stop.nsqd_http_address)
             show_status()
-            sink = PeekSink(STDOUT, writer, count)
+            sink = PeekSink(STDOUT, writer, count, selection=selection)
         await consume(source, channel, config, stop, sink, metrics=metrics)
 
     asyncio.run(run())
@@ -79,7 +81,9 @@ async def _require_channel(
     subscription = Subscription(
         topic=topic, channel=source.channel, nsqds=fixed_nsqds(source), lookupds=lookupds
     )
-    if not await Backlog(subscription, config, nsqds_http).has_channel():
+    found, is_complete = await Backlog(subscription, config, nsqds_http).known()
+    names = {channel.name for each in found for channel in each.channels}
+    if is_complete and source.channel not in names:
         raise NSQError(f"no nsqd has channel {source.channel} of topic {topic}: check the names")
 
 

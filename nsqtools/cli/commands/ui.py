@@ -48,15 +48,16 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     )
     from nsqtools.cli.service import allow_many_files, supervised
     from nsqtools.engine.administration import Servers
-    from nsqtools.engine.republication import Republications
     from nsqtools.names import listening_address
     from nsqtools.net.systemd import Notifier
+    from nsqtools.records.bodies.decoders import make_decoder
     from nsqtools.tasks import beside
 
     _require()
     from nsqtools.engine.clusterwatch import ClusterWatch
     from nsqtools.ui.application import application
     from nsqtools.ui.audit import Audit
+    from nsqtools.ui.republication import Republications
     from nsqtools.ui.site import Site
     from nsqtools.ui.webserver import PageServer
 
@@ -66,12 +67,13 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     assert address
     limits: Mapping[str, Any] = client_limits(servers)
     addresses = Servers(servers.lookupd_http_address, nsqds_of(servers), limits, servers.timeout)
+    decoder = make_decoder(page.decode)
     allow_many_files()
     async with open_cluster(servers) as cluster, open_cluster(servers, quiet=True) as details:
         watch = ClusterWatch(cluster, details, page.interval)
         again, audit = Republications(_log_bug), Audit(page)
-        app = application(Site(watch, page, addresses, with_secret(config), audit, again))
-        server = PageServer(address, app)
+        site = Site(watch, page, addresses, with_secret(config), audit, again, decoder)
+        server = PageServer(address, application(site))
         notifier = Notifier()
         try:
             await watch.poll()
@@ -88,6 +90,8 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
             server.close()
             await again.close()
             await audit.close()
+            if decoder:
+                decoder.close()
             await watch.close()
 
 

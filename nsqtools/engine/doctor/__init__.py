@@ -1,97 +1,99 @@
-"""Finds out why a consumer receives nothing: it gathers facts, and pure functions judge them."""
-
-# size: the list of judges
+"""Finds out what is wrong with a topic or a cluster: pure functions judge gathered facts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.clusterstats import topics_of
-from nsqtools.engine.doctor.backlog import judge_channel, judge_consumers, judge_topic
-from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.backlog import (
+    judge_channel,
+    judge_consumers,
+    judge_topic,
+    judge_topics,
+)
+from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+from nsqtools.engine.doctor.listing import judge_listing, judge_registrations
 from nsqtools.engine.doctor.servers import (
+    judge_balance,
     judge_capacity,
     judge_clocks,
-    judge_listing,
+    judge_health,
     judge_lookupds,
     judge_nsqds,
+    judge_silent,
+    judge_tls,
+    judge_versions,
 )
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from nsqtools.engine.cluster import Snapshot
-    from nsqtools.net.http.replies import ChannelStats, TopicStats
+    from nsqtools.engine.doctor.findings import Finding
 
 _JUDGES = (
     judge_lookupds,
     judge_listing,
     judge_nsqds,
+    judge_versions,
+    judge_health,
     judge_clocks,
     judge_capacity,
     judge_topic,
     judge_channel,
     judge_consumers,
 )
+_JUDGES_OF_WHOLE = (
+    judge_lookupds,
+    judge_registrations,
+    judge_nsqds,
+    judge_versions,
+    judge_health,
+    judge_tls,
+    judge_clocks,
+    judge_balance,
+    judge_topics,
+)
+_ORDER = ("ok", "error", "warning", "note")
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Return all findings: on servers first, then on messages."""
-    return [finding for judge in _JUDGES for finding in judge(facts)]
+    """Return all findings: on servers first, then on messages.
 
-
-def findings_of(snapshot: Snapshot) -> Iterator[tuple[str, Finding]]:
-    """Yield the warnings and failures that a poll of all topics shows, each with its topic.
-
-    Findings on servers come first, with an empty topic. Only topics and channels that are paused,
-    or have messages and no consumer, are judged.
+    Those of a whole cluster are in the order of their severities and codes, after what is well.
     """
-    for name, lookupd_error in snapshot.lookupds.items():
-        if lookupd_error:
-            fix = f"start it, or leave {name} out"
-            yield "", Finding("warning", "nsqlookupd", f"nsqlookupd {lookupd_error}", fix)
-    for name, nsqd_error in snapshot.failures.items():
-        fix = f"start it, or leave {name} out"
-        yield "", Finding("failure", "nsqd", f"nsqd {nsqd_error}", fix)
-    for name, stats in snapshot.stats.items():
-        if stats.health not in ("", "OK"):
-            text = f"nsqd {name} is unhealthy: {stats.health}"
-            yield "", Finding("failure", "nsqd", text, "see its log, and the space on its disk")
-    having: dict[str, dict[str, TopicStats]] = {}
-    for node, topic in topics_of(snapshot):
-        having.setdefault(topic.name, {})[node] = topic
-    for topic_name in sorted(having):
-        if not any(map(_is_suspect, having[topic_name].values())):
-            continue
-        facts = _facts(snapshot, topic_name, having[topic_name])
-        for found in (*judge_topic(facts), *judge_channel(facts)):
-            if found.level != "ok" and found.check != "topic":
-                yield topic_name, found
+    judges = _JUDGES_OF_WHOLE if facts.whole else _JUDGES
+    found = [finding for judge in judges for finding in judge(facts)]
+    if facts.whole:
+        found.sort(key=lambda each: (_ORDER.index(each.severity), each.code))
+    return found
 
 
-def _is_suspect(topic: TopicStats) -> bool:
-    return topic.paused or bool(topic.depth) or any(map(_is_left, topic.channels))
+def findings_of(snapshot: Snapshot) -> Iterator[Finding]:
+    """Yield the warnings and errors that one poll of all topics shows, on servers first."""
+    facts = _facts(snapshot)
+    for judge in (judge_lookupds, judge_silent, judge_health, judge_topics):
+        yield from (found for found in judge(facts) if found.severity != "ok")
 
 
-def _is_left(channel: ChannelStats) -> bool:
-    held = channel.depth or channel.in_flight or channel.deferred
-    return channel.paused or bool(held and not channel.client_count)
-
-
-def _facts(snapshot: Snapshot, topic: str, having: Mapping[str, TopicStats]) -> Facts:
-    """Return the facts about a topic that /stats alone has; ``having`` is by nsqd."""
+def _facts(snapshot: Snapshot) -> Facts:
+    """Return the facts that a poll has found."""
     nsqds = []
-    for name, found in having.items():
-        node = snapshot.nodes[name]
+    for name, node in snapshot.nodes.items():
+        stats, error = snapshot.stats.get(name), snapshot.failures.get(name)
         http = node.api or Address.parse(name.partition("/")[0])
-        nsqds.append(NsqdFacts(tcp=node.tcp, url=node.http, http=http, given=True, topic=found))
-    lookupds = [LookupdFacts(url=name, address=Address.parse(name)) for name in snapshot.lookupds]
+        tcp = node.tcp if stats else None
+        nsqds.append(NsqdFacts(tcp=tcp, url=node.http, http=http, stats=stats, http_error=error))
+    lookupds = [
+        LookupdFacts(url=name, address=Address.parse(name), error=error)
+        for name, error in snapshot.lookupds.items()
+    ]
     return Facts(
-        topic=topic,
+        topic="",
         channel="",
         lookupds=tuple(lookupds),
         nsqds=tuple(nsqds),
         has_secret=False,
         max_in_flight=1,
+        whole=True,
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.config.units import counted, nearest
-from nsqtools.engine.doctor.facts import Finding
+from nsqtools.engine.doctor.findings import fault, passed, some
 from nsqtools.names import is_ephemeral
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.engine.doctor.facts import Facts, Level, NsqdFacts
+    from nsqtools.engine.doctor.facts import Facts, NsqdFacts
+    from nsqtools.engine.doctor.findings import Finding
     from nsqtools.net.http.replies import ChannelStats, ClientStats
 
     Found = list[tuple[NsqdFacts, ChannelStats]]
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 _HELD = ("depth", "in_flight", "deferred")
 _MOST = 5
 """The maximum number of consumers named by a finding."""
+
+_PACE = 3.0
+"""Messages per second that a consumer settles, so that none in a second is a surprise."""
+
+_MANY, _MAX_TIMEOUTS, _MAX_REQUEUES = 10, 0.05, 0.2  # a number, and parts of all messages
 
 
 def judge_topic(facts: Facts) -> Iterator[Finding]:
@@ -29,20 +36,20 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
         if not facts.lookupds and any(not each.http_error for each in facts.nsqds):
             near = nearest(topic, sorted(facts.known_topics))
             fix = f"check the name, or publish to it, which creates it: {facts.publish()}"
-            yield Finding("failure", "topic", f"no nsqd has topic {topic}{near}", fix)
+            yield fault("NSQ030", f"no nsqd has topic {topic}{near}", fix, topic=topic)
         return
     paused = [nsqd for nsqd, found in having if found.paused]
     if paused:
         text = f"topic {topic} is paused on {_names(paused)}: its channels get no messages"
         fix = facts.command("topic", "unpause", topic, nsqds=tuple(paused))
-        yield Finding("failure", "topic-paused", text, fix)
+        yield fault("NSQ034", text, fix, error=not facts.whole, topic=topic)
     published = sum(found.message_count for _, found in having)
     if not published:
         text = f"nothing has been published to topic {topic} since its nsqds started"
         fix = f"publish a message and run doctor again: {facts.publish()}"
-        yield Finding("warning", "topic", text, fix)
+        yield fault("NSQ031", text, fix, topic=topic)
     elif not paused:
-        yield Finding("ok", "topic", f"topic {topic}: {_messages(published)} published so far")
+        yield passed("topic", f"topic {topic}: {_messages(published)} published so far")
     if waiting := _waiting(facts):
         yield _about_waiting(facts, waiting)
 
@@ -60,7 +67,7 @@ def _about_waiting(facts: Facts, waiting: int) -> Finding:
         if is_ephemeral(name):
             do, make = f"consume {name}", facts.consume(name)
     fix = f"{do}: the first channel on an nsqd gets the messages that wait there: {make}"
-    return Finding("warning", "depth", text, fix)
+    return fault("NSQ033", text, fix, topic=topic)
 
 
 def judge_channel(facts: Facts) -> Iterator[Finding]:
@@ -83,21 +90,21 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
         text = f"channel {name} is empty, but other channels of the topic are not: {waiting}"
         deepest = max(others, key=lambda each: others[each])
         fix = f"to get those messages, consume that channel: {facts.consume(deepest)}"
-        yield Finding("warning", "depth", text, fix)
+        yield fault("NSQ038", text, fix, topic=facts.topic, channel=name)
 
 
 def _about(facts: Facts, name: str, found: Found) -> Finding:
     """Return the finding on one channel."""
+    about: dict[str, Any] = {"topic": facts.topic, "channel": name}
     paused = [nsqd for nsqd, channel in found if channel.paused]
     if paused:
         fix = facts.command("channel", "unpause", facts.topic, name, nsqds=tuple(paused))
-        text = f"channel {name} is paused on {_names(paused)}: it delivers no messages"
-        level: Level = "failure" if name == facts.channel else "warning"
-        return Finding(level, "channel-paused", text, fix)
+        text = f"{_place(facts, name)} is paused on {_names(paused)}: it delivers no messages"
+        return fault("NSQ035", text, fix, error=name == facts.channel, **about)
     depth, in_flight, deferred = (_sum(found, field) for field in _HELD)
     clients = _sum(found, "client_count")
     held = f"depth {depth}, in flight {in_flight}, deferred {deferred}"
-    text = f"channel {name}: {held}, {counted(clients, 'consumer')}"
+    text = f"{_place(facts, name)}: {held}, {counted(clients, 'consumer')}"
     if left := [(nsqd, channel) for nsqd, channel in found if _is_left(channel)]:
         if clients:
             names = _names([nsqd for nsqd, _ in left])
@@ -106,12 +113,12 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
         fix = (
             f"if nobody needs it, delete it: {delete}; otherwise consume it: {facts.consume(name)}"
         )
-        return Finding("warning", "channel", text, fix)
+        return fault("NSQ036", text, fix, **about)
     if name == facts.channel and deferred and not depth and not in_flight:
         text += ": deferred messages are delivered when their delay is over"
         fix = f"wait, or see which consumer requeues messages: {facts.watch_consumers()}"
-        return Finding("warning", "channel", text, fix)
-    return Finding("ok", "channel", text)
+        return fault("NSQ039", text, fix, **about)
+    return passed("channel", text)
 
 
 def _is_left(channel: ChannelStats) -> bool:
@@ -128,7 +135,7 @@ def _absent(facts: Facts, channels: Sequence[str]) -> Finding:
     else:
         make = facts.command("channel", "create", facts.topic, name)
         fix = f"a channel gets messages from its first consumer on; to create it now: {make}"
-    return Finding("warning", "channel", text, fix)
+    return fault("NSQ037", text, fix, topic=facts.topic, channel=name)
 
 
 def judge_consumers(facts: Facts) -> Iterator[Finding]:
@@ -137,6 +144,7 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
     clients = [(nsqd, client) for nsqd, channel in found for client in channel.clients]
     if not clients:
         return
+    about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel}
     depth, in_flight = _sum(found, "depth"), _sum(found, "in_flight")
     stuck = [(nsqd, client) for nsqd, client in clients if _is_stuck(facts, nsqd, client)]
     all_blocked = bool(depth) and not any(client.ready_count for _, client in clients)
@@ -157,7 +165,7 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
             f"{_who(top)} holds all {_messages(in_flight)} of channel {facts.channel} in flight, "
             f"with RDY {top.ready_count}: other consumers get none"
         )
-        yield Finding("warning", "consumers", text, fix)
+        yield fault("NSQ042", text, fix, **about)
         return
     taking = [client for client in working if client.ready_count]
     names = ", ".join(f"{_who(each)} with RDY {each.ready_count}" for each in taking[:_MOST])
@@ -166,7 +174,7 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
         text = (
             f"channel {facts.channel} is shared by {names}{more}: each message goes to one of them"
         )
-        yield Finding("warning", "consumers", text, fix)
+        yield fault("NSQ042", text, fix, **about)
 
 
 def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
@@ -191,13 +199,14 @@ def _about_stuck(
     ``alone`` and messages time out.
     """
     look = facts.watch_consumers()
+    about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel, "server": nsqd.name}
     if not client.ready_count:
         text = f"{_who(client)} has RDY 0 on nsqd {nsqd.name}: it takes no messages"
         fix = (
             "it is in backoff, is stopping, or its --max-in-flight is below the number of "
             f"nsqds: {look}"
         )
-        return Finding("failure" if all_blocked else "warning", "consumers", text, fix)
+        return fault("NSQ040", text, fix, error=all_blocked, **about)
     text = (
         f"{_who(client)} has {_messages(client.in_flight)} in flight, with RDY "
         f"{client.ready_count} on nsqd {nsqd.name}, and settled no message in 1 s"
@@ -206,9 +215,103 @@ def _about_stuck(
     if before and later and (late := later.timeout_count - before.timeout_count) > 0:
         text += f", while {_messages(late)} of the channel timed out: it gets no more messages"
         fix = f"it hangs, or takes longer than its --msg-timeout: {look}"
-        return Finding("failure" if alone else "warning", "consumers", text, fix)
+        return fault("NSQ041", text, fix, error=alone, **about)
     fix = f"it is slow, or hangs: see whether it finishes messages: {look}"
-    return Finding("warning", "consumers", text, fix)
+    return fault("NSQ041", text, fix, **about)
+
+
+def judge_topics(facts: Facts) -> Iterator[Finding]:
+    """Judge all topics of a whole cluster, with their channels and consumers."""
+    silent = [nsqd for nsqd in facts.nsqds if not nsqd.later_stats]
+    listed = {topic for nsqd in silent if nsqd.producer for topic in nsqd.producer.topics}
+    is_known = all(nsqd.producer for nsqd in silent)
+    for each in facts.by_topic():
+        if _is_suspect(each):
+            found = (*judge_topic(each), *judge_channel(each))
+            yield from (one for one in found if one.severity != "ok" and one.code != "NSQ031")
+        if is_known and each.topic not in listed:
+            yield from _judge_idle(each)
+        for name, parts in sorted(_channels(each).items()):
+            view = replace(each, channel=name)
+            yield from _judge_counts(view, parts)
+            yield from _judge_all_consumers(view, parts)
+
+
+def _is_suspect(facts: Facts) -> bool:
+    """Whether the topic or a channel is paused, or has messages and no consumer."""
+    return any(
+        topic.paused
+        or (topic.depth and not topic.channels)
+        or any(channel.paused or _is_left(channel) for channel in topic.channels)
+        for _, topic in facts.having()
+    )
+
+
+def _judge_idle(facts: Facts) -> Iterator[Finding]:
+    """Judge whether a topic has no consumer, no message, and none was published between looks."""
+    channels = _channels(facts)
+    used = any(_sum(found, "client_count", "paused", *_HELD) for found in channels.values())
+    looks = [(topic, nsqd.later or topic) for nsqd, topic in facts.having()]
+    moved = any(before.message_count != later.message_count for before, later in looks)
+    if used or moved or any(topic.depth or topic.paused for topic, _ in looks):
+        return
+    published = sum(topic.message_count for topic, _ in looks)
+    where = "it has no channel"
+    if channels:
+        where = f"no consumer of {'channels' if len(channels) > 1 else 'channel'} "
+        where += some(sorted(channels))
+    text = (
+        f"topic {facts.topic} is idle: {where}, no message waits, and {_messages(published)} "
+        f"{'was' if published == 1 else 'were'} published since its nsqds started"
+    )
+    fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', facts.topic)}"
+    yield fault("NSQ032", text, fix, topic=facts.topic)
+
+
+def _judge_counts(facts: Facts, found: Found) -> Iterator[Finding]:
+    """Judge whether many messages of the channel timed out or were requeued."""
+    messages = _sum(found, "message_count")
+    about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel}
+    timeouts, requeues = _sum(found, "timeout_count"), _sum(found, "requeue_count")
+    if timeouts >= max(_MANY, _MAX_TIMEOUTS * messages):
+        text = f"{_place(facts, facts.channel)}: {timeouts} timeouts of {_messages(messages)}"
+        fix = (
+            "raise the consumers' --msg-timeout, or lower their --max-in-flight: "
+            f"{facts.watch_consumers()}"
+        )
+        yield fault("NSQ043", text, fix, **about)
+    if requeues >= max(_MANY, _MAX_REQUEUES * messages):
+        text = f"{_place(facts, facts.channel)}: {requeues} requeues of {_messages(messages)}"
+        fix = f"handling fails: see the logs of its consumers: {facts.watch_consumers()}"
+        yield fault("NSQ044", text, fix, **about)
+
+
+def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
+    """Judge whether messages wait in the channel, and none of its consumers makes progress."""
+    clients = [(nsqd, client) for nsqd, channel in found for client in channel.clients]
+    depth = _sum(found, "depth")
+    if not depth or not clients or any(channel.paused for _, channel in found):
+        return
+    if not all(nsqd.later and _is_stuck(facts, nsqd, client) for nsqd, client in clients):
+        return
+    about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel}
+    text = f"{_place(facts, facts.channel)}: depth {depth}, {counted(len(clients), 'consumer')}"
+    look = facts.watch_consumers()
+    if not any(client.ready_count for _, client in clients):
+        fix = f"see whether they are in backoff, or are stopping: {look}"
+        yield fault("NSQ040", f"{text}, and RDY 0 of all", fix, error=True, **about)
+        return
+    is_late = any(channel.timeout_count for _, channel in found)
+    if not is_late and all(_is_slow(facts, client) for _, client in clients):
+        return
+    text += ", and none has settled a message in 1 s, with as many in flight as its RDY"
+    yield fault("NSQ041", text, f"see whether they hang: {look}", **about)
+
+
+def _is_slow(facts: Facts, client: ClientStats) -> bool:
+    """Whether the consumer has settled messages, but too few to expect one in a second."""
+    settled = client.finish_count + client.requeue_count
+    return 0 < settled < _PACE * (facts.at - client.connect_ts)
 
 
 def _who(client: ClientStats) -> str:
@@ -232,6 +335,10 @@ def _channels(facts: Facts) -> dict[str, Found]:
 
 def _sum(found: Found, *fields: str) -> int:
     return sum(getattr(channel, field) for _, channel in found for field in fields)
+
+
+def _place(facts: Facts, channel: str) -> str:
+    return f"channel {channel} of topic {facts.topic}"
 
 
 def _names(nsqds: Sequence[NsqdFacts]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,12 +23,13 @@ from nsqtools.errors import (
     ServerError,
     UnreachableError,
 )
-from nsqtools.names import Address
+from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.connection import Connection
 from nsqtools.net.http.api import Deadline, HTTPClient, limits_within, parse_url
-from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, union_producers
+from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt, union_producers
+from nsqtools.net.http.replies import Lookup
 from nsqtools.net.probe import what_speaks
-from nsqtools.net.tls import http_context, uses_tls
+from nsqtools.net.tls import expiry, http_context, uses_tls
 from nsqtools.proto import commands
 from nsqtools.tasks import call_each, end, together
 
@@ -53,8 +55,9 @@ _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
 class Question:
     """The topic, channel and servers of the consumer in question.
 
-    ``urls`` are HTTP addresses of nsqds: those in ``nsqds``, and others to examine. ``timeout`` is
-    for the whole examination, in seconds; nsqlookupds may use half.
+    Without a topic, the whole cluster is examined. ``urls`` are HTTP addresses of nsqds: those in
+    ``nsqds``, and others to examine. ``timeout`` is for the whole examination, in seconds;
+    nsqlookupds may use half.
     """
 
     topic: str
@@ -116,9 +119,14 @@ class _Examination:
             has_secret=bool(config.auth_secret),
             max_in_flight=config.max_in_flight,
             compression="snappy" if config.snappy else "deflate" if config.deflate else "",
+            whole=not question.topic,
+            at=time.time(),
         )
-        nsqds = await call_each(candidates, lambda each: self._ask(facts, each))
-        return replace(facts, nsqds=tuple(await self._reexamine(nsqds)))
+        asked = await call_each(candidates, lambda each: self._ask(facts, each))
+        nsqds = await self._reexamine(asked)
+        if facts.whole:
+            lookupds = await together(*(self._with_stale(each, nsqds) for each in lookupds))
+        return replace(facts, lookupds=tuple(lookupds), nsqds=tuple(nsqds))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
         """Ask an nsqd over HTTP, and over TCP too if the nsqd was given or concerns the topic."""
@@ -142,10 +150,14 @@ class _Examination:
         seen = replace(
             asked, features=features, needs_tls=needs_tls, tcp_error=error, version=version
         )
-        return await self._explain(seen, tcp, error) if error and not needs_tls else seen
+        if error and not needs_tls:
+            return await self._explain(seen, tcp, error)
+        if not facts.whole:
+            return seen
+        offers_tls, end_of_validity = await self._ask_tls(tcp)
+        return replace(seen, offers_tls=offers_tls, expiry=end_of_validity)
 
     async def _ask_lookupd(self, url: str) -> LookupdFacts:
-        topic = self._question.topic
         left_out: dict[str, bool] = {}
 
         def tell(endpoint: str, entry: str) -> None:
@@ -155,7 +167,7 @@ class _Examination:
             address = client.address
             try:
                 topics, lookup, nodes = await together(
-                    client.topics(), client.lookup(topic), client.nodes()
+                    client.topics(), self._lookup(client), client.nodes()
                 )
             except HTTPError as error:
                 speaks = await self._what_speaks(address, error)
@@ -176,6 +188,41 @@ class _Examination:
             nodes=self._first(address, nodes),
             left_out=left_out,
         )
+
+    async def _lookup(self, client: Lookupd) -> Lookup:
+        """Return the answer for the topic; without one there is nothing to ask for."""
+        topic = self._question.topic
+        return await client.lookup(topic) if topic else Lookup()
+
+    async def _with_stale(self, facts: LookupdFacts, nsqds: Sequence[NsqdFacts]) -> LookupdFacts:
+        """Find channels registered with an nsqlookupd that no nsqd has.
+
+        An answering nsqlookupd is asked for single topics only if it has more channels of a name
+        than nsqds have. Nothing is known of the topics of silent nsqds.
+        """
+        if facts.error:
+            return facts
+        looks = [look for nsqd in nsqds for look in (nsqd.stats, nsqd.later_stats) if look]
+        having = {
+            (topic.name, channel.name)
+            for look in looks
+            for topic in look.topics
+            for channel in topic.channels
+        }
+        async with Lookupd(facts.url, token=self._token, **self._limits) as client:
+            try:
+                names = Counter(await client.channels("*"))
+                if not names - Counter(name for _, name in having):
+                    return facts
+                silent = {nsqd.tcp for nsqd in nsqds if not nsqd.stats}
+                unknown = {name for n in facts.nodes if n.tcp in silent for name in n.topics}
+                topics = sorted(facts.topics - unknown)
+                found = await call_each(topics, client.channels)
+            except HTTPError:
+                return facts
+        pairs = {(t, each) for t, some in zip(topics, found, strict=True) for each in some}
+        stale = (pair for pair in sorted(pairs - having) if not is_ephemeral(pair[1]))
+        return replace(facts, stale_channels=tuple(stale))
 
     def _first(self, lookupd: Address, nsqds: Sequence[Registration]) -> tuple[Registration, ...]:
         """Return the first MAX_NSQDS nsqds; an nsqlookupd may list any number."""
@@ -223,8 +270,11 @@ class _Examination:
             return None
 
     async def _ask_http(self, nsqd: NsqdFacts) -> NsqdFacts:
-        """Ask for the topic's stats; if the nsqd lacks the topic, for the names of all topics."""
-        topic = self._question.topic
+        """Ask for the topic's stats; if the nsqd lacks the topic, for the names of all topics.
+
+        Without a topic in question, ask for the stats of all.
+        """
+        topic = self._question.topic or None
         if error := self._deaf.get(nsqd.url):
             return replace(nsqd, http_error=error)
         async with NsqdHTTP(nsqd.url, **self._limits) as client:
@@ -239,8 +289,38 @@ class _Examination:
                 skew=_skew(client),
                 version=report.version,
                 topics=frozenset(each.name for each in topics),
-                topic=next(iter(report.topics), None),
+                topic=next(iter(report.topics), None) if topic else None,
+                stats=report,
+                broadcast=await self._broadcast(client, nsqd),
             )
+
+    async def _broadcast(self, client: NsqdHTTP, nsqd: NsqdFacts) -> Address | None:
+        """Return the broadcast address of an nsqd given by a TCP address; None if unknown."""
+        if self._question.topic or nsqd.tcp not in self._question.nsqds:
+            return None
+        info = await attempt(client.info())
+        if isinstance(info, HTTPError) or not info.tcp_port:
+            return None
+        return Address(info.broadcast_address, info.tcp_port)
+
+    async def _ask_tls(self, tcp: Address) -> tuple[bool | None, float]:
+        """Return whether nsqd offers TLS, and the end of its certificate; None and 0 if unknown.
+
+        The certificate is not verified, so the secret is not sent.
+        """
+        config = self._config.with_values(tls_v1=True, tls_insecure_skip_verify=True)
+        try:
+            async with asyncio.timeout(min(self._limits["request_timeout"], self._end.left)):
+                connection = await Connection.open(tcp, config)
+                ends = expiry(connection.certificate)
+                await connection.close(drain=0)
+        except AuthError:
+            return True, 0
+        except PeerError as error:
+            return (False if isinstance(error, RefusedError) and error.reason == "tls" else None, 0)
+        except TimeoutError:
+            return None, 0
+        return True, ends
 
     async def _greet(self, tcp: Address) -> _Greeting:
         limit = min(self._limits["request_timeout"], self._end.left)
@@ -290,26 +370,27 @@ class _Examination:
         return await what_speaks(address, limit=limit)
 
     async def _reexamine(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
-        """Ask again, a moment later, for channels with consumers that seem stuck."""
-        seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
-        if not seem_stuck:
+        """Ask again, a moment later: all nsqds, or those with consumers that seem stuck."""
+        name, whole = self._question.channel, not self._question.topic
+        again = {nsqd.name for nsqd in nsqds if (nsqd.stats if whole else _seems_stuck(nsqd, name))}
+        if not again:
             return list(nsqds)
         await asyncio.sleep(min(MOMENT, self._deadline.left))
 
         async def look(nsqd: NsqdFacts) -> NsqdFacts:
-            return await self._later(nsqd) if nsqd.name in seem_stuck else nsqd
+            return await self._later(nsqd) if nsqd.name in again else nsqd
 
         return await call_each(nsqds, look)
 
     async def _later(self, nsqd: NsqdFacts) -> NsqdFacts:
         try:
             async with NsqdHTTP(nsqd.url, **self._limits) as client:
-                report = await client.report(
-                    self._question.topic, self._question.channel, include_clients=True
-                )
+                topic, channel = self._question.topic or None, self._question.channel or None
+                report = await client.report(topic, channel, include_clients=True)
         except HTTPError:
             return nsqd
-        return replace(nsqd, later=next(iter(report.topics), None))
+        later = next(iter(report.topics), None) if topic else None
+        return replace(nsqd, later=later, later_stats=report)
 
 
 def _seems_stuck(nsqd: NsqdFacts, name: str) -> bool:

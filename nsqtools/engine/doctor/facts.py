@@ -1,11 +1,11 @@
-"""The facts about a topic's servers, and the findings."""
+"""The facts about a topic's servers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from shlex import quote
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import AuthError, RefusedError
 from nsqtools.names import NSQD_TCP_PORT, Address
@@ -14,21 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nsqtools.errors import HTTPError, PeerError
-    from nsqtools.net.http.replies import ChannelStats, Registration, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, NsqdStats, Registration, TopicStats
     from nsqtools.net.probe import Speaks
     from nsqtools.proto.session import Features
-
-Level = Literal["ok", "warning", "failure"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A result of the diagnosis; ``check`` is a stable code for scripts, ``fix`` the remedy."""
-
-    level: Level
-    check: str
-    text: str
-    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +26,8 @@ class LookupdFacts:
     ``url`` is as given. ``is_nsqd`` is true for the HTTP port of an nsqd. ``skew`` is the least
     possible lead of the nsqlookupd's clock over this host's, in seconds. ``producers`` are from
     /lookup, ``nodes`` from /nodes. ``left_out`` maps descriptions of invalid entries to true if
-    they are from /lookup.
+    they are from /lookup. ``stale_channels`` are registered channels that no nsqd has, each with
+    its topic.
     """
 
     url: str
@@ -52,6 +41,7 @@ class LookupdFacts:
     producers: tuple[Registration, ...] = ()
     nodes: tuple[Registration, ...] = ()
     left_out: Mapping[str, bool] = field(default_factory=dict)
+    stale_channels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +53,11 @@ class NsqdFacts:
     ``tcp`` is the HTTP port of an nsqlookupd; ``tcp_port`` is nsqd's TCP port if ``tcp`` is its
     HTTP port. ``topics`` has the names of all topics of an nsqd without the topic in question.
     ``later`` is ``topic`` at the second look, if there was one.
+
+    The rest is known only of a whole cluster: ``stats`` and ``later_stats`` are the answers of both
+    looks. ``broadcast`` is the broadcast address of an nsqd given by another. ``offers_tls`` is
+    None if unknown; ``expiry`` is the end of its certificate, in seconds since the epoch, 0 if
+    unknown.
     """
 
     tcp: Address | None
@@ -83,6 +78,11 @@ class NsqdFacts:
     topics: frozenset[str] = frozenset()
     topic: TopicStats | None = None
     later: TopicStats | None = None
+    stats: NsqdStats | None = None
+    later_stats: NsqdStats | None = None
+    broadcast: Address | None = None
+    offers_tls: bool | None = None
+    expiry: float = 0.0
 
     @property
     def name(self) -> str:
@@ -117,8 +117,10 @@ class NsqdFacts:
 class Facts:
     """All facts of a diagnosis; ``channel`` is empty unless the user named a channel.
 
+    ``whole`` is true if all topics are examined, and ``topic`` is one of them, or empty.
     ``has_secret``, ``max_in_flight`` and ``compression`` are settings of the consumer in question;
-    ``compression`` is snappy, deflate or empty.
+    ``compression`` is snappy, deflate or empty. ``at`` is the time of the examination, in seconds
+    since the epoch.
     """
 
     topic: str
@@ -128,6 +130,8 @@ class Facts:
     has_secret: bool
     max_in_flight: int
     compression: str = ""
+    whole: bool = False
+    at: float = 0.0
 
     @property
     def anybody(self) -> bool:
@@ -142,11 +146,13 @@ class Facts:
 
     @property
     def concerned(self) -> list[NsqdFacts]:
-        """The nsqds to judge: given, with the topic, or listed for the topic."""
+        """The nsqds to judge: all, or those given, with the topic, or listed for the topic."""
         return [each for each in self.nsqds if each.given or self.is_concerned(each)]
 
     def is_concerned(self, nsqd: NsqdFacts) -> bool:
         """Whether an nsqd has the topic or is listed for it, tombstoned or not."""
+        if self.whole:
+            return True
         listed = nsqd.producer is not None and self.topic in nsqd.producer.topics
         return listed or nsqd.topic is not None or nsqd.tcp in self.found
 
@@ -167,6 +173,17 @@ class Facts:
     def having(self) -> Iterator[tuple[NsqdFacts, TopicStats]]:
         """Yield the nsqds with the topic, each with the topic's stats."""
         return ((each, each.topic) for each in self.nsqds if each.topic)
+
+    def by_topic(self) -> Iterator[Facts]:
+        """Yield the facts about each topic of a whole cluster, with the nsqds that have it."""
+        having: dict[str, list[NsqdFacts]] = {}
+        for nsqd in self.nsqds:
+            later = {each.name: each for each in _topics(nsqd.later_stats)}
+            for topic in _topics(nsqd.stats):
+                seen = replace(nsqd, topic=topic, later=later.get(topic.name))
+                having.setdefault(topic.name, []).append(seen)
+        for name in sorted(having):
+            yield replace(self, topic=name, nsqds=tuple(having[name]))
 
     @property
     def known_topics(self) -> set[str]:
@@ -203,6 +220,10 @@ class Facts:
     @property
     def _lookupd_options(self) -> list[str]:
         return _each("--lookupd-http-address", (each.url for each in self.lookupds))
+
+
+def _topics(stats: NsqdStats | None) -> Sequence[TopicStats]:
+    return stats.topics if stats else ()
 
 
 def _each(option: str, values: Iterable[object]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from nsqtools.config.units import counted, nearest
-from nsqtools.engine.doctor.facts import Finding
+from nsqtools.config.units import counted
+from nsqtools.engine.doctor.findings import fault, passed, some
 from nsqtools.errors import AuthError, RefusedError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 
@@ -13,9 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+    from nsqtools.engine.doctor.findings import Finding
+    from nsqtools.net.http.replies import ChannelStats, NsqdStats, TopicStats
 
 _SKEW = 5.0
 """Seconds by which a clock may be off; the Date header has whole seconds."""
+
+_SOON = 30 * 86400.0
+"""Seconds before the end of a certificate at which it should be renewed."""
+
+_MANY, _NEARLY_ALL = 1000, 0.9  # waiting messages of a cluster, and the part of one nsqd
+_GROWN = 1000  # messages more on a disk after MOMENT
 
 _SECRET = "--auth-secret-file FILE"  # noqa: S105 - the name of an option
 _CA = "unless a CA of this system signed its certificate"
@@ -27,12 +36,12 @@ def judge_lookupds(facts: Facts) -> Iterator[Finding]:
     for each in facts.lookupds:
         name = f"nsqlookupd {each.address}"
         if each.error is None:
-            yield Finding("ok", "nsqlookupd", f"{name} answers{_version(each.version)}")
+            yield passed("nsqlookupd", f"{name} answers{_version(each.version)}")
             continue
         wrong = _wrong_lookupd_port(each)
         text = f"{name} {wrong[0]}" if wrong else f"nsqlookupd {each.error}"
         fix = wrong[1] if wrong else "start it, or give the address of one that runs"
-        yield Finding("failure" if alone else "warning", "nsqlookupd", text, fix)
+        yield fault("NSQ001", text, fix, error=alone, server=each.address)
 
 
 def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
@@ -53,100 +62,16 @@ def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
 
 def judge_clocks(facts: Facts) -> Iterator[Finding]:
     """Judge whether the servers' clocks agree with this host's; nsqd sets messages' timestamps."""
-    skews = [(f"nsqlookupd {each.address}", each.skew) for each in facts.lookupds if not each.error]
-    skews += [(f"nsqd {each.name}", each.skew) for each in facts.nsqds if not each.http_error]
-    wrong = [(name, skew) for name, skew in skews if abs(skew) > _SKEW]
-    for name, skew in wrong:
+    skews = [("nsqlookupd", str(it.address), it.skew) for it in facts.lookupds if not it.error]
+    skews += [("nsqd", each.name, each.skew) for each in facts.nsqds if not each.http_error]
+    wrong = [each for each in skews if abs(each[2]) > _SKEW]
+    for kind, name, skew in wrong:
         how = "ahead of" if skew > 0 else "behind"
-        text = f"the clock of {name} is {abs(skew):.0f} s {how} this host's, and so are timestamps"
-        yield Finding("warning", "clock", text, "synchronise the clocks of both hosts")
+        off = f"{abs(skew):.0f} s {how} this host's"
+        text = f"the clock of {kind} {name} is {off}, and so are timestamps"
+        yield fault("NSQ011", text, "synchronise the clocks of both hosts", server=name)
     if skews and not wrong:
-        yield Finding("ok", "clock", f"clocks agree: {counted(len(skews), 'server')}")
-
-
-def judge_listing(facts: Facts) -> Iterator[Finding]:
-    """Judge whether nsqlookupds return all nsqds with the topic."""
-    answering = [each for each in facts.lookupds if not each.error]
-    if not answering:
-        return
-    having = [nsqd for nsqd, _ in facts.having()]
-    lost = False  # whether nsqds of the topic are registered with unusable addresses
-    for each in answering:
-        for text, is_of_topic in each.left_out.items():
-            lost = lost or is_of_topic
-            fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
-            text = f"nsqlookupd {each.address} lists a server with an unusable address: {text}"
-            yield Finding("failure" if is_of_topic else "warning", "listing", text, fix)
-    if facts.found:
-        names = ", ".join(sorted(map(str, facts.found)))
-        text = (
-            f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
-        )
-        yield Finding("ok", "listing", text)
-    elif not lost and not having and not any(map(facts.hidden_by, facts.nsqds)):
-        yield _unlisted(facts, answering)
-    for nsqd in facts.nsqds:
-        yield from _judge_tombstones(facts, nsqd, answering)
-    for nsqd in facts.nsqds:
-        if nsqd.tcp in facts.found and nsqd.topic is None and not nsqd.http_error:
-            text = (
-                f"nsqlookupd lists topic {facts.topic} at {nsqd.tcp}, but that nsqd does not "
-                "have it"
-            )
-            fix = "check --broadcast-address and the ports of the nsqd that has the topic"
-            yield Finding("failure", "listing", text, fix)
-    for nsqd in having:
-        if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
-            text = f"nsqd {nsqd.name} has topic {facts.topic}, but no nsqlookupd lists it there"
-            fix = (
-                "restart that nsqd: it then registers its topics with nsqlookupd"
-                if nsqd.producer
-                else "start that nsqd with --lookupd-tcp-address for each nsqlookupd"
-            )
-            yield Finding("failure", "listing", text, fix)
-    for each in answering:
-        missing = facts.found - {producer.tcp for producer in each.producers}
-        hidden = {nsqd.tcp for nsqd in facts.nsqds if each in facts.hidden_by(nsqd)}
-        if missing - hidden:
-            names = ", ".join(sorted(map(str, missing - hidden)))
-            text = f"nsqlookupd {each.address} does not list topic {facts.topic} on {names}"
-            fix = "start those nsqds with --lookupd-tcp-address for it too"
-            yield Finding("warning", "listing", text, fix)
-
-
-def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
-    topic = facts.topic
-    if not any(each.nodes for each in answering):
-        answering_only = "" if len(answering) == len(facts.lookupds) else " that answers"
-        text = f"no nsqd is registered with any nsqlookupd{answering_only}"
-        fix = "start nsqd with --lookupd-tcp-address for each nsqlookupd"
-        return Finding("failure", "listing", text, fix)
-    if any(topic in each.topics for each in answering):
-        text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
-        fix = f"start the nsqd that had it, or publish, which creates it: {facts.publish()}"
-        return Finding("failure", "listing", text, fix)
-    near = nearest(topic, sorted(facts.known_topics - {topic}))
-    text = f"no nsqlookupd lists topic {topic}{near}"
-    fix = (
-        "check the name, or publish to it; if its nsqd runs without --lookupd-tcp-address, give "
-        f"its --nsqd-http-address; this lists all topics: {facts.command('lookup', 'topics')}"
-    )
-    return Finding("failure", "listing", text, fix)
-
-
-def _judge_tombstones(
-    facts: Facts, nsqd: NsqdFacts, answering: list[LookupdFacts]
-) -> Iterator[Finding]:
-    by = facts.hidden_by(nsqd)
-    if not by:
-        return
-    everywhere = nsqd.tcp not in facts.found
-    who = "all nsqlookupds" if len(by) == len(answering) else ", ".join(str(b.address) for b in by)
-    text = f"topic {facts.topic} of nsqd {nsqd.name} is tombstoned at {who}"
-    if everywhere:
-        text += ": consumers do not find it"
-    fix = "wait until it expires, after 45 s or nsqlookupd's --tombstone-lifetime"
-    yield Finding("failure" if everywhere else "warning", "tombstone", text, fix)
+        yield passed("clock", f"clocks agree: {counted(len(skews), 'server')}")
 
 
 def judge_nsqds(facts: Facts) -> Iterator[Finding]:
@@ -156,31 +81,101 @@ def judge_nsqds(facts: Facts) -> Iterator[Finding]:
             yield _judge_tcp(facts, nsqd, nsqd.tcp)
         if (codec := facts.compression) and nsqd.features and not getattr(nsqd.features, codec):
             text = f"nsqd {nsqd.name} does not offer --{codec}: the connection is not compressed"
-            yield Finding("warning", "tcp", text, f"start that nsqd with --{codec}")
+            yield fault("NSQ009", text, f"start that nsqd with --{codec}", server=nsqd.name)
         yield from _judge_http(nsqd)
-    versions = sorted({nsqd.version for nsqd in facts.concerned if nsqd.version})
-    if len(versions) > 1:
-        yield Finding("warning", "version", f"nsqds run different versions: {', '.join(versions)}")
+
+
+def judge_silent(facts: Facts) -> Iterator[Finding]:
+    """Judge whether the HTTP APIs of all nsqds answer; of TCP nothing is known."""
+    for nsqd in facts.nsqds:
+        yield from _judge_http(nsqd)
+
+
+def judge_versions(facts: Facts) -> Iterator[Finding]:
+    """Judge whether all servers run one version."""
+    servers: dict[str, list[str]] = {}
+    for lookupd in facts.lookupds:
+        servers.setdefault(lookupd.version, []).append(f"nsqlookupd {lookupd.address}")
+    for nsqd in facts.concerned:
+        servers.setdefault(nsqd.version, []).append(f"nsqd {nsqd.name}")
+    servers.pop("", None)  # of silent servers
+    if len(servers) > 1:
+        each = (f"{version} ({some(servers[version])})" for version in sorted(servers))
+        text = f"servers run different versions: {', '.join(each)}"
+        yield fault("NSQ010", text, "upgrade all to one version")
+
+
+def judge_health(facts: Facts) -> Iterator[Finding]:
+    """Judge whether nsqds could write to their disks; nsqd's health is its last error there."""
+    for nsqd in facts.concerned:
+        if nsqd.stats and nsqd.stats.health not in ("", "OK"):
+            text = f"nsqd {nsqd.name} is unhealthy: {nsqd.stats.health}"
+            yield fault("NSQ004", text, "see its log, and the space on its disk", server=nsqd.name)
+
+
+def judge_tls(facts: Facts) -> Iterator[Finding]:
+    """Judge whether all nsqds offer TLS or none, and whether their certificates last."""
+    offering = [nsqd.name for nsqd in facts.nsqds if nsqd.offers_tls]
+    lacking = [nsqd.name for nsqd in facts.nsqds if nsqd.offers_tls is False]
+    if offering and lacking:
+        text = f"nsqd {some(offering)} offers TLS, and nsqd {some(lacking)} does not"
+        yield fault("NSQ006", text, "start all nsqds with --tls-cert and --tls-key")
+    for nsqd in facts.nsqds:
+        if nsqd.expiry and nsqd.expiry < facts.at + _SOON:
+            day = datetime.fromtimestamp(nsqd.expiry, UTC).strftime("%Y-%m-%d")
+            verb = "expires" if nsqd.expiry > facts.at else "has expired"
+            text = f"the certificate of nsqd {nsqd.name} {verb} on {day}"
+            yield fault("NSQ007", text, "renew it, and restart that nsqd", server=nsqd.name)
+
+
+def judge_balance(facts: Facts) -> Iterator[Finding]:
+    """Judge whether the messages of a whole cluster wait on one nsqd, and grow on a disk."""
+    depths = [(nsqd, *_waiting(nsqd.stats)) for nsqd in facts.nsqds if nsqd.stats]
+    total = sum(depth for _, depth, _ in depths)
+    for nsqd, depth, disk in depths:
+        if len(depths) > 1 and total >= _MANY and depth >= _NEARLY_ALL * total:
+            text = f"nsqd {nsqd.name} has {depth} of {total} messages waiting on all nsqds"
+            fix = (
+                "see why its consumers lag or miss it, and whether all publishers use only it: "
+                f"{facts.command('stats', '--once', '--clients', nsqds=(nsqd,))}"
+            )
+            yield fault("NSQ050", text, fix, server=nsqd.name)
+        grown = _waiting(nsqd.later_stats)[1] - disk
+        if grown >= _GROWN:
+            text = f"the messages on the disk of nsqd {nsqd.name} grew by {grown} to {disk + grown}"
+            fix = "see the space on its disk, and start more consumers"
+            yield fault("NSQ051", text, fix, server=nsqd.name)
+
+
+def _waiting(stats: NsqdStats | None) -> tuple[int, int]:
+    """Return the number of waiting messages of an nsqd, and of those on its disk."""
+    parts: list[TopicStats | ChannelStats] = []
+    for topic in stats.topics if stats else ():
+        parts += (topic, *topic.channels)
+    return sum(each.depth for each in parts), sum(each.backend_depth for each in parts)
 
 
 def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
     if nsqd.needs_tls:
         fix = f"add --tls-v1, and --tls-root-ca-file FILE {_CA}"
-        return Finding("failure", "tls", f"nsqd {tcp} requires TLS", fix)
+        return fault("NSQ005", f"nsqd {tcp} requires TLS", fix, server=tcp)
     if nsqd.tcp_error is None:
-        return Finding("ok", "tcp", f"nsqd {tcp} answers{_version(nsqd.version)}")
+        return passed("tcp", f"nsqd {tcp} answers{_version(nsqd.version)}")
     error = nsqd.tcp_error
     if isinstance(error, AuthError):
         return _judge_auth(facts, tcp, error)
     if wrong := _wrong_tcp_port(nsqd, tcp):
-        return Finding("failure", "tcp", f"nsqd {tcp} {wrong[0]}", wrong[1])
+        return fault("NSQ002", f"nsqd {tcp} {wrong[0]}", wrong[1], server=tcp)
     if error.reason == "name":
         return _unresolved(nsqd, tcp)
     if isinstance(error, RefusedError) and not error.reason:
         fix = "change the option that nsqd refuses"
-        return Finding("failure", "tcp", f"nsqd {error}", fix)
-    check = "tls" if error.reason == "tls" else "tcp"
-    return Finding("failure", check, f"nsqd {error}", "" if check == "tls" else _start(nsqd))
+        return fault("NSQ002", f"nsqd {error}", fix, server=tcp)
+    if error.reason == "tls":
+        return fault("NSQ005", f"nsqd {error}", "", server=tcp)
+    if nsqd.producer and not nsqd.given and not nsqd.is_there:
+        return fault("NSQ024", f"nsqd {error}, and nsqlookupd lists it", _start(nsqd), server=tcp)
+    return fault("NSQ002", f"nsqd {error}", _start(nsqd), server=tcp)
 
 
 def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
@@ -189,8 +184,8 @@ def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
         fix = (
             f"give {_SECRET} with a secret that its AUTH server {knows} (nsqd --auth-http-address)"
         )
-        return Finding("failure", "auth", f"nsqd {tcp}: {error.text}", fix)
-    return Finding("failure", "auth", f"nsqd {tcp} requires AUTH", f"add {_SECRET}")
+        return fault("NSQ008", f"nsqd {tcp}: {error.text}", fix, server=tcp)
+    return fault("NSQ008", f"nsqd {tcp} requires AUTH", f"add {_SECRET}", server=tcp)
 
 
 def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address) -> tuple[str, str] | None:
@@ -222,11 +217,11 @@ def _broadcast(nsqd: NsqdFacts) -> str:
 def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
     text = f"nsqd {tcp}: cannot resolve {tcp.host!r}"
     if nsqd.given or not nsqd.producer:
-        return Finding("failure", "tcp", text, "check the name")
+        return fault("NSQ002", text, "check the name", server=tcp)
     came = nsqd.producer.remote_address
     text += f", its broadcast address{f'; it registered from {came}' if came else ''}"
     fix = "start that nsqd with a --broadcast-address=ADDRESS that consumers can reach"
-    return Finding("failure", "tcp", text, fix)
+    return fault("NSQ002", text, fix, server=tcp)
 
 
 def _start(nsqd: NsqdFacts) -> str:
@@ -238,6 +233,7 @@ def _start(nsqd: NsqdFacts) -> str:
 
 
 def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
+    """Judge whether the HTTP API of an nsqd answers, unless TCP has shown that nsqd does not."""
     error = nsqd.http_error
     if error is None:
         return
@@ -246,21 +242,27 @@ def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
     if error.code == "TLS_REQUIRED":
         _, _, https = error.text.rpartition(" ")
         fix = f"use --nsqd-http-address {https}"
-        yield Finding("warning", "http", f"{name} answers only over HTTPS: {unknown}", fix)
+        yield fault("NSQ003", f"{name} answers only over HTTPS: {unknown}", fix, server=nsqd.name)
     elif nsqd.http_speaks == "nsqd":
         usual = Address(nsqd.http.host, NSQD_HTTP_PORT)
         fix = f"give its HTTP port, as in --nsqd-http-address {usual}"
         if nsqd.producer and nsqd.producer.http == nsqd.http:
             fix = "start that nsqd with --broadcast-http-port=PORT, the port of its HTTP API"
-        yield Finding("failure", "http", f"{name} is its TCP port, not its HTTP port", fix)
+        yield fault(
+            "NSQ003",
+            f"{name} is its TCP port, not its HTTP port",
+            fix,
+            error=True,
+            server=nsqd.name,
+        )
     elif nsqd.http_speaks == "tls":
         fix = f"use --nsqd-http-address https://{nsqd.http}"
-        yield Finding("warning", "http", f"{name} requires TLS: {unknown}", fix)
+        yield fault("NSQ003", f"{name} requires TLS: {unknown}", fix, server=nsqd.name)
     elif nsqd.answers:
         fix = "give the address of its HTTP API with --nsqd-http-address"
-        yield Finding("warning", "http", f"nsqd {error}: {unknown}", fix)
+        yield fault("NSQ003", f"nsqd {error}: {unknown}", fix, server=nsqd.name)
     elif nsqd.tcp is None:
-        yield Finding("failure", "http", f"nsqd {error}", _start(nsqd))
+        yield fault("NSQ003", f"nsqd {error}", _start(nsqd), error=True, server=nsqd.name)
 
 
 def judge_capacity(facts: Facts) -> Iterator[Finding]:
@@ -269,12 +271,10 @@ def judge_capacity(facts: Facts) -> Iterator[Finding]:
     peers = [nsqd for nsqd in facts.concerned if nsqd.features]
     if asked == 0:
         text = "--max-in-flight is 0: no message is received"
-        yield Finding("failure", "max-in-flight", text, "give --max-in-flight 1 or more")
+        yield fault("NSQ012", text, "give --max-in-flight 1 or more", error=True)
     elif asked < len(peers):
         text = f"--max-in-flight {asked} is less than the {len(peers)} nsqds: they take turns"
-        yield Finding(
-            "warning", "max-in-flight", text, f"give --max-in-flight {len(peers)} or more"
-        )
+        yield fault("NSQ012", text, f"give --max-in-flight {len(peers)} or more")
     for nsqd in peers:
         assert nsqd.features
         max_rdy = nsqd.features.max_rdy_count
@@ -287,7 +287,7 @@ def judge_capacity(facts: Facts) -> Iterator[Finding]:
                 f"give --max-in-flight {max_rdy * len(peers)}, or start nsqd with "
                 f"--max-rdy-count {asked}"
             )
-            yield Finding("warning", "max-in-flight", text, fix)
+            yield fault("NSQ012", text, fix, server=nsqd.name)
 
 
 def _version(version: str) -> str:

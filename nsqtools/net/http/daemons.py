@@ -49,7 +49,11 @@ class Lookupd(HTTPClient):
         return await self._read("topics", {}, partial(decode_names, field="topics"))
 
     async def channels(self, topic: str) -> list[str]:
-        """Return a topic's channels; an empty list for an unknown topic."""
+        """Return a topic's channels; an empty list for an unknown topic.
+
+        For the topic ``*`` nsqlookupd returns the channels of all topics, a name as often as there
+        are topics with it (``nsqlookupd/registration_db.go``, FindRegistrations).
+        """
         decode = partial(decode_names, field="channels")
         return await self._read("channels", {"topic": topic}, decode, unknown=[])
 

@@ -223,6 +223,26 @@ def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
     return NsqdStats(**_fields(NsqdStats, data), topics=tuple(topics))
 
 
+def encode_report(stats: NsqdStats) -> dict[str, Any]:
+    """Return /stats as nsqd writes it, for ``decode_report``, without clients and latencies."""
+    topics = [
+        {
+            "topic_name": topic.name,
+            **_values(TopicStats, topic),
+            "channels": [
+                {"channel_name": channel.name, **_values(ChannelStats, channel)}
+                for channel in topic.channels
+            ],
+        }
+        for topic in stats.topics
+    ]
+    return {**_values(NsqdStats, stats), "topics": topics}
+
+
+def _values(kind: type, each: object) -> dict[str, Any]:
+    return {key: getattr(each, name) for name, key, _, _ in _plain(kind)}
+
+
 def _usable(
     entries: list[Any], kind: str, decode: Callable[[Any], T], left_out: LeftOut
 ) -> list[T]:

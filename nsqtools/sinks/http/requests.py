@@ -19,7 +19,7 @@ import httpx
 from nsqtools import __version__
 from nsqtools.errors import RecordError
 from nsqtools.net.http import wire
-from nsqtools.sinks.objects import text_of
+from nsqtools.records.bodies.objects import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
-from nsqtools.sinks.objects import is_equal, join, members_of, text_of
-from nsqtools.sinks.relay.programs import condition, edit
+from nsqtools.records.bodies.decoders import make_decoder
+from nsqtools.records.bodies.expressions import condition, edit
+from nsqtools.records.bodies.objects import is_equal, join, members_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from nsqtools.config.relay import RelayOptions
+    from nsqtools.records.bodies.bodydecoder import BodyDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,9 @@ class Filter:
     ``require_field`` names a member that the object must have, with the value ``require_value`` if
     that is given; of repeated members the last one counts. ``where`` is a condition on the JSON
     text. ``whitelist`` names the members to keep; empty keeps all. ``edit`` returns the JSON text
-    to send instead.
+    to send instead. With a ``decoder`` all of them are given the decoded body: what the changes
+    return is JSON, and without changes the body stays as it was. A body that does not decode is
+    given as it is.
     """
 
     require_field: str = ""
@@ -32,6 +36,7 @@ class Filter:
     whitelist: frozenset[str] = frozenset()
     where: Callable[[str], bool] | None = None
     edit: Callable[[str], bytes | None] | None = None
+    decoder: BodyDecoder | None = None
 
     @property
     def passes_all(self) -> bool:
@@ -39,20 +44,27 @@ class Filter:
         return not (self.require_field or self.whitelist or self.where or self.edit)
 
     def apply_all(self, bodies: Sequence[bytes]) -> list[bytes | RecordError | None]:
-        """Apply the filter to each body; a RecordError replaces the result. For a thread."""
+        """Apply the filter to each body; a RecordError replaces the result. For a thread.
+
+        Raises NSQError if nothing can be decoded any more.
+        """
         found: list[bytes | RecordError | None] = []
-        for body in bodies:
+        texts = self.decoder.decode_all(bodies) if self.decoder else bodies
+        changes = bool(self.whitelist or self.edit)
+        for body, text in zip(bodies, texts, strict=True):
             try:
-                found.append(self.apply(body))
+                result = self.apply(body if text is None else text)
             except RecordError as error:
                 found.append(error.bare())
+            else:
+                found.append(result if changes or result is None else body)
         return found
 
     def apply(self, body: bytes) -> bytes | None:
         """Return the body to publish, or None if the message is filtered out.
 
-        A body from which nothing is removed remains unchanged, byte for byte. Raises RecordError if
-        the body cannot be processed.
+        A body, already decoded, from which nothing is removed remains unchanged, byte for byte.
+        Raises RecordError if the body cannot be processed.
         """
         members = members_of(body) if self.require_field or self.whitelist else None
         text = text_of(body) if self.where or self.edit else ""
@@ -77,6 +89,7 @@ def make_filter(options: RelayOptions) -> Filter:
         frozenset(options.whitelist_json_field),
         condition(options.where) if options.where else None,
         edit(options.set) if options.set else None,
+        make_decoder(options.decode),
     )
 
 

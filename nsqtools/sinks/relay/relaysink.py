@@ -12,7 +12,9 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import AuthError, OutputError, RefusedError, UnreachableError
+from nsqtools.metrics import of_fields
 from nsqtools.policy.pace import Pace
+from nsqtools.records.bodies.bodydecoder import UNDECODED
 from nsqtools.sinks.holding import HoldingHandler
 from nsqtools.sinks.relay.counts import Counts, metrics_of
 from nsqtools.sinks.relay.work import Work
@@ -131,6 +133,8 @@ class RelaySink(HoldingHandler):
         self._topics.clear()
         self.repeats.close()
         self.threads.close()
+        if self.rules.decoder:
+            self.rules.decoder.close()
         await self.producer.close()
         await self.dead_letters.close()
         if self._is_open:
@@ -139,6 +143,8 @@ class RelaySink(HoldingHandler):
     def metrics(self) -> Iterator[Metric]:
         """Return the counts for Prometheus."""
         yield from metrics_of(self.counts.values())
+        if self.rules.decoder:
+            yield from of_fields("nsqtools_", UNDECODED, [({}, self.rules.decoder)])
 
     async def _reach(self, servers: Callable[[], Awaitable[None]]) -> None:
         """Await ``servers``, if patient again and again until they can be reached."""

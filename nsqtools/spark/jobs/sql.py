@@ -24,7 +24,12 @@ from nsqtools.spark.jobs.batches import BatchFiles, LakeOutput
 from nsqtools.spark.jobs.checkpoint import Checkpoint, Stamp, stamp_of
 from nsqtools.spark.jobs.progress import Written
 from nsqtools.spark.jobs.streams import Stream, read, run
-from nsqtools.spark.lake.bodies import counted_corrupt, with_columns
+from nsqtools.spark.lake.bodies import (
+    counted_corrupt,
+    counted_undecoded,
+    with_columns,
+    with_decoded,
+)
 from nsqtools.spark.lake.dataframes import body_schema, view
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.lake.write import write_files
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from nsqtools.records.bodies.decoders import Decoding
     from nsqtools.records.layout import Layout
     from nsqtools.spark.jobs.progress import Progress, Totals
     from nsqtools.spark.lake.tables import LakeTable
@@ -49,7 +55,7 @@ _TABLE = "nsq"
 _STATEFUL = re.compile(r"~(Aggregate|Distinct)\b")  # ~ is of what streams
 _STREAM = re.compile(r"~StreamingRelationV2 .*?\bsubscribe=([^ \]]+?)(?:,? |\])")
 _REUSED = re.compile(r"CTERelationRef (\d+)")
-_CHANGES = ("query", "schema", "infer", "timestamp", "watermark", "mode")
+_CHANGES = ("query", "schema", "infer", "timestamp", "watermark", "decode", "mode")
 """Settings of a checkpoint's state, without which Spark may not be able to continue it."""
 
 
@@ -67,7 +73,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query; ``schema`` and ``infer`` are parameters of ``dataframes.body_schema``.
+    """A query; ``schema``, ``infer`` and ``decode`` are parameters of ``dataframes.body_schema``.
 
     ``watermark`` is in seconds, 0 for none, and by the column ``timestamp``.
     """
@@ -77,6 +83,14 @@ class Query:
     infer: str = ""
     timestamp: str = "timestamp"
     watermark: float = 0.0
+    decode: Decoding | None = None
+
+
+def _values(query: Query) -> dict[str, Any]:
+    """The values of a query that a stamp has by these names."""
+    found = asdict(query) | {"query": query.text}
+    del found["decode"]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +105,13 @@ class StreamSettings:
     @property
     def stamp(self) -> dict[str, Any]:
         """The settings that batches of a checkpoint depend on."""
-        target = self.target
+        target, decode = self.target, self.query.decode
         return stamp_of(
             self.source,
             self.stream.checkpoint,
             target.output.id if target.output else "",
-            **asdict(self.query) | {"query": self.query.text},
+            **_values(self.query),
+            **({"decode": decode.spec} if decode else {}),
             mode=self.stream.output_mode,
             kind=target.output.format if target.output else "topic" if target.sink else "console",
         )
@@ -198,14 +213,18 @@ def _of_topics(spark: SparkSession, settings: StreamSettings, group: str = "") -
     Only tables that the query may name are made, because each one asks Spark for a source.
     """
     query, subscribed = settings.query, settings.source["subscribe"]
-    schema = body_schema(spark, query.schema, query.infer)
+    schema = body_schema(spark, query.schema, query.infer, query.decode)
     tables = {topic: topic for topic in subscribed.split(",")} | {_TABLE: subscribed}
     for name, topics in tables.items():
         if name.lower() in query.text.lower():
             own = {"subscribe": topics, "streamGroup": group}
             frame = read(spark, {**settings.source, **own}, settings.stream)
+            if query.decode:
+                frame = with_decoded(frame, query.decode)
             if schema:
                 frame = counted_corrupt(with_columns(frame, schema), name)
+            elif query.decode:
+                frame = counted_undecoded(frame, name)
             _name(_timed(frame, query), name)
     return _asked(spark, query)
 
@@ -213,8 +232,10 @@ def _of_topics(spark: SparkSession, settings: StreamSettings, group: str = "") -
 def _of_archives(spark: SparkSession, settings: ArchivesSettings) -> DataFrame:
     """The result of the query; raises ConfigError."""
     query = settings.query
-    schema = body_schema(spark, query.schema, query.infer)
+    schema = body_schema(spark, query.schema, query.infer, query.decode)
     frame = view(spark, find(settings.inputs, settings.layout))
+    if query.decode:
+        frame = with_decoded(frame, query.decode)
     if schema:
         frame = with_columns(frame, schema)
     for topic in settings.topics:

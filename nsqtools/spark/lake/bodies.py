@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.sparksession import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from pyspark.sql import Column, DataFrame
 
+    from nsqtools.records.bodies.decoders import Decoding
+
+DECODED = "decoded"
+"""The column with the JSON text of a decoded body."""
 CORRUPT = "_corrupt"
 CORRUPT_COUNT = "nsqtools_corrupt"
 """The prefix of names of observed metrics that count rows with a value in this column."""
@@ -66,9 +73,39 @@ def read_schema(text: str) -> StructType:
     return found
 
 
+def with_decoded(frame: DataFrame, decoding: Decoding) -> DataFrame:
+    """Return the frame with the column ``decoded``, null for a body that does not decode.
+
+    Raises ConfigError if the frame has such a column already. Each task has a decoder of its own.
+    """
+    if DECODED in [name.lower() for name in frame.columns]:
+        raise ConfigError(f"--decode: the messages have a column {DECODED} already")
+    text: Any = arrow_udf(_decode(decoding), StringType())  # type: ignore[call-overload]
+    return frame.withColumn(DECODED, text(F.col("body").cast("binary")))
+
+
+def _decode(decoding: Decoding) -> Callable[[Iterator[pa.Array]], Iterator[pa.Array]]:
+    """Return the function to run on executors, which Spark sends as code because it is nested."""
+
+    def decode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        decoder = decoding.make()
+        try:
+            for batch in batches:
+                bodies = [body or b"" for body in batch.to_pylist()]
+                yield pa.array(decoder.decode_all(bodies), pa.string())
+                decoder.undecoded = 0  # Spark counts these, for all tasks
+        finally:
+            decoder.close()
+
+    # Spark reads the hints of types at run time, and takes the function for one of iterators.
+    decode.__annotations__ = dict.fromkeys(("batches", "return"), Iterator[pa.Array])
+    return decode
+
+
 def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
     """Return the frame with columns for the fields of ``body``, and ``_corrupt``.
 
+    The fields are those of ``decoded`` instead, if the body was decoded.
     If a body is not UTF-8, or not exactly one JSON object of these types, the fields that cannot be
     parsed are null and ``_corrupt`` has the text, with invalid UTF-8 replaced. That column replaces
     one of an archive. A field is named ``body_<field>`` if the frame or a partition already has a
@@ -78,6 +115,8 @@ def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
     taken = {*(name.lower() for name in kept), *PARTITIONS, CORRUPT}
     wanted = StructType([*schema.fields, StructField(CORRUPT, StringType())])
     body = F.col("body").cast("string")
+    if DECODED in kept:
+        body = F.coalesce(F.col(DECODED), body)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     parsed = F.from_json(F.try_validate_utf8(body), wanted, options)
     found = F.col(_JSON)
@@ -94,6 +133,12 @@ def counted_corrupt(frame: DataFrame, source: str) -> DataFrame:
     ``source`` distinguishes frames that one query reads.
     """
     return frame.observe(f"{CORRUPT_COUNT}_{source}", F.count(CORRUPT).alias(CORRUPT_COUNT))
+
+
+def counted_undecoded(frame: DataFrame, source: str) -> DataFrame:
+    """Return the frame, of which Spark counts the rows that did not decode as corrupt."""
+    count = F.count_if(F.col(DECODED).isNull())
+    return frame.observe(f"{CORRUPT_COUNT}_{source}", count.alias(CORRUPT_COUNT))
 
 
 def texts(frame: DataFrame) -> DataFrame:

@@ -28,7 +28,15 @@ from nsqtools.errors import ConfigError
 from nsqtools.records.layout import Layout
 from nsqtools.spark.executors import check_executors, readers_of
 from nsqtools.spark.lake.archives import ArchiveSource, as_option
-from nsqtools.spark.lake.bodies import CORRUPT, PARTITIONS, date_of, hour_of, read_schema
+from nsqtools.spark.lake.bodies import (
+    CORRUPT,
+    DECODED,
+    PARTITIONS,
+    date_of,
+    hour_of,
+    read_schema,
+    with_decoded,
+)
 from nsqtools.spark.lake.inputs import find
 from nsqtools.spark.rows import ROW_SCHEMA
 from nsqtools.stores.places import as_url, literal
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from nsqtools.records.bodies.decoders import Decoding
     from nsqtools.spark.lake.inputs import Input
     from nsqtools.spark.lake.snapshots import TableSchema
 
@@ -103,17 +112,23 @@ def view(spark: SparkSession, inputs: Sequence[Input], *, required: str = "") ->
     return united([dated(part) for part in parts]).drop(FILE)
 
 
-def body_schema(spark: SparkSession, schema: str, sample: str) -> StructType | None:
+def body_schema(
+    spark: SparkSession, schema: str, sample: str, decoding: Decoding | None = None
+) -> StructType | None:
     """Return the columns of bodies, from ``schema`` or inferred from a sample; None without both.
 
-    ``sample`` is an archive, or a file with a body in each line; its first 10,000 bodies count.
-    Raises ConfigError for an invalid schema, and for a sample without JSON objects.
+    ``sample`` is an archive, or a file with a body in each line; its first 10,000 bodies count,
+    which ``decoding`` decodes. Raises ConfigError for an invalid schema, and for a sample without
+    JSON objects.
     """
     if not sample:
         return read_schema(schema) if schema else None
     bodies = view(spark, find([sample], Layout()), required="body").limit(_SAMPLE)
     reader = spark.read.options(inferTimestamp=True, columnNameOfCorruptRecord=CORRUPT)
-    found = reader.json(bodies.select(F.col("body").cast("string"))).drop(CORRUPT)
+    texts = bodies.select(F.col("body").cast("string"))
+    if decoding:
+        texts = with_decoded(bodies.select("body"), decoding).select(DECODED)
+    found = reader.json(texts).drop(CORRUPT)
     if not found.columns:
         raise ConfigError(f"--infer {sample}: no body is a JSON object with fields")
     log.info("--infer %s: %s", sample, found.schema.toDDL())
@@ -193,7 +208,7 @@ def _tree(each: Input) -> _Tree:
     """
     if each.kind == "records":
         return _Tree(each.kind)
-    if each.schema and not each.schema.partitions:
+    if each.schema and not (each.schema.partitions or each.schema.hours):
         return _Tree(each.kind, schema=each.schema)
     folders = each.path.split("/")[:-1]
     end, top = len(folders), each.place.count("/") + 1
@@ -230,7 +245,10 @@ def _part(
     if tree.columns:
         reader = reader.option("basePath", as_url(tree.base))
     if tree.kind == "parquet":
-        return _aligned(reader.parquet(*map(literal, paths)), F.col("_metadata.row_index"))
+        raw = reader.parquet(*map(literal, paths))
+        if tree.schema and tree.schema.hours:
+            raw = _dated_by(raw, tree.schema.hours).drop(*tree.columns)
+        return _aligned(raw, F.col("_metadata.row_index"))
     raw = reader.json(list(map(literal, paths)))
     body = F.coalesce(F.encode("body", "UTF-8"), F.unbase64("body_b64"))
     place = F.monotonically_increasing_id()
@@ -242,7 +260,20 @@ def _table_columns(tree: _Tree) -> StructType:
     assert tree.schema
     found = StructType.fromJson(json.loads(tree.schema.columns))
     names = tree.schema.partitions
-    return StructType(sorted(found.fields, key=lambda field: field.name in names))
+    fields = sorted(found.fields, key=lambda field: field.name in names)
+    if tree.schema.hours:
+        fields += [StructField(name, StringType()) for name in tree.columns]
+    return StructType(fields)
+
+
+def _dated_by(raw: DataFrame, hours: str) -> DataFrame:
+    """Return the frame with ``date`` and ``hour`` from the names of directories.
+
+    So Spark reads only the files of the hours that a query asks for.
+    """
+    text = F.col(f"`{hours}`")
+    date, hour = F.substring(text, 1, 10).cast("date"), F.substring(text, 12, 2).cast("int")
+    return raw.withColumns({"date": date, "hour": hour})
 
 
 def _file_columns(

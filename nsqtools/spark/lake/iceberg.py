@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import OutputStream
+    from pyiceberg.manifest import DataFile
     from pyspark.sql import Column, DataFrame
 
     from nsqtools.spark.lake.tables import Token
@@ -180,7 +181,8 @@ class IcebergTable(LakeTable):
             StoredFile(str(local(each.file_path) or each.file_path), each.file_size_in_bytes, 0)
             for each in files
         ]
-        return TableFiles(TableSchema(T.StructType(columns).json(), ()), sorted(stored))
+        schema = TableSchema(T.StructType(columns).json(), hours=_hours(table, files))
+        return TableFiles(schema, sorted(stored))
 
     def _unreadable(self, why: str) -> ConfigError:
         return ConfigError(
@@ -432,6 +434,26 @@ def _renamed(table: Table) -> str:
             name = schema.find_column_name(number)
             if names.get(number, name) != name or numbers.get(name, number) != number:
                 return names.get(number) or name or ""
+    return ""
+
+
+def _hours(table: Table, files: Iterable[DataFile]) -> str:
+    """Return the name of the directories with the hours of ``timestamp`` that all files are in.
+
+    Other writers may name directories differently, or as a column, for which Spark would take it.
+    Then the result is empty.
+    """
+    columns = {each.name.lower() for each in table.schema().fields}
+    for number, field in enumerate(table.spec().fields):
+        source = table.schema().find_column_name(field.source_id)
+        if source == "timestamp" and isinstance(field.transform, HourTransform):
+            for file in files:
+                hour = file.partition[number] if file.spec_id == table.spec().spec_id else None
+                text = field.transform.to_human_string(I.IntegerType(), hour)
+                names = {each.partition("=")[0].lower() for each in file.file_path.split("/")}
+                if f"/{field.name}={text}/" not in file.file_path or names & columns:
+                    return ""
+            return "" if columns & {"date", "hour"} else field.name
     return ""
 
 

@@ -18,10 +18,15 @@ DELTA = "_delta_log"
 
 
 class TableSchema(NamedTuple):
-    """The columns of a table as Spark's JSON; ``partitions`` are those in names of directories."""
+    """The columns of a table as Spark's JSON; ``partitions`` are those in names of directories.
+
+    ``hours`` names the directories with the hour of ``timestamp``, as in 2026-11-22-09, if all
+    files are in such directories.
+    """
 
     columns: str
-    partitions: tuple[str, ...]
+    partitions: tuple[str, ...] = ()
+    hours: str = ""
 
 
 class TableFiles(NamedTuple):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException
@@ -26,6 +27,7 @@ from nsqtools.spark.lake.tables import Token
 from nsqtools.spark.lake.write import write_files
 from tests.support.restcatalog import RestCatalogs
 from tests.support.servers import free_port
+from tests.support.tables import files_read
 
 OURS, THEIRS = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab", "5e0fa0a1-9c1d-4f0b-8a00-000000000000"
 NAME = "lake.events"
@@ -226,7 +228,9 @@ def test_the_partitions_of_a_table_that_exists_are_its_own(
         commit(opened(), rows, Token(OURS, 1))
 
 
-def test_a_table_is_read_by_its_own_log(catalog: Catalog, spark: SparkSession) -> None:
+def test_a_table_is_read_by_its_own_log(
+    catalog: Catalog, spark: SparkSession, tmp_path: Path
+) -> None:
     """Files without a commit are no rows, and a column that came later is null before."""
     place = f"iceberg:here/{NAME}"
     with pytest.raises(ConfigError, match="there is no such table"):
@@ -246,6 +250,13 @@ def test_a_table_is_read_by_its_own_log(catalog: Catalog, spark: SparkSession) -
     table = catalog.load_table(NAME)
     first = table.snapshots()[0].snapshot_id
     assert table.scan(snapshot_id=first).to_arrow().num_rows == 4
+    chosen = found.where("date = '2026-11-22' AND hour = 9").select("body")
+    assert (chosen.count(), files_read(chosen)) == (3, len(table.inspect.files()) // 2)
+    other = tmp_path / "other.parquet"
+    pq.write_table(table.scan(row_filter="topic = 'a b'").to_arrow().slice(0, 1), other)
+    table.add_files([str(other)])
+    found = view(spark, find([place], None)).where("hour IN (9, 10)")
+    assert found.count() == 7, "a file that is in no directory of an hour"
 
 
 def test_a_table_whose_files_are_not_its_rows_is_refused(

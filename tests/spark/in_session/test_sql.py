@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError, NSQError
+from nsqtools.records.bodies.decoders import Decoding
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.jobs.batches import LakeOutput
 from nsqtools.spark.jobs.progress import Totals
@@ -25,6 +26,7 @@ from nsqtools.spark.jobs.sql import (
     query_stream,
 )
 from nsqtools.spark.lake.dataframes import body_schema
+from tests.support.decoding import order, protobuf_file
 from tests.support.lakes import sent, to_parquet
 from tests.support.process import Cli
 from tests.support.replays import Taken, nothing
@@ -153,6 +155,33 @@ def test_topics_are_joined_by_the_time_of_events_without_those_that_are_late(
     late = sum(each["late"] for each in orders + clicks)
     assert (totals.received, totals.written) == (len(orders + clicks) + 1, len(found))
     assert (totals.corrupt, totals.late) == (1, late)
+
+
+def test_decoded_bodies_are_a_column_and_have_the_columns_of_a_schema(
+    asking: Asking, tmp_path: Path
+) -> None:
+    """Once in the stream of a topic, once in an archive, whose columns are inferred."""
+    bodies = [*(order(id=n, user_name=f"u{n}").SerializeToString() for n in (1, 2)), b"\xff\x00"]
+    decode = Decoding.read(protobuf_file(tmp_path))
+    shown = Shown()
+    query = "SELECT body, decoded, id, _corrupt FROM nsq ORDER BY id"
+    archive = str(to_parquet(tmp_path / "a.parquet", sent(*bodies)))
+    asked = Query(query, infer=archive, decode=decode)
+    settings = ArchivesSettings(asked, shown.target, (archive,), None)
+    query_archives(asking.spark, settings, **{**asking.given, "report": nothing})
+    assert [(bytes(body), *rest) for body, *rest in shown.rows] == [
+        (bodies[2], None, None, "\ufffd\x00"),
+        (bodies[0], '{"id":1,"user_name":"u1"}', 1, None),
+        (bodies[1], '{"id":2,"user_name":"u2"}', 2, None),
+    ]
+    asking.publish(*bodies)
+    totals = asking.ask("SELECT decoded FROM nsq", shown.target, schema="", decode=decode)
+    assert (totals.written, totals.corrupt) == (3, 1)
+    assert set(shown.rows[3:]) == {(row[1],) for row in shown.rows[:3]}
+    asking.publish(*bodies)
+    failing = Decoding("cmd:false")
+    with pytest.raises(NSQError, match="--decode cmd:false: "):
+        asking.ask("SELECT decoded FROM nsq", shown.target, schema="", decode=failing)
 
 
 @pytest.mark.parametrize(

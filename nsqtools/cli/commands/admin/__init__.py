@@ -11,6 +11,8 @@ from nsqtools.config.admin import (
     ChangeOptions,
     DrainOptions,
     LossOptions,
+    PruneChannelOptions,
+    PruneOptions,
     TombstoneOptions,
     TrimOptions,
 )
@@ -171,10 +173,22 @@ def _command(kind: str, row: CommandRow) -> click.Command:
     return decorate(_topic(run))
 
 
+def _prune_examples(kind: str) -> tuple[tuple[str, str], ...]:
+    lookupd = "--lookupd-http-address 127.0.0.1:4161"
+    command = f"nsqtools {kind} prune {lookupd}"
+    return (
+        (
+            "List what was idle for 30 days by snapshots, and what is kept",
+            f"{command} --snapshot 'seen-*.json' --idle 30d --dry-run",
+        ),
+        ("Watch for ten minutes, then ask what to delete", f"{command} --watch-for 10m"),
+    )
+
+
 topic = _group(
     "topic",
     TOPIC,
-    """Create, empty, pause and delete topics.
+    """Create, empty, pause, prune and delete topics.
 
     Changes are made on all nsqds of the topic and, where necessary, on all nsqlookupds. The
     given nsqlookupds and nsqds are asked for the nsqds of the topic.""",
@@ -182,7 +196,7 @@ topic = _group(
 channel = _group(
     "channel",
     CHANNEL,
-    """Create, trim, empty, pause and delete channels.
+    """Create, trim, empty, pause, prune and delete channels.
 
     Changes are made on all nsqds of the channel and, where necessary, on all nsqlookupds. The
     given nsqlookupds and nsqds are asked for the nsqds of the channel.""",
@@ -204,6 +218,45 @@ def trim(*, topic: str, channel: str, options: TrimOptions, config: BatchConsume
     from nsqtools.cli.commands.admin.trim import run
 
     run(topic, channel, options, config)
+
+
+_PRUNE = "with_messages lookupd_http_address dry_run json yes"
+
+
+@topic.command(
+    "prune",
+    essential=f"watch_for snapshot idle topic {_PRUNE}",
+    examples=_prune_examples("topic"),
+)
+@options()
+def prune_topics(*, options: PruneOptions) -> None:
+    """Delete the topics that nobody uses.
+
+    A topic is idle if nothing was published or consumed and no client was connected, by snapshots
+    of doctor --save or while topic prune watched. Idle topics are deleted with their channels.
+    Topics with messages are kept, and so are topics that may be in use.
+    """
+    from nsqtools.cli.commands.admin.prune import prune
+
+    prune(options)
+
+
+@channel.command(
+    "prune",
+    essential=f"watch_for snapshot idle topic channel {_PRUNE}",
+    examples=_prune_examples("channel"),
+)
+@options()
+def prune_channels(*, options: PruneChannelOptions) -> None:
+    """Delete the channels that nobody uses.
+
+    A channel is idle if nothing was published or consumed and no client was connected, by snapshots
+    of doctor --save or while channel prune watched. Channels with messages are kept, and so are
+    channels that may be in use.
+    """
+    from nsqtools.cli.commands.admin.prune import prune
+
+    prune(options)
 
 
 @click.group("node", cls=CommandGroup)

@@ -95,10 +95,8 @@ class ChangeRequest:
     loses: str
 
     def __post_init__(self) -> None:
-        if self.must_ask and not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise ConfigError(
-                f"{self.command} loses messages, and there is no terminal to ask on: give --yes"
-            )
+        if self.must_ask:
+            check_terminal(self.command)
 
     @property
     def command(self) -> str:
@@ -108,8 +106,7 @@ class ChangeRequest:
     @property
     def must_ask(self) -> bool:
         """Whether the command must ask for confirmation."""
-        consents = isinstance(self.options, LossOptions) and self.options.yes
-        return bool(self.loses) and not (self.options.dry_run or consents)
+        return bool(self.loses) and must_ask(self.options)
 
     def survey(self) -> Survey:
         """Find out which servers have the topic; raises UnreachableError if no server answers."""
@@ -118,9 +115,27 @@ class ChangeRequest:
     @property
     def servers(self) -> Servers:
         """The servers given by the options."""
-        options = self.options
-        limits = client_limits(options)
-        return Servers(options.lookupd_http_address, nsqds_of(options), limits, options.timeout)
+        return servers_of(self.options)
+
+
+def servers_of(options: ChangeOptions) -> Servers:
+    """The servers given by the options."""
+    limits = client_limits(options)
+    return Servers(options.lookupd_http_address, nsqds_of(options), limits, options.timeout)
+
+
+def must_ask(options: ChangeOptions) -> bool:
+    """Whether a command that loses messages must ask for confirmation."""
+    consents = isinstance(options, LossOptions) and options.yes
+    return not (options.dry_run or consents)
+
+
+def check_terminal(command: str) -> None:
+    """Raise ConfigError if there is no terminal to ask on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(
+            f"{command} loses messages, and there is no terminal to ask on: give --yes"
+        )
 
 
 def warn_of_lookupds(found: Survey) -> None:
@@ -181,8 +196,13 @@ def confirm(request: ChangeRequest, about: str) -> None:
     if not request.must_ask:
         return
     name = request.target.channel or request.target.topic
-    click.echo(f"Type yes or {name} to {request.loses} it: ", err=True, nl=False)
-    if sys.stdin.readline().strip() not in ("yes", name):
+    ask(f"Type yes or {name} to {request.loses} it: ", "yes", name)
+
+
+def ask(question: str, *answers: str) -> None:
+    """Ask on the terminal. Raises Ended if none of these is the answer."""
+    click.echo(question, err=True, nl=False)
+    if sys.stdin.readline().strip() not in answers:
         click.echo("nothing was done", err=True)
         raise Ended(Exit.FAILURE)
 
@@ -223,7 +243,7 @@ def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
                 "topic": target.topic,
                 **({"channel": target.channel} if target.channel else {}),
                 "dry_run": planned,
-                "servers": [_entry(each, planned=planned) for each in steps],
+                "servers": [entry(each, planned=planned) for each in steps],
             }
         )
         return
@@ -241,7 +261,8 @@ def _result(step: Step) -> str:
     return step.note
 
 
-def _entry(step: Step, *, planned: bool) -> dict[str, Any]:
+def entry(step: Step, *, planned: bool) -> dict[str, Any]:
+    """The JSON entry of a step, taken or planned."""
     error, note = step.error, step.note
     result = "failed" if error else "planned" if planned else "unchanged" if note else "done"
     return {

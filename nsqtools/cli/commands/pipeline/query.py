@@ -35,6 +35,7 @@ from nsqtools.cli.remotes import beside_producer
 from nsqtools.config.connection import without_waiting
 from nsqtools.config.lake import result_format
 from nsqtools.errors import ConfigError
+from nsqtools.records.bodies.decoders import Decoding
 from nsqtools.spark.executors import packages_of
 from nsqtools.spark.jobs.batches import LakeOutput
 from nsqtools.spark.jobs.sql import (
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from nsqtools.config.connection import ProducerConfig
     from nsqtools.config.consuming import MetricsOptions
     from nsqtools.config.lake import (
-        BodyOptions,
         InputOptions,
+        QueryBodyOptions,
         QueryOptions,
         QuerySourceOptions,
         SparkOptions,
@@ -77,7 +78,7 @@ def sql(
     source: QuerySourceOptions,
     asked: QueryOptions,
     inputs: InputOptions,
-    bodies: BodyOptions,
+    bodies: QueryBodyOptions,
     stream: StreamOptions,
     spark: SparkOptions,
     metrics: MetricsOptions,
@@ -87,6 +88,7 @@ def sql(
     """Run a query over archives, or a streaming query over topics."""
     query, goal = _query(asked, bodies), _target(asked, source, spark, target)
     prints = result_format(asked) == "console"
+    decoders = [query.decode.package] if query.decode and query.decode.package else []
     if inputs.input:
         archives = ArchivesSettings(query, goal, inputs.input, layout(inputs), source.topic)
         check_inputs(inputs.input)
@@ -95,7 +97,7 @@ def sql(
             return
         with locked(stream.lock):
             work = partial(query_archives, settings=archives)
-            packages = packages_of(goal.sink, places=[asked.output])
+            packages = [*packages_of(goal.sink, places=[asked.output]), *decoders]
             _once(work, spark, metrics, packages, prints=prints)
         return
     _check_stream(source, asked, stream)
@@ -124,6 +126,7 @@ def sql(
             metrics,
             prints=prints,
             sink=goal.sink,
+            packages=decoders,
         ).run()
 
 
@@ -177,7 +180,7 @@ def _once(
     asyncio.run(run())
 
 
-def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
+def _query(asked: QueryOptions, bodies: QueryBodyOptions) -> Query:
     text = asked.query
     if text.startswith("@"):
         try:
@@ -192,7 +195,17 @@ def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
         bodies.infer,
         asked.timestamp,
         asked.watermark,
+        _decoding(bodies.decode),
     )
+
+
+def _decoding(spec: str) -> Decoding | None:
+    """The decoder of ``--decode``; raises ConfigError if it cannot be made here."""
+    if not spec:
+        return None
+    decoding = Decoding.read(spec)
+    decoding.make()
+    return decoding
 
 
 def _target(

@@ -39,7 +39,7 @@ from nsqtools.stores import open_store, probe
 from nsqtools.stores.places import OURS, as_url, below, local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nsqtools.cli.commands.pipeline.run import PipelineJob
     from nsqtools.config.consuming import MetricsOptions
@@ -139,7 +139,7 @@ class StreamJob:
     ``source`` and ``sink`` are options of Spark's source and sink. A checkpoint may only be
     continued with the same ``stamp``. ``verb`` is passed to ``StreamView``. With ``prints``, the
     query prints on the terminal, so no progress is shown there. With ``check``, the job only tests
-    the requirements of a run.
+    the requirements of a run. ``packages`` are modules that the work needs on executors.
     """
 
     work: PipelineJob
@@ -153,6 +153,7 @@ class StreamJob:
     prints: bool = False
     sink: Mapping[str, str] = field(default_factory=dict)
     check: bool = False
+    packages: Sequence[str] = ()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -211,7 +212,7 @@ class StreamJob:
         """Count the waiting messages, and start Spark unless there is nothing to do."""
         view = StreamView(self.verb)
         places = (self.places.staging, self.places.output)
-        packages = packages_of(self.source, self.sink, places=places)
+        packages = [*packages_of(self.source, self.sink, places=places), *self.packages]
         run = Run(self.spark, self.metrics, view, packages=packages, prints=self.prints)
         checkpoint = self.checkpoint
         left = self.is_kept and checkpoint.staged()

@@ -20,7 +20,7 @@ from nsqtools.config.units import counted, format_duration
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
-from nsqtools.records.compression import METHODS, method_of, plain_chunks, require, unpacked
+from nsqtools.records.compression import METHODS, method_of, plain_chunks, require, whole_members
 from nsqtools.records.envelope import timestamp_of
 from nsqtools.records.forms import make_reader
 from nsqtools.records.readers import Reader, Whole
@@ -29,7 +29,7 @@ from nsqtools.tasks import end
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from contextlib import AbstractAsyncContextManager
-    from typing import Any, BinaryIO
+    from typing import Any
 
     from nsqtools.config.connection import ProducerConfig
     from nsqtools.config.publishing import PubOptions, TargetOptions
@@ -364,7 +364,7 @@ async def _read_archive(file: str) -> AsyncGenerator[bytes]:
         with open(file, "rb") as source:  # noqa: ASYNC230
             if compression != "none":
                 # If this is cancelled, closing the file ends the thread.
-                left, damage = await asyncio.to_thread(_whole, source, compression)
+                left, damage = await asyncio.to_thread(whole_members, source, compression)
                 source.seek(0)
             for chunk in plain_chunks(source, compression) if left else ():
                 piece = chunk[:left]
@@ -379,19 +379,3 @@ async def _read_archive(file: str) -> AsyncGenerator[bytes]:
     if damage:
         yield b""  # so the reader can report an earlier fault first
         raise RecordError(damage)
-
-
-def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
-    """Count the plain bytes of whole members.
-
-    Returns their number and the fault of the next member, if any.
-    """
-    good = total = 0
-    try:
-        for data, end in unpacked(source, compression, strict=False):
-            total += len(data)
-            if end:
-                good = total
-    except RecordError as error:
-        return good, str(error)
-    return good, ""

@@ -1,0 +1,74 @@
+"""What has changed between two snapshots: findings, topics and channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqtools.engine.doctor.findings import Finding
+    from nsqtools.engine.doctor.snapshot import SavedSnapshot
+    from nsqtools.policy.rates import ChannelKey, CounterSample
+
+    Samples = Mapping[str, CounterSample | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The differences to a snapshot taken at ``since``, in seconds since the epoch.
+
+    ``came``, ``went`` and ``still`` are topics and channels; the channel of a topic is empty.
+    ``still`` are those on which nothing was published and nothing consumed: a topic only with all
+    its channels. Nothing is said of
+    nsqds that were silent in either snapshot, or of counters of an nsqd restarted since.
+    """
+
+    since: float
+    new_findings: tuple[Finding, ...]
+    gone_findings: tuple[Finding, ...]
+    came: tuple[ChannelKey, ...]
+    went: tuple[ChannelKey, ...]
+    still: tuple[ChannelKey, ...]
+
+
+def compare(before: SavedSnapshot, now: SavedSnapshot) -> Changes:
+    """Return the changes since the snapshot ``before``."""
+    old, new = ({each.about for each in one.findings} for one in (before, now))
+    samples = before.samples(), now.samples()
+    return Changes(
+        before.at,
+        tuple(each for each in now.findings if each.about not in old),
+        tuple(each for each in before.findings if each.about not in new),
+        _only_in_second(*samples),
+        _only_in_second(*reversed(samples)),
+        _still(*samples),
+    )
+
+
+def _only_in_second(first: Samples, second: Samples) -> tuple[ChannelKey, ...]:
+    """Return what is in the second only, unless an nsqd that has it was silent at the first."""
+    known = _keys(first)
+    unknown = {name for name in first if first[name] is None}
+    doubtful = _keys({name: second[name] for name in unknown & second.keys()})
+    return tuple(sorted(_keys(second) - known - doubtful))
+
+
+def _keys(samples: Samples) -> set[ChannelKey]:
+    return {key for sample in samples.values() if sample for key in sample.counters}
+
+
+def _still(before: Samples, now: Samples) -> tuple[ChannelKey, ...]:
+    """Return what has the same counters on the same nsqds, none of which was restarted."""
+    moved: set[ChannelKey] = set()
+    for name in before.keys() | now.keys():
+        first, second = before.get(name), now.get(name)
+        if first is None or second is None or first.start_time != second.start_time:
+            moved |= _keys({name: first}) | _keys({name: second})
+            continue
+        for key in first.counters.keys() | second.counters.keys():
+            then, later = first.counters.get(key), second.counters.get(key)
+            if not then or not later or (then.messages, then.held) != (later.messages, later.held):
+                moved |= {key, (key[0], "")}
+    return tuple(sorted((_keys(before) & _keys(now)) - moved))

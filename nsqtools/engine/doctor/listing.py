@@ -1,0 +1,237 @@
+"""Judges what nsqlookupds list: who is missing there, and what is no longer there."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING
+
+from nsqtools.config.units import counted, nearest
+from nsqtools.engine.doctor.findings import fault, passed, some
+from nsqtools.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+    from nsqtools.engine.doctor.findings import Finding
+    from nsqtools.names import Address
+
+_REGISTER = "start that nsqd with --lookupd-tcp-address for each nsqlookupd"
+
+
+def judge_listing(facts: Facts) -> Iterator[Finding]:
+    """Judge whether nsqlookupds return all nsqds with the topic."""
+    answering = [each for each in facts.lookupds if not each.error]
+    if not answering:
+        return
+    having = [nsqd for nsqd, _ in facts.having()]
+    lost = False  # whether nsqds of the topic are registered with unusable addresses
+    for each in answering:
+        lost = lost or any(each.left_out.values())
+        yield from _unusable(each)
+    if facts.found:
+        names = ", ".join(sorted(map(str, facts.found)))
+        text = (
+            f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
+        )
+        yield passed("listing", text)
+    elif not lost and not having and not any(map(facts.hidden_by, facts.nsqds)):
+        yield _unlisted(facts, answering)
+    for nsqd in facts.nsqds:
+        yield from _judge_tombstones(facts, nsqd, answering)
+    for nsqd in facts.nsqds:
+        if nsqd.tcp in facts.found and nsqd.topic is None and not nsqd.http_error:
+            yield _not_there(nsqd, facts.topic, error=True)
+    for nsqd in having:
+        if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
+            yield _not_listed(nsqd, facts.topic)
+    for each in answering:
+        missing = facts.found - {producer.tcp for producer in each.producers}
+        hidden = {nsqd.tcp for nsqd in facts.nsqds if each in facts.hidden_by(nsqd)}
+        if missing - hidden:
+            names = ", ".join(sorted(map(str, missing - hidden)))
+            text = f"nsqlookupd {each.address} does not list topic {facts.topic} on {names}"
+            fix = "start those nsqds with --lookupd-tcp-address for it too"
+            yield fault("NSQ023", text, fix, topic=facts.topic, server=each.address)
+
+
+def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
+    topic = facts.topic
+    if not any(each.nodes for each in answering):
+        return _nobody(facts, answering)
+    if any(topic in each.topics for each in answering):
+        text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
+        fix = f"start the nsqd that had it, or publish, which creates it: {facts.publish()}"
+        return fault("NSQ025", text, fix, error=True, topic=topic)
+    near = nearest(topic, sorted(facts.known_topics - {topic}))
+    text = f"no nsqlookupd lists topic {topic}{near}"
+    fix = (
+        "check the name, or publish to it; if its nsqd runs without --lookupd-tcp-address, give "
+        f"its --nsqd-http-address; this lists all topics: {facts.command('lookup', 'topics')}"
+    )
+    return fault("NSQ028", text, fix, topic=topic)
+
+
+def _nobody(facts: Facts, answering: list[LookupdFacts]) -> Finding:
+    answering_only = "" if len(answering) == len(facts.lookupds) else " that answers"
+    text = f"no nsqd is registered with any nsqlookupd{answering_only}"
+    return fault("NSQ021", text, "start nsqd with --lookupd-tcp-address for each nsqlookupd")
+
+
+def _judge_tombstones(
+    facts: Facts, nsqd: NsqdFacts, answering: list[LookupdFacts]
+) -> Iterator[Finding]:
+    by = [str(each.address) for each in facts.hidden_by(nsqd)]
+    if by:
+        everywhere = nsqd.tcp not in facts.found
+        topic, by = facts.topic, [] if len(by) == len(answering) else by
+        yield _tombstoned(topic, nsqd.name, by, everywhere=everywhere, error=everywhere)
+
+
+def _tombstoned(topic: str, nsqd: str, by: list[str], *, everywhere: bool, error: bool) -> Finding:
+    """Return the finding on a tombstone at the nsqlookupds ``by``, or at all."""
+    text = f"topic {topic} of nsqd {nsqd} is tombstoned at {', '.join(by) or 'all nsqlookupds'}"
+    text += ": consumers do not find it" if everywhere else ""
+    fix = "wait until it expires, after 45 s or nsqlookupd's --tombstone-lifetime"
+    return fault("NSQ027", text, fix, error=error, topic=topic, server=nsqd)
+
+
+def _unusable(lookupd: LookupdFacts) -> Iterator[Finding]:
+    for entry, is_of_topic in lookupd.left_out.items():
+        fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
+        text = f"nsqlookupd {lookupd.address} lists a server with an unusable address: {entry}"
+        yield fault("NSQ020", text, fix, error=is_of_topic, server=lookupd.address)
+
+
+def _not_there(nsqd: NsqdFacts, topic: str, *, error: bool) -> Finding:
+    text = f"nsqlookupd lists topic {topic} at {nsqd.tcp}, but that nsqd does not have it"
+    fix = "check --broadcast-address and the ports of the nsqd that has the topic"
+    return fault("NSQ025", text, fix, error=error, topic=topic, server=nsqd.name)
+
+
+def _not_listed(nsqd: NsqdFacts, topic: str) -> Finding:
+    text = f"nsqd {nsqd.name} has topic {topic}, but no nsqlookupd lists it there"
+    fix = "restart that nsqd: it then registers its topics with nsqlookupd"
+    fix = fix if nsqd.producer else _REGISTER
+    return fault("NSQ026", text, fix, topic=topic, server=nsqd.name)
+
+
+def judge_registrations(facts: Facts) -> Iterator[Finding]:
+    """Judge all registrations of a whole cluster against what nsqds have."""
+    answering = [each for each in facts.lookupds if not each.error]
+    if not answering:
+        return
+    for each in answering:
+        yield from _unusable(each)
+    if not any(each.nodes for each in answering):
+        yield _nobody(facts, answering)
+    yield from _judge_addresses(answering)
+    yield from _judge_agreement(answering)
+    for nsqd in facts.nsqds:
+        if nsqd.producer is None and nsqd.stats:
+            text = f"nsqd {nsqd.name} is registered with no nsqlookupd: consumers do not find it"
+            yield fault("NSQ022", text, _REGISTER, server=nsqd.name)
+        elif nsqd.producer and nsqd.stats:
+            yield from _judge_topics_of(nsqd, answering)
+    yield from _judge_hidden(answering)
+    yield from _judge_leftovers(facts, answering)
+
+
+def _judge_addresses(answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge whether each nsqd has a broadcast address of its own.
+
+    An nsqd that was restarted may be registered twice for a while, but from the same host.
+    nsqlookupds may see one nsqd at different addresses.
+    """
+    claims: dict[Address, set[str]] = {}
+    for each in answering:
+        sources: dict[Address, set[str]] = {}
+        for node in each.nodes:
+            source = f"{node.hostname} ({node.remote_address.rpartition(':')[0]})"
+            sources.setdefault(node.tcp, set()).add(source)
+        claims |= {tcp: found for tcp, found in sources.items() if len(found) > 1}
+    for tcp, found in sorted(claims.items()):
+        names = some(sorted(found))
+        text = f"{len(found)} nsqds are registered with one broadcast address {tcp}: {names}"
+        fix = "start each with a --broadcast-address of its own"
+        yield fault("NSQ029", text, fix, server=tcp)
+
+
+def _judge_agreement(answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge whether all nsqlookupds list the same nsqds, with the same topics."""
+    listings = [_listing(each) for each in answering]
+    nsqds = {tcp for listing in listings for tcp in listing}
+    topics = {tcp: _union(each.get(tcp, ()) for each in listings) for tcp in nsqds}
+    for each, listing in zip(answering, listings, strict=True):
+        who = f"nsqlookupd {each.address} does not list"
+        if missing := sorted(map(str, nsqds - listing.keys())):
+            text = f"{who} nsqd {some(missing)}, but another nsqlookupd does"
+            fix = "start those nsqds with --lookupd-tcp-address for it too"
+            yield fault("NSQ023", text, fix, server=each.address)
+        for tcp in sorted(listing):
+            if absent := sorted(topics[tcp] - listing[tcp]):
+                text = f"{who} topic {some(absent)} of nsqd {tcp}, but another nsqlookupd does"
+                fix = "restart that nsqd: it then registers its topics with each nsqlookupd"
+                yield fault("NSQ023", text, fix, server=each.address)
+
+
+def _judge_topics_of(nsqd: NsqdFacts, answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge whether an nsqd has the topics listed for it, and is listed for those it has."""
+    assert nsqd.stats
+    entries = [node for each in answering for node in each.nodes if node.tcp == nsqd.tcp]
+    listed = _union(node.topics for node in entries)
+    hidden = _union(compress(node.topics, node.tombstones) for node in entries)
+    looks = [look for look in (nsqd.stats, nsqd.later_stats) if look]
+    names = [{topic.name for topic in look.topics} for look in looks]
+    for topic in sorted((listed - hidden).difference(*names)):
+        if not is_ephemeral(topic):
+            yield _not_there(nsqd, topic, error=False)
+    for topic in sorted(set.intersection(*names) - listed):
+        if not is_ephemeral(topic):
+            yield _not_listed(nsqd, topic)
+
+
+def _judge_hidden(answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge the tombstones at all nsqlookupds."""
+    hidden: dict[tuple[str, Address], list[str]] = {}
+    for each in answering:
+        for node in each.nodes:
+            for topic, tombstoned in zip(node.topics, node.tombstones, strict=True):
+                if tombstoned:
+                    hidden.setdefault((topic, node.tcp), []).append(str(each.address))
+    for (topic, tcp), by in sorted(hidden.items()):
+        everywhere = len(by) == len(answering)
+        by = [] if everywhere else by
+        yield _tombstoned(topic, str(tcp), by, everywhere=everywhere, error=False)
+
+
+def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge topics and channels that an nsqlookupd remembers, and no nsqd has."""
+    having = {topic for nsqd in facts.nsqds for topic in nsqd.topics}
+    having |= {each.name for n in facts.nsqds if n.later_stats for each in n.later_stats.topics}
+    for each in answering:
+        listed = _union(node.topics for node in each.nodes)
+        for topic in sorted(each.topics - having - listed):
+            text = f"nsqlookupd {each.address} has topic {topic}, but no nsqd has it"
+            fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', topic)}"
+            yield fault("NSQ025", text, fix, topic=topic, server=each.address)
+        for topic, channel in each.stale_channels:
+            text = (
+                f"nsqlookupd {each.address} has channel {channel} of topic {topic}, but no nsqd "
+                "has it: the next nsqd with the topic creates it, and it keeps every message"
+            )
+            delete = facts.command("channel", "delete", topic, channel)
+            fix = f"if nobody needs it, delete it: {delete}"
+            yield fault("NSQ025", text, fix, topic=topic, channel=channel, server=each.address)
+
+
+def _listing(lookupd: LookupdFacts) -> dict[Address, frozenset[str]]:
+    """Return the topics listed for each nsqd, tombstoned or not."""
+    found: dict[Address, frozenset[str]] = {}
+    for node in lookupd.nodes:
+        found[node.tcp] = found.get(node.tcp, frozenset()).union(node.topics)
+    return found
+
+
+def _union(some: Iterable[Iterable[str]]) -> set[str]:
+    return {each for names in some for each in names}

@@ -1,0 +1,182 @@
+"""What ``doctor`` has seen, kept in a file: one JSON object, for a comparison later.
+
+An nsqd's part is its answer to /stats, without consumers and latencies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from nsqtools.config.connection import without_waiting
+from nsqtools.engine.cluster import sample_of
+from nsqtools.engine.doctor.findings import Finding
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.net.http.replies import decode_report, encode_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nsqtools.engine.doctor.facts import Facts
+    from nsqtools.net.http.replies import NsqdStats
+    from nsqtools.policy.rates import CounterSample
+
+FORMAT = "nsqtools-doctor"
+VERSION = 1
+_MAX_BYTES = 256 << 20
+"""The maximum size of a file to read; 100,000 channels take 30 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSnapshot:
+    """The answers of all nsqds at time ``at``, in seconds since the epoch.
+
+    Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if the nsqd was
+    given by that and did not answer. ``stats`` has the nsqds that answered, ``failures`` the error
+    of each silent nsqd. ``listed`` has the topics that nsqlookupds list at each nsqd, silent or
+    not. ``silent_lookupds`` maps the address of each silent nsqlookupd to its error: nsqds may then
+    be missing.
+    """
+
+    at: float
+    stats: Mapping[str, NsqdStats]
+    failures: Mapping[str, str] = field(default_factory=dict)
+    listed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    silent_lookupds: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
+        """Return what a diagnosis of a whole cluster has seen at its last look."""
+        nsqds = {str(nsqd.broadcast or nsqd.name): nsqd for nsqd in facts.nsqds}
+        looks = {name: nsqd.later_stats or nsqd.stats for name, nsqd in nsqds.items()}
+        return cls(
+            facts.at,
+            {name: stats for name, stats in looks.items() if stats},
+            {name: str(nsqd.http_error) for name, nsqd in nsqds.items() if nsqd.http_error},
+            {name: nsqd.producer.topics for name, nsqd in nsqds.items() if nsqd.producer},
+            {str(each.address): str(each.error) for each in facts.lookupds if each.error},
+            tuple(each for each in findings if each.code),
+        )
+
+    def samples(self) -> dict[str, CounterSample | None]:
+        """Return the input of Rates by nsqd, at times since the epoch; None for a silent nsqd."""
+        found: dict[str, CounterSample | None] = dict.fromkeys(self.failures)
+        return found | {name: sample_of(self.at, stats) for name, stats in self.stats.items()}
+
+
+def save(path: str, snapshot: SavedSnapshot) -> None:
+    """Write a snapshot to a file that is complete once it has this name. Raises OutputError."""
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "at": snapshot.at,
+        "nsqds": {name: encode_report(stats) for name, stats in snapshot.stats.items()},
+        "silent_nsqds": dict(snapshot.failures),
+        "silent_nsqlookupds": dict(snapshot.silent_lookupds),
+        "listed": {name: list(topics) for name, topics in snapshot.listed.items()},
+        "findings": [asdict(each) for each in snapshot.findings],
+    }
+    target = Path(path)
+    try:
+        _replace(target, data)
+    except OSError as error:
+        raise OutputError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _replace(target: Path, data: object) -> None:
+    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with open(number, "w", encoding="utf-8") as file:
+            json.dump(data, file, separators=(",", ":"))
+            file.write("\n")
+            file.flush()
+            os.fchmod(number, 0o666 & ~_umask())
+            os.fsync(number)
+        os.replace(name, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def load(path: str) -> SavedSnapshot:
+    """Read a snapshot. Raises ConfigError naming the file if it cannot be used."""
+    try:
+        with open(path, "rb", opener=without_waiting) as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(
+            f"{path}: larger than {_MAX_BYTES >> 20} MiB: not a file of doctor --save"
+        )
+    try:
+        return _decoded(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        text = f"{path}: not a file of doctor --save, or a damaged one: {error}"
+        raise ConfigError(text) from error
+
+
+def _decoded(data: object) -> SavedSnapshot:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError("its format is unknown")
+    if data.get("version") != VERSION:
+        raise ValueError(f"its version is {data.get('version')!r}, expected {VERSION}")
+    at = data.get("at")
+    if not isinstance(at, int | float) or isinstance(at, bool):
+        raise ValueError("'at' is not a time")
+    faults: list[str] = []
+    stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
+    if faults:
+        raise ValueError(faults[0])
+    listed = {name: _texts(name, each) for name, each in _object(data, "listed").items()}
+    entries = data.get("findings")
+    if not isinstance(entries, list):
+        raise ValueError("'findings' is not a list")
+    return SavedSnapshot(
+        float(at),
+        stats,
+        _errors(data, "silent_nsqds"),
+        listed,
+        _errors(data, "silent_nsqlookupds"),
+        tuple(map(_finding, entries)),
+    )
+
+
+def _object(data: dict[str, Any], name: str) -> dict[str, Any]:
+    value = data.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name!r} is not an object")
+    return value
+
+
+def _errors(data: dict[str, Any], name: str) -> dict[str, str]:
+    value = _object(data, name)
+    _texts(name, list(value.values()))
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError(f"{name!r} is not a list of texts")
+    return tuple(value)
+
+
+def _finding(entry: object) -> Finding:
+    names = {each.name for each in fields(Finding)}
+    if not isinstance(entry, dict) or entry.keys() != names:
+        raise ValueError("a finding has other fields")
+    _texts("findings", list(entry.values()))
+    return Finding(**entry)

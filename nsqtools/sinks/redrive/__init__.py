@@ -1,0 +1,1 @@
+"""Dead letters published again: from files, or from a channel of a dead-letter topic."""

@@ -1,0 +1,215 @@
+"""Reads the dead letters of a file that are not published yet, lot by lot."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools.errors import RecordError
+from nsqtools.names import is_valid_name
+from nsqtools.records.compression import METHODS, method_of, plain_chunks, whole_members
+from nsqtools.records.readers import ENVELOPE, Delimited
+from nsqtools.sinks.deadletters import dead_letter
+from nsqtools.sinks.redrive.publishedlines import LineRange
+from nsqtools.sinks.redrive.redriver import DEAD, LARGEST_LOT, LARGEST_LOT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from typing import BinaryIO
+
+    from nsqtools.sinks.deadletters import DeadLetter
+    from nsqtools.sinks.redrive.redriver import Choice
+
+_ENDINGS = (".jsonl", ".json", ".log")
+_FORMS = tuple(end + method.suffix for end in _ENDINGS for method in METHODS.values())
+_BLOCK = 1 << 16
+_ESCAPED = 6
+"""Maximum size in JSON of one byte of a body, in bytes."""
+
+
+def letter_files(folder: str) -> list[str]:
+    """Return the names of the files to read in a directory, in order; raises OSError."""
+    with os.scandir(folder) as entries:
+        return sorted(
+            each.name
+            for each in entries
+            if each.name.endswith(_FORMS)
+            and not each.name.startswith(".")
+            and each.is_file(follow_symlinks=False)
+        )
+
+
+class LetterLot(NamedTuple):
+    """Dead letters of one file to publish together to ``topic``."""
+
+    topic: str
+    bodies: list[bytes]
+    reasons: list[str]
+    lines: list[LineRange]
+
+    def split(self, count: int) -> tuple[LetterLot, LetterLot]:
+        """Return the first ``count`` messages, and the others."""
+        _, bodies, reasons, lines = self
+        return (
+            LetterLot(self.topic, bodies[:count], reasons[:count], lines[:count]),
+            LetterLot(self.topic, bodies[count:], reasons[count:], lines[count:]),
+        )
+
+    def without(self, positions: Sequence[int]) -> list[LineRange]:
+        """Return the lines of all messages but these."""
+        left_out = set(positions)
+        return [line for n, line in enumerate(self.lines) if n not in left_out]
+
+
+class LetterFile:
+    """A file of dead letters, or an archive in JSON of a dead-letter topic.
+
+    It is read to the end that it has now. A last line without a line end is left for the next time:
+    somebody may be writing it. The topic of a message is ``topic`` or, if that is empty, the topic
+    in its line. Raises OSError, and RecordError if the file is damaged.
+    """
+
+    def __init__(self, path: str, choice: Choice, *, topic: str, max_msg_size: int) -> None:
+        self.name = os.path.basename(path)
+        self._path = path
+        self._choice = choice
+        self._topic = topic
+        self._max_line = _ESCAPED * max_msg_size + ENVELOPE
+        self._compression = method_of(path)
+        self._size, damage = self._whole()
+        self.damage = f"{self.name}: {damage}" if damage else ""
+        """Why the file ends early, empty if it does not."""
+        self.passed = 0
+        """Number of messages not chosen."""
+        self.unusable = 0
+        """Number of lines without a message or a topic to publish."""
+        self.fault = ""
+        """What is wrong with the first of these."""
+        self.digest = hashlib.sha256(next((line for _, line in self._lines()), b"")).hexdigest()
+
+    def lots(self, published: Sequence[LineRange]) -> Iterator[LetterLot]:
+        """Yield the chosen messages that are not published, up to LARGEST_LOT together.
+
+        ``published`` is in order. The caller publishes a lot before it takes the next one.
+        """
+        lot: LetterLot | None = None
+        size = 0
+        for letter, line in self._letters(published):
+            topic = self._topic_of(letter)
+            if not topic:
+                continue
+            is_full = lot and (len(lot.bodies) >= LARGEST_LOT or size >= LARGEST_LOT_BYTES)
+            if lot and (is_full or lot.topic != topic):
+                yield lot
+                lot = None
+            if lot is None:
+                lot, size = LetterLot(topic, [], [], []), 0
+            lot.bodies.append(letter.body)
+            lot.reasons.append(letter.reason)
+            lot.lines.append(line)
+            size += len(letter.body)
+        if lot:
+            yield lot
+
+    def lines_at(self, offsets: Collection[int]) -> dict[int, LineRange]:
+        """Return the lines that begin at these offsets, by offset."""
+        return {
+            start: LineRange(start, start + len(line), zlib.crc32(line))
+            for start, line in self._lines()
+            if start in offsets
+        }
+
+    def _topic_of(self, letter: DeadLetter) -> str:
+        """Return where to publish a dead letter, or an empty text if it stays."""
+        topic = self._topic or letter.topic
+        if not self._topic and not letter.reason:  # an archive of a dead-letter topic
+            topic = topic.removesuffix(DEAD)
+        error = letter.error
+        if not error and not letter.body:
+            error = "the body is empty, and nsqd refuses empty messages"
+        if not error and not is_valid_name(topic):
+            error = "no usable topic: give --topic"
+        if error:
+            self.unusable += 1
+            self.fault = self.fault or f"{self.name}: byte {letter.offset}: {error}"
+            return ""
+        if not self._choice.has(letter.body, letter.reason):
+            self.passed += 1
+            return ""
+        return topic
+
+    def _letters(self, published: Sequence[LineRange]) -> Iterator[tuple[DeadLetter, LineRange]]:
+        """Yield the dead letters outside the published lines, whose last ones are compared."""
+        left = list(reversed(published))
+        begin, is_inside = 0, False
+        if left and not left[-1].start and self._compression == "none":
+            begin = self._end_of(left.pop())
+        for start, line in self._lines(begin):
+            end, crc = start + len(line), zlib.crc32(line)
+            if left and left[-1].start <= start:
+                begin, stop, last = left[-1]
+                if (not is_inside and begin < start) or end > stop or (end == stop and crc != last):
+                    raise self._changed(left[-1])
+                is_inside = end < stop
+                if not is_inside:
+                    left.pop()
+            elif line.strip():
+                yield dead_letter(start, line), LineRange(start, end, crc)
+        if left:
+            raise self._changed(left[-1])
+
+    def _end_of(self, published: LineRange) -> int:
+        """Return the end of published lines after comparing the last one, the only one read."""
+        size = _BLOCK
+        with self._open() as file:
+            while True:
+                begin = max(0, published.end - size)
+                data = os.pread(file.fileno(), published.end - begin, begin)
+                before = data.rfind(b"\n", 0, -1)
+                if before >= 0 or not begin:
+                    break
+                size *= 4
+        if zlib.crc32(data[before + 1 :]) != published.crc:
+            raise self._changed(published)
+        return published.end
+
+    def _changed(self, published: LineRange) -> RecordError:
+        return RecordError(
+            f"{self.name}: changed before byte {published.end}, the end of published messages: "
+            "unknown which ones are left; move the file to another directory to publish all of it"
+        )
+
+    def _lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield each complete line with its offset in the plain bytes.
+
+        ``start`` is the offset of the first one, 0 for a compressed file.
+        """
+        reader = Delimited(max_size=self._max_line)
+        left = self._size - start
+        with self._open() as file:
+            file.seek(start)
+            for chunk in plain_chunks(file, self._compression):
+                for line in reader.feed(chunk[:left]):
+                    yield start, line + b"\n"
+                    start += len(line) + 1
+                left -= len(chunk)
+                if left <= 0:
+                    break
+
+    def _whole(self) -> tuple[int, str]:
+        """Return the size of the plain bytes, and the damage after them, if any.
+
+        A writer of dead letters holds a lock until its lines are synced, or removed after an error.
+        """
+        with self._open() as file:
+            if self._compression == "none":
+                fcntl.flock(file, fcntl.LOCK_SH)
+                return os.fstat(file.fileno()).st_size, ""
+            return whole_members(file, self._compression)
+
+    def _open(self) -> BinaryIO:
+        fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open(fd, "rb")

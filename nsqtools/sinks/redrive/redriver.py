@@ -1,0 +1,117 @@
+"""Publishes dead letters again, at a rate, and counts them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import OutputError, PublishError, RecordError
+from nsqtools.policy.pace import Pace
+from nsqtools.records.bodies.objects import text_of
+from nsqtools.tasks import interruptible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nsqtools.engine.handler import Message
+    from nsqtools.sinks.deadletters import Publisher
+
+LARGEST_LOT = 200
+"""Maximum messages of a publish. As many may be published twice after a kill -9."""
+LARGEST_LOT_BYTES = 1 << 20
+"""A publish with these many bytes takes no further message."""
+DEAD = ".dead"
+"""The end of the name of a dead-letter topic; without it, the name is that of the origin."""
+
+
+class Choice:
+    """Chooses dead letters: those whose ``reason`` has a text and whose JSON body fulfils a
+    condition.
+
+    A body for which the condition fails, such as one that is not JSON, is not chosen.
+    """
+
+    def __init__(self, where: Callable[[str], bool] | None = None, reason: str = "") -> None:
+        self._where = where
+        self._reason = reason
+        self.failed = 0
+        """Number of bodies for which the condition has failed."""
+        self.error = ""
+        """The first failure."""
+
+    def has(self, body: bytes, reason: str = "") -> bool:
+        """Whether a dead letter is chosen."""
+        if self._reason not in reason:
+            return False
+        if not self._where:
+            return True
+        try:
+            return self._where(text_of(body))
+        except RecordError as error:
+            self.failed += 1
+            self.error = self.error or str(error)
+            return False
+
+    def bodies(self, messages: Sequence[Message]) -> list[bytes | None]:
+        """Return the bodies to publish, None for messages that are not chosen; for a thread."""
+        return [message.body if self.has(message.body) else None for message in messages]
+
+
+class Redriver:
+    """Publishes at most ``limit`` messages, at most ``rate`` per second; 0 is no limit.
+
+    ``dry`` publishes nothing, and only counts. A set ``stopping`` ends the wait for the rate.
+    """
+
+    def __init__(
+        self, publisher: Publisher, *, rate: float = 0.0, limit: int = 0, dry: bool = False
+    ) -> None:
+        self._publisher = publisher
+        self._pace = Pace(0.0 if dry else rate)
+        self._limit = limit
+        self.dry = dry
+        self.stopping = asyncio.Event()
+        self.published: Counter[tuple[str, str]] = Counter()
+        """Number of messages by topic and reason; with ``dry``, of those to publish."""
+        self.refused = 0
+        """Number of messages that nsqd does not accept; they stay where they are."""
+        self.refusal = ""
+        """The reason of the first refusal."""
+
+    @property
+    def count(self) -> int:
+        """The number of published messages."""
+        return self.published.total()
+
+    @property
+    def room(self) -> int:
+        """How many messages the next publish may have."""
+        most = self._pace.burst(LARGEST_LOT)
+        return min(most, self._limit - self.count) if self._limit else most
+
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], reasons: Sequence[str] = ()
+    ) -> Sequence[int] | None:
+        """Publish when the rate allows; return the positions of refused bodies.
+
+        Returns None if nothing was published because of ``stopping``. Raises OutputError if no nsqd
+        answers; it is then unknown whether the messages are published.
+        """
+        delay = self._pace.delay(len(bodies), now=asyncio.get_running_loop().time())
+        if delay and not await interruptible(asyncio.sleep(delay), self.stopping):
+            return None
+        refused: Sequence[int] = ()
+        if not self.dry:
+            try:
+                await self._publisher.publish(topic, bodies)
+            except PublishError as error:
+                if not error.permanent:
+                    raise OutputError(f"topic {topic}: {error}") from error
+                refused = error.refused
+                self.refused += len(refused)
+                self.refusal = self.refusal or f"topic {topic}: {error}"
+        for position, reason in enumerate(reasons or [""] * len(bodies)):
+            if position not in refused:
+                self.published[topic, reason] += 1
+        return refused

@@ -1,0 +1,246 @@
+"""The sink of ``redrive --from-topic``: chosen messages are published and finished, others stay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from nsqtools.errors import NSQError
+from nsqtools.sinks.holding import Held, HoldingHandler
+from nsqtools.sinks.redrive.redriver import LARGEST_LOT_BYTES
+from nsqtools.sinks.threads import Threads
+from nsqtools.tasks import end
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.names import Address
+    from nsqtools.policy.stopping import Left
+    from nsqtools.sinks.redrive.redriver import Redriver
+
+AWAY = 10.0
+"""Delay in seconds of messages that stay and cannot all be held."""
+_INTERVAL = 0.25
+_QUIET = 3.0
+"""Seconds without a message, although more are to come, until held messages are deferred."""
+_OVERDUE = 75.0
+"""Seconds after which no older message is expected, although newer ones keep coming.
+
+nsqd's default message timeout, and AWAY, have passed by then.
+"""
+_SILENCE = 30.0
+"""Maximum seconds during which an nsqd does not tell its number of messages."""
+
+
+class ChannelDepth(Protocol):
+    """The channel on all its nsqds."""
+
+    async def left(self) -> Left:
+        """Return the messages in the channel, and the servers without a usable answer."""
+
+
+class MessageChoice(Protocol):
+    """Chooses messages."""
+
+    def bodies(self, messages: Sequence[Message]) -> Sequence[bytes | None]:
+        """Return the bodies to publish, None for messages that stay; called in a thread."""
+
+
+class _Chosen(NamedTuple):
+    """A message to publish, with this body."""
+
+    batch: Batch
+    message: Message
+    body: bytes
+
+
+class RedriveSink(HoldingHandler):
+    """A handler that publishes the chosen messages of a channel to ``topic``.
+
+    Each is finished once nsqd has answered OK. A message stays if it is not chosen, if nsqd refuses
+    it, or if it was published after ``began``, in ns since the epoch. It is held until the end and
+    then given back for delivery at once; if nsqd could send no others meanwhile, it is deferred.
+    ``ended`` has a result once each message of the channel has come, or once the redriver's limit
+    is reached.
+    """
+
+    def __init__(
+        self,
+        redriver: Redriver,
+        choice: MessageChoice,
+        topic: str,
+        depth: ChannelDepth,
+        *,
+        began: int,
+    ) -> None:
+        self._redriver = redriver
+        self._choice = choice
+        self._topic = topic
+        self._depth = depth
+        self._began = began
+        self._held = Held()
+        self._waiting: deque[_Chosen] = deque()
+        self._came = asyncio.Event()
+        self._threads = Threads(1, "choice")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._staying: defaultdict[Address, set[int]] = defaultdict(set)
+        self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
+        self.is_complete = False
+        """Whether the run ended by itself: each message came, or the limit was reached."""
+        self._arrived = self._older_arrived = 0.0
+        self._in_hand = 0  # batches being judged, and lots being published
+
+    @property
+    def staying(self) -> int:
+        """The number of messages that came and stay in the channel."""
+        return sum(map(len, self._staying.values()))
+
+    async def open(self) -> None:
+        """Begin to publish, and to watch the channel."""
+        await super().open()
+        self._tasks = [self._loop.create_task(each) for each in (self._publish(), self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    async def handle(self, batch: Batch) -> None:
+        """Hold the chosen messages to publish them, and the others to give them back."""
+        if self.ended.done():
+            batch.requeue(delay=0, backoff=False)
+            return
+        self._held.add(batch)
+        known = self._staying[batch.source]
+        fresh = [
+            each
+            for each in batch.unsettled()
+            if int(each.id, 16) not in known and each.timestamp <= self._began
+        ]
+        self._in_hand += 1
+        try:
+            bodies = await self._threads.run(self._choice.bodies, fresh) if fresh else ()
+        finally:
+            self._in_hand -= 1
+        chosen = [
+            _Chosen(batch, message, body)
+            for message, body in zip(fresh, bodies, strict=True)
+            if body is not None
+        ]
+        wanted = {each.message for each in chosen}
+        self._keep(batch, [each for each in batch.unsettled() if each not in wanted])
+        self._arrived = self._loop.time()
+        if fresh:
+            self._older_arrived = self._arrived
+        if batch.starved:
+            self._defer(batch.source)
+        self._waiting += chosen
+        self._came.set()
+
+    async def gave_up(self, batch: Batch) -> None:
+        """Handle the batch: nothing is given up."""
+        await self.handle(batch)
+
+    def settled(self, message: Message, *, stays: bool) -> None:
+        """Do nothing; called for each message that was published, or refused and stays."""
+
+    async def drain(self, topic: str) -> None:
+        """Wait for the answer to the current publish, and give back the other messages."""
+        self._redriver.stopping.set()
+        self._came.set()
+        try:
+            await asyncio.wait(self._tasks[:1])
+        finally:
+            self._waiting.clear()
+            for batch in self._held.batches:
+                self._held.give_back(batch)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End all work."""
+        await end(self._tasks)
+        self._threads.close()
+
+    def _keep(self, batch: Batch, messages: Sequence[Message]) -> None:
+        """Hold messages that stay."""
+        if messages:
+            self._staying[batch.source].update([int(message.id, 16) for message in messages])
+            self._kept[batch.source].append((batch, messages))
+
+    def _defer(self, source: Address) -> None:
+        """Make room for other messages of an nsqd."""
+        for kept in self._kept.pop(source, ()):
+            self._held.requeue(*kept, delay=AWAY, backoff=False)
+
+    async def _publish(self) -> None:
+        """Publish one lot after another."""
+        while self._redriver.room > 0:
+            while not self._waiting and not self._redriver.stopping.is_set():
+                self._came.clear()
+                await self._came.wait()
+            if self._redriver.stopping.is_set():
+                return
+            if lot := self._next_lot():
+                self._in_hand += 1
+                try:
+                    await self._publish_lot(lot)
+                finally:
+                    self._in_hand -= 1
+        self._end()
+
+    def _next_lot(self) -> list[_Chosen]:
+        """Take messages that nsqd has not taken back meanwhile."""
+        lot: list[_Chosen] = []
+        size = 0
+        while self._waiting and len(lot) < self._redriver.room and size < LARGEST_LOT_BYTES:
+            each = self._waiting.popleft()
+            if not self._held.forget_lost(each.batch, [each.message]):
+                lot.append(each)
+                size += len(each.body)
+        return lot
+
+    async def _publish_lot(self, lot: Sequence[_Chosen]) -> None:
+        refused = await self._redriver.publish(self._topic, [each.body for each in lot])
+        if refused is None:
+            return
+        finished: defaultdict[Batch, list[Message]] = defaultdict(list)
+        staying: defaultdict[Batch, list[Message]] = defaultdict(list)
+        for position, each in enumerate(lot):
+            stays = self._redriver.dry or position in refused
+            (staying if stays else finished)[each.batch].append(each.message)
+            self.settled(each.message, stays=stays)
+        for batch, messages in finished.items():
+            self._held.finish(batch, messages)
+        for batch, messages in staying.items():
+            self._keep(batch, messages)
+        self.left_behind = self._redriver.refused
+
+    async def _watch(self) -> None:
+        """End the run when the channel has only messages that came and stay."""
+        answered = self._arrived = self._older_arrived = self._loop.time()
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            if self._in_hand or self._waiting:
+                answered = self._arrived = self._older_arrived = self._loop.time()
+                continue
+            staying = self.staying
+            left = await self._depth.left()
+            if not left.unknown:
+                answered = self._loop.time()
+                is_overdue = self._arrived > self._older_arrived + _OVERDUE
+                if left.messages <= staying or is_overdue:
+                    self._end()
+                    return
+                if answered > self._arrived + _QUIET:  # other connections may have lowered RDY
+                    for source in list(self._kept):
+                        self._defer(source)
+            elif self._loop.time() > answered + _SILENCE:
+                servers = "; ".join(left.unknown)
+                raise NSQError(f"unknown whether all messages have come: {servers}")
+
+    def _end(self) -> None:
+        self.is_complete = True
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.fail(error)

@@ -1,0 +1,216 @@
+"""Publishes chosen messages again, as ``redrive`` does, and keeps a log of what went where."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nsqtools.config.consuming import StopOptions
+from nsqtools.engine.lookup import Backlog
+from nsqtools.engine.producer import Producer
+from nsqtools.engine.runner import Runner
+from nsqtools.errors import NSQError, RecordError
+from nsqtools.sinks.redrive.letterfile import LetterFile
+from nsqtools.sinks.redrive.publishedlines import PublishedLines
+from nsqtools.sinks.redrive.redriver import Choice, Redriver
+from nsqtools.sinks.redrive.redrivesink import RedriveSink
+from nsqtools.sinks.threads import as_output_error
+from nsqtools.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from nsqtools.config.connection import ConsumerConfig, ProducerConfig
+    from nsqtools.engine.connector import Subscription
+    from nsqtools.engine.handler import Message
+    from nsqtools.names import Address
+    from nsqtools.sinks.redrive.publishedlines import LineRange
+
+_MAX_ENTRIES = 2000
+_MAX_JOBS = 50
+_MAX_RUNNING = 5
+_PATIENCE = 60.0
+"""Seconds to wait for messages of a channel, in addition to those that the rate needs."""
+_GONE = "not published: {} has it no longer"
+
+
+class PublishedEntry(NamedTuple):
+    """A message at a time in seconds since the epoch; ``error`` is empty if it was published."""
+
+    at: float
+    origin: str
+    size: int
+    error: str
+
+
+class Republication:
+    """Messages on their way to ``topic``; each has its ``origin``, such as an nsqd and an id.
+
+    The form that asked for them has a ``nonce`` of its own, so that it is sent only once.
+    """
+
+    nonce = ""
+
+    def __init__(self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float) -> None:
+        self.topic = topic
+        self.rate = rate
+        self.begun = time.time()
+        self._left = dict(messages)
+        self.total = len(self._left)
+        self.published = 0
+        self.failed = 0
+        self.is_over = False
+        self.log: deque[PublishedEntry] = deque(maxlen=_MAX_ENTRIES)
+
+    async def run(self, nsqds: Sequence[Address], config: ProducerConfig) -> None:
+        """Publish all messages; those that fail are in the log."""
+        try:
+            async with Producer(nsqds, config) as producer:
+                await self._publish_all(Redriver(producer, rate=self.rate, limit=self.total))
+        except (NSQError, OSError) as error:
+            for origin in list(self._left):
+                self.note(origin, str(as_output_error(error)))
+        finally:
+            self.is_over = True
+
+    def note(self, origin: str, error: str = "") -> None:
+        """Log what became of a message."""
+        if (body := self._left.pop(origin, None)) is not None:
+            self.log.append(PublishedEntry(time.time(), origin, len(body), error))
+            self.published += not error
+            self.failed += bool(error)
+
+    async def _publish_all(self, redriver: Redriver) -> None:
+        """Publish all messages that are left, and leave the originals where they are."""
+        for origin in list(self._left):
+            await self._publish(redriver, origin)
+
+    async def _publish(self, redriver: Redriver, origin: str) -> bool:
+        """Publish a message and log it; return whether nsqd has it."""
+        try:
+            refused = await redriver.publish(self.topic, [self._left[origin]])
+        except NSQError as error:
+            self.note(origin, str(error))
+            return False
+        self.note(origin, redriver.refusal if refused else "")
+        return not refused
+
+
+def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
+    """Return the lines of a file of dead letters published before, as far as its journal tells."""
+    journal = PublishedLines(os.path.dirname(path))
+    try:
+        file = LetterFile(path, Choice(), topic="", max_msg_size=max_msg_size)
+        journal.read()
+    except (OSError, RecordError):
+        return []
+    return journal.published(file.digest)
+
+
+class LettersAgain(Republication):
+    """Dead letters of a file, noted there as ``redrive`` does; origins end in their offset."""
+
+    def __init__(
+        self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float, path: str, size: int
+    ) -> None:
+        super().__init__(topic, messages, rate)
+        self._path = path
+        self._max_msg_size = size
+
+    async def _publish_all(self, redriver: Redriver) -> None:
+        file = await asyncio.to_thread(
+            LetterFile, self._path, Choice(), topic="", max_msg_size=self._max_msg_size
+        )
+        keys = {origin: _key(origin) for origin in self._left}
+        offsets = {origin: int(key) for origin, key in keys.items() if key.isdecimal()}
+        lines = await asyncio.to_thread(file.lines_at, set(offsets.values()))
+        with PublishedLines(os.path.dirname(self._path)) as published:
+            for origin in keys:
+                if not (line := lines.get(offsets.get(origin, -1))):
+                    self.note(origin, _GONE.format(file.name))
+                elif await self._publish(redriver, origin):
+                    await asyncio.to_thread(published.add, file.digest, file.name, [line])
+
+
+class ChannelAgain(Republication):
+    """Messages of a channel, finished there once published; origins end in their id."""
+
+    def __init__(
+        self,
+        topic: str,
+        messages: Sequence[tuple[str, bytes]],
+        rate: float,
+        source: Subscription,
+        urls: Sequence[str],
+        config: ConsumerConfig,
+    ) -> None:
+        super().__init__(topic, messages, rate)
+        self._source = source
+        self._urls = urls
+        self._config = config
+        self._origins = {_key(origin): origin for origin, _ in messages}
+
+    def bodies(self, messages: Sequence[Message]) -> list[bytes | None]:
+        """Return the bodies to publish; None for other messages of the channel."""
+        return [self._left.get(self.origin_of(each)) for each in messages]
+
+    def origin_of(self, message: Message) -> str:
+        """Return the origin of a chosen message; empty for others."""
+        return self._origins.get(message.id.decode("latin-1"), "")
+
+    async def _publish_all(self, redriver: Redriver) -> None:
+        topic, channel, nsqds = self._source.topic, self._source.channel, self._source.nsqds
+        depth = Backlog(self._source, self._config, self._urls)
+        sink = _ChannelSink(redriver, self, self.topic, depth, began=time.time_ns())
+        stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
+        await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()
+        for origin in list(self._left):
+            self.note(origin, _GONE.format(f"{topic}/{channel}"))
+
+
+class _ChannelSink(RedriveSink):
+    def __init__(
+        self,
+        redriver: Redriver,
+        job: ChannelAgain,
+        topic: str,
+        depth: Backlog,
+        *,
+        began: int,
+    ) -> None:
+        super().__init__(redriver, job, topic, depth, began=began)
+        self._job = job
+        self._redriver = redriver
+
+    def settled(self, message: Message, *, stays: bool) -> None:
+        self._job.note(self._job.origin_of(message), self._redriver.refusal if stays else "")
+
+
+def _key(origin: str) -> str:
+    """Return the last word of an origin: an offset, or an id."""
+    return origin.rpartition(" ")[2]
+
+
+class Republications:
+    """The last jobs, and those that run; ``on_error`` is called with the error of a bug."""
+
+    def __init__(self, on_error: Callable[[BaseException], object]) -> None:
+        self.jobs: deque[Republication] = deque(maxlen=_MAX_JOBS)
+        self._tasks = Tasks(on_error)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further job may begin until one has ended."""
+        return len(self._tasks) >= _MAX_RUNNING
+
+    def begin(self, job: Republication, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work of a job in the background."""
+        self.jobs.appendleft(job)
+        self._tasks.begin(work)
+
+    async def close(self) -> None:
+        """End all jobs; the messages that are left are not published."""
+        await self._tasks.close()

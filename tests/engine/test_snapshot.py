@@ -1,0 +1,70 @@
+"""What doctor has seen, in a file and back."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from nsqtools.engine.doctor.findings import fault
+from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
+from nsqtools.errors import ConfigError
+from nsqtools.net.http.replies import ChannelStats, NsqdStats
+from tests.support.staging import events
+
+CHANNEL = ChannelStats("c", 5, 4, 3, 2, 9, 8, 7, 1, paused=True)
+STATS = NsqdStats("1.3.0", "OK", 7, (events(CHANNEL, published=9, depth=6, paused=True),))
+SEEN = SavedSnapshot(
+    1000.5,
+    {"a:4150": STATS},
+    {"b:4150": "b:4151: connection refused"},
+    {"b:4150": ("events",)},
+    {"l:4161": "l:4161: connection refused"},
+    (fault("NSQ036", "text", "fix", topic="events", channel="c"),),
+)
+
+
+def test_a_snapshot_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    path = tmp_path / "seen.json"
+    path.write_text("the one before")
+    save(str(path), SEEN)
+    assert load(str(path)) == SEEN
+    assert os.listdir(tmp_path) == ["seen.json"]
+    samples = SEEN.samples()
+    assert samples["b:4150"] is None
+    assert samples["a:4150"]
+    assert samples["a:4150"].at == 1000.5
+    assert samples["a:4150"].counters["events", "c"].held == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "version is 2"),
+        ({"format": "other"}, "format"),
+        ({"at": "now"}, "'at'"),
+        ({"nsqds": {"a": {"topics": [{"topic_name": "no name"}]}}}, "no name"),
+        ({"nsqds": []}, "'nsqds'"),
+        ({"listed": {"a": 1}}, "'a'"),
+        ({"silent_nsqds": {"a": 1}}, "silent_nsqds"),
+        ({"findings": [{}]}, "finding"),
+        ({"findings": None}, "findings"),
+    ],
+)
+def test_a_file_that_is_none_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    path = tmp_path / "seen.json"
+    save(str(path), SEEN)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=said) as raised:
+        load(str(path))
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b"[]", None])
+def test_a_file_of_anything_else_is_named(tmp_path: Path, data: bytes | None) -> None:
+    path = tmp_path / "seen.json"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError) as raised:
+        load(str(path))
+    assert str(raised.value).startswith(f"{path}: ")

@@ -1,0 +1,280 @@
+"""``topic prune`` and ``channel prune`` as processes on clusters: only what nobody uses goes."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsqtools.cli import cli, exits
+from nsqtools.cli.commands.admin.prune import Pruning
+from nsqtools.config.admin import PruneOptions
+from nsqtools.engine.administration import Servers, carry_out, delete_idle
+from nsqtools.engine.changes import Stages, Step, Target
+from nsqtools.engine.doctor.snapshot import SavedSnapshot, save
+from nsqtools.errors import HTTPError, NSQError
+from tests.support.eventually import eventually
+from tests.support.process import Cli, Result, Terminal
+from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
+
+WATCH = ("--watch-for", "100ms")
+
+
+@pytest.fixture
+def nsqds(make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> list[Nsqd]:
+    return [make_nsqd(lookupds=[nsqlookupd]), make_nsqd(lookupds=[nsqlookupd])]
+
+
+@pytest.fixture
+def servers(nsqds: list[Nsqd], nsqlookupd: Nsqlookupd) -> list[str]:
+    """Options for the cluster of both nsqds."""
+    return lookup([nsqlookupd])
+
+
+def create(nsqlookupd: Nsqlookupd, nsqds: list[Nsqd], *topics: str) -> None:
+    """Topics on all these nsqds, each with a channel ``c``."""
+    for topic in topics:
+        for nsqd in nsqds:
+            nsqd.create(topic, "c")
+        registered(topic, [nsqlookupd], len(nsqds))
+
+
+def held(nsqd: Nsqd) -> dict[str, set[str]]:
+    """The channels of each topic."""
+    topics = nsqd.stats()["topics"]
+    return {
+        each["topic_name"]: {channel["channel_name"] for channel in each["channels"]}
+        for each in topics
+    }
+
+
+def results(ended: Result) -> dict[str, tuple[str, str]]:
+    """Result and state of each topic or channel."""
+    said = json.loads(ended.stdout)
+    entries = said[f"{said['kind']}s"]
+    return {
+        each.get("channel") or each["topic"]: (each["result"], each["state"]) for each in entries
+    }
+
+
+def consume(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, channel: str = "c") -> Any:
+    """A consumer that stays connected."""
+    to = "--nsqd-tcp-address", str(nsqd.tcp)
+    tail = nsqtools_cli.start("tail", "--topic", topic, "--channel", channel, *to)
+    eventually(lambda: nsqd.channel(topic, channel)["client_count"])
+    return tail
+
+
+def test_only_topics_that_nobody_uses_are_deleted_and_everywhere(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], nsqlookupd: Nsqlookupd, servers: list[str]
+) -> None:
+    create(nsqlookupd, nsqds, "idle", "full", "read", "kept")
+    create(nsqlookupd, nsqds, "passing#ephemeral")
+    fill(nsqds[1], "full", count=2)
+    consume(nsqtools_cli, nsqds[0], "read")
+    before = [held(nsqd) for nsqd in nsqds]
+    words = ("topic", "prune", "--topic-pattern", "^[^k]", *WATCH, "--json", *servers)
+    planned = nsqtools_cli(*words, "--dry-run")
+    expected = {"full": ("kept", "messages"), "idle": ("planned", "idle"), "read": ("kept", "used")}
+    assert (planned.code, results(planned)) == (0, expected)
+    assert nsqtools_cli(*words).code == 2
+    assert [held(nsqd) for nsqd in nsqds] == before
+    ended = nsqtools_cli(*words, "--yes")
+    assert ended.code == 0, ended.stderr
+    assert results(ended) == {"full": ("kept", "messages"), "idle": ("deleted", "idle")}
+    kept = {"full", "read", "kept", "passing#ephemeral"}
+    assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]
+    assert not nsqlookupd.lookup("idle")
+    ended = nsqtools_cli(*words, "--yes", "--with-messages")
+    assert results(ended) == {"full": ("deleted", "messages")}
+    kept -= {"full"}
+    assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]
+    assert nsqtools_cli("topic", "prune", "--topic", "idle", *WATCH, "--yes", *servers).code == 1
+
+
+def test_only_channels_that_nobody_uses_are_deleted_and_their_topics_stay(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], nsqlookupd: Nsqlookupd, servers: list[str]
+) -> None:
+    for nsqd in nsqds:
+        for channel in ("idle", "other", "read", "passing#ephemeral"):
+            nsqd.create("t", channel)
+    registered("t", [nsqlookupd], 2)
+    consume(nsqtools_cli, nsqds[1], "t", "read")
+    words = ("channel", "prune", *WATCH, "--yes", "--json", *servers)
+    assert results(nsqtools_cli(*words, "--channel", "idle")) == {"idle": ("deleted", "idle")}
+    assert [held(nsqd)["t"] >= {"other", "read"} for nsqd in nsqds] == [True, True]
+    nsqds[0].pause("t")
+    nsqds[0].publish("t", [b"waits for all channels"])
+    assert results(nsqtools_cli(*words)) == {"other": ("kept", "messages")}
+    assert nsqtools_cli(*words, "--channel", "idle").code == 1
+
+
+def test_what_begins_to_be_used_while_the_command_asks_is_left(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], nsqlookupd: Nsqlookupd, servers: list[str]
+) -> None:
+    create(nsqlookupd, nsqds, "idle", "published", "read", "restored")
+    words = ("topic", "prune", *WATCH, *servers)
+    for typed in ("yes", "3", ""):
+        with Terminal(nsqtools_cli, *words) as terminal:
+            terminal.until("Type 4 to delete 4 topics")
+            terminal.type(typed)
+            assert terminal.end() == 1
+    assert [held(nsqd).keys() for nsqd in nsqds] == [{"idle", "published", "read", "restored"}] * 2
+    with Terminal(nsqtools_cli, *words) as terminal:
+        terminal.until("Type 4 to delete 4 topics")
+        nsqds[1].publish("published", [b"x"])
+        consume(nsqtools_cli, nsqds[0], "read")
+        nsqds[0].delete("restored")
+        terminal.type("4")
+        assert terminal.end() == 0
+    assert held(nsqds[0]).keys() == {"published", "read"}
+    assert held(nsqds[1]).keys() == {"published", "read", "restored"}
+    assert nsqds[1].channel("published", "c")["depth"] == 1
+
+
+def test_what_begins_to_be_used_between_two_deletions_is_left(
+    nsqds: list[Nsqd],
+    nsqlookupd: Nsqlookupd,
+    servers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create(nsqlookupd, nsqds, "a", "b", "c")
+
+    async def and_publish(*args: Any, **options: Any) -> Any:
+        taken = await delete_idle(*args, **options)
+        nsqds[1].publish("b", [b"x"])
+        return taken
+
+    monkeypatch.setattr("nsqtools.cli.commands.admin.prune.delete_idle", and_publish)
+    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", *servers]) == 0
+    assert [held(nsqd).keys() for nsqd in nsqds] == [{"b"}, {"b"}]
+
+
+def test_a_deletion_that_fails_on_one_server_is_no_success(
+    nsqds: list[Nsqd],
+    nsqlookupd: Nsqlookupd,
+    servers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def fail_on_one(servers: Servers, stages: Stages) -> list[Step]:
+        steps = [step for steps in stages for step in steps]
+        (last,) = [step for step in steps if step.name == str(nsqds[1].http)]
+        error = HTTPError("went away", nsqds[1].http)
+        steps.remove(last)
+        return [*await carry_out(servers, [steps]), replace(last, error=error)]
+
+    create(nsqlookupd, nsqds, "a")
+    monkeypatch.setattr("nsqtools.engine.administration.carry_out", fail_on_one)
+    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", "--json", *servers]) == 4
+    (told,) = json.loads(capsys.readouterr().out)["topics"]
+    assert (told["result"], [each["result"] for each in told["servers"]]) == (
+        "failed",
+        ["done", "done", "failed"],
+    )
+
+
+def test_after_a_signal_it_says_what_was_done(
+    nsqds: list[Nsqd],
+    nsqlookupd: Nsqlookupd,
+    servers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def interrupted(servers: Servers, target: Target, *args: Any, **options: Any) -> Any:
+        if target.topic == "b":
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+        return await delete_idle(servers, target, *args, **options)
+
+    create(nsqlookupd, nsqds, "a", "b", "c")
+    monkeypatch.setattr("nsqtools.cli.commands.admin.prune.delete_idle", interrupted)
+    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", *servers]) == 4
+    rows = [line.split("\t")[:2] for line in capsys.readouterr().out.splitlines()]
+    assert rows == [["a", "deleted"], ["b", "failed"], ["c", "kept"]]
+    assert [held(nsqd).keys() for nsqd in nsqds] == [{"b", "c"}, {"b", "c"}]
+
+
+def restart(nsqd: Nsqd) -> None:
+    """Restart it; nsqd reports its start in whole seconds."""
+    before = nsqd.stats()["start_time"]
+    while nsqd.stats()["start_time"] == before:
+        nsqd.restart()
+
+
+@pytest.mark.parametrize(
+    ("idle", "expected"), [(40, ["b", "a"]), (60, ["c", "b", "a"]), (200, None)]
+)
+def test_the_youngest_snapshot_that_is_old_enough_and_all_after_it_count(
+    tmp_path: Path, idle: float, expected: list[str] | None
+) -> None:
+    for name, age in (("a", 5), ("b", 50), ("c", 100)):
+        save(str(tmp_path / name), SavedSnapshot(time.time() - age, {}))
+    pruning = Pruning(PruneOptions(snapshot=(str(tmp_path / "[a-c]"),), idle=idle))
+    if expected:
+        assert [Path(path).name for path in pruning._history()] == expected
+    else:
+        with pytest.raises(NSQError, match="c, was saved"):
+            pruning._history()
+
+
+@pytest.mark.nsqd_only("its topics survive a restart")
+@pytest.mark.parametrize("disturb", [restart, Nsqd.stop], ids=["restarted", "stopped"])
+def test_nothing_is_deleted_whose_use_is_unknown(
+    nsqtools_cli: Cli,
+    nsqds: list[Nsqd],
+    nsqlookupd: Nsqlookupd,
+    servers: list[str],
+    tmp_path: Path,
+    disturb: Callable[[Nsqd], None],
+) -> None:
+    """By snapshots; the topic that only the other nsqd has goes."""
+    create(nsqlookupd, nsqds, "both")
+    create(nsqlookupd, nsqds[:1], "one")
+    seen = str(tmp_path / "seen-1.json")
+    assert nsqtools_cli("doctor", "--save", seen, *servers).code in (0, 1, 4)
+    words = ("topic", "prune", "--snapshot", str(tmp_path / "seen-*.json"), "--json", *servers)
+    assert nsqtools_cli(*words, "--yes").code == 1  # it is not 30 days old
+    words += ("--idle", "1ms")
+    undisturbed = results(nsqtools_cli(*words, "--dry-run"))
+    assert undisturbed == {"both": ("planned", "idle"), "one": ("planned", "idle")}
+    disturb(nsqds[1])
+    registered("both", [nsqlookupd], 2 if disturb is restart else 1)
+    ended = nsqtools_cli(*words, "--yes")
+    assert ended.code == 0, ended.stderr
+    assert results(ended) == {"both": ("kept", "unknown"), "one": ("deleted", "idle")}
+    assert held(nsqds[0]).keys() == {"both"}
+    assert nsqlookupd.lookup("both")
+
+
+@pytest.mark.nsqd_only("its topics survive a restart")
+def test_a_server_that_does_not_answer_may_have_any_topic(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], nsqlookupd: Nsqlookupd
+) -> None:
+    create(nsqlookupd, nsqds, "both")
+    create(nsqlookupd, nsqds[:1], "one")
+    words = ("topic", "prune", *WATCH, "--yes", "--json")
+    before = held(nsqds[0])
+    nsqds[1].stop()
+    ended = nsqtools_cli(*words, *http(nsqds))
+    assert ended.code == 4
+    assert results(ended) == {"both": ("kept", "silent"), "one": ("kept", "silent")}
+    watch = nsqtools_cli.start(
+        "topic", "prune", "--watch-for", "1h", "--yes", *http(nsqds), stderr=subprocess.PIPE
+    )
+    assert watch.stderr
+    assert b"connection refused" in watch.stderr.readline()
+    watch.terminate()
+    assert watch.wait(60) == 1
+    nsqlookupd.stop()
+    ended = nsqtools_cli(*words, *http(nsqds[:1]), *lookup([nsqlookupd]))
+    assert ended.code == 4
+    assert results(ended) == {"both": ("kept", "silent"), "one": ("kept", "silent")}
+    assert held(nsqds[0]) == before
+    assert nsqtools_cli(*words, *http(nsqds[1:])).code == 3

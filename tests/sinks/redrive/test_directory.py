@@ -1,0 +1,209 @@
+"""Dead letters of a directory: each is published once, whatever was chosen, killed or appended."""
+
+import asyncio
+import gzip
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsqtools.errors import LockedError, OutputError, PublishError
+from nsqtools.sinks.deadletters import ToDirectory
+from nsqtools.sinks.redrive.directory import DirectoryRun
+from nsqtools.sinks.redrive.publishedlines import PublishedLines
+from nsqtools.sinks.redrive.redriver import LARGEST_LOT, Choice, Redriver
+from tests.support.archiving import batch
+
+
+class Killed(BaseException):
+    """The end of a process between the answer and the journal."""
+
+
+class Nsqd:
+    """Gets messages; ``answer`` is called after each publish."""
+
+    def __init__(self) -> None:
+        self.got: Counter[tuple[str, bytes]] = Counter()
+        self.answer: Callable[[], None] = lambda: None
+
+    async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+        refused = [n for n, body in enumerate(bodies) if body == b"refused"]
+        self.got.update((topic, body) for body in bodies if body != b"refused")
+        self.answer()
+        if refused:
+            raise PublishError("E_BAD_MESSAGE", refused, permanent=True)
+
+    async def close(self) -> None:
+        pass
+
+
+def append(folder: Path, topic: str, *bodies: bytes, reason: str = "r") -> None:
+    async def write() -> None:
+        letters = ToDirectory(str(folder))
+        await letters.open()
+        await letters.write(given := batch(*bodies, topic=topic), given, reason)
+        await letters.close()
+
+    asyncio.run(write())
+
+
+def run(
+    folder: Path,
+    nsqd: Nsqd,
+    where: Callable[[str], bool] | None = None,
+    *,
+    reason: str = "",
+    topic: str = "",
+    **more: Any,
+) -> DirectoryRun:
+    """A whole run."""
+
+    async def work() -> DirectoryRun:
+        redriver = Redriver(nsqd, **more)
+        choice = Choice(where, reason)
+        made = DirectoryRun(str(folder), redriver, choice, topic=topic, max_msg_size=1 << 20)
+        await made.run()
+        return made
+
+    return asyncio.run(work())
+
+
+def multiples(number: int) -> Callable[[str], bool]:
+    return lambda text: int(text) % number == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_runs_that_choose_stop_and_are_killed_publish_each_once_but_for_a_lot(
+    tmp_path: Path, seed: int
+) -> None:
+    rng, nsqd = random.Random(seed), Nsqd()
+    count = kills = 0
+
+    def killed() -> None:
+        if rng.random() < 0.2:
+            raise Killed
+
+    for _ in range(12):
+        topic, more = f"t{rng.randrange(3)}", rng.randrange(300)
+        append(tmp_path, topic, *(b"%d" % n for n in range(count, count + more)))
+        count += more
+        kept = rng.randrange(1, 4)
+        nsqd.answer = killed
+        try:
+            run(tmp_path, nsqd, multiples(kept), limit=rng.randrange(500))
+        except Killed:
+            kills += 1
+    assert kills
+    nsqd.answer = lambda: None
+    assert run(tmp_path, nsqd).faults == []
+    assert {int(body) for _, body in nsqd.got} == set(range(count))
+    assert nsqd.got.total() - count <= kills * LARGEST_LOT
+    before = nsqd.got.total()
+    run(tmp_path, nsqd)
+    assert nsqd.got.total() == before
+
+
+def test_one_run_at_a_time_and_a_dry_run_beside_it_touches_nothing(tmp_path: Path) -> None:
+    append(tmp_path, "t", b"1", b"2")
+    nsqd = Nsqd()
+    with PublishedLines(str(tmp_path)), pytest.raises(LockedError):
+        run(tmp_path, nsqd)
+    with PublishedLines(str(tmp_path)):
+        names = set(tmp_path.iterdir())
+        run(tmp_path, nsqd, dry=True)
+        assert set(tmp_path.iterdir()) == names
+    assert not nsqd.got
+
+
+def test_a_file_may_be_renamed_and_compressed_and_grow(tmp_path: Path) -> None:
+    nsqd, file = Nsqd(), tmp_path / "t.dead.jsonl"
+    append(tmp_path, "t", b"1", b"2", b"3")
+    run(tmp_path, nsqd, limit=2)
+    (tmp_path / "old.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
+    file.unlink()
+    append(tmp_path, "t", b"4")
+    with file.open("ab") as torn:
+        torn.write(b'{"reason":"torn')
+    assert run(tmp_path, nsqd).faults == []
+    assert nsqd.got == Counter(("t", b"%d" % n) for n in range(1, 5))
+    append(tmp_path, "t", b"5" * 300_000, b"6")
+    assert run(tmp_path, nsqd, lambda text: text != "6").faults == []
+    append(tmp_path, "t", b"7")
+    assert run(tmp_path, nsqd).faults == []
+    assert nsqd.got.pop(("t", b"5" * 300_000)) == 1
+    assert nsqd.got == Counter(("t", b"%d" % n) for n in (1, 2, 3, 4, 6, 7))
+
+
+@pytest.mark.parametrize("cut", ["first", "last", "middle", "inside"])
+def test_published_lines_that_have_changed_stop_their_file_only(tmp_path: Path, cut: str) -> None:
+    nsqd, file = Nsqd(), tmp_path / "t.dead.jsonl"
+    append(tmp_path, "t", b"1", b"2", b"3")
+    append(tmp_path, "u", b"1")
+    run(tmp_path, nsqd, lambda text: text != "2" or cut != "middle")
+    lines = file.read_bytes().splitlines(keepends=True)
+    left = {
+        "first": lines[1:],
+        "last": lines[:2],
+        "middle": [lines[0], lines[2]],
+        "inside": [lines[0], lines[1][:-2], lines[2]],
+    }[cut]
+    file.write_bytes(b"".join(left))
+    append(tmp_path, "u", b"4")
+    done = run(tmp_path, nsqd)
+    assert nsqd.got["u", b"4"] == 1
+    if cut == "first":  # another file
+        assert (done.faults, nsqd.got["t", b"3"]) == ([], 2)
+    else:
+        assert ["changed" in each for each in done.faults] == [True]
+
+
+def test_a_damaged_member_is_not_published_and_those_before_it_are(tmp_path: Path) -> None:
+    line = b'{"topic":"t.dead","body":"%d"}\n'
+    bad = bytearray(gzip.compress(line % 2))
+    bad[-8] ^= 1  # its checksum
+    (tmp_path / "archive.log.gz").write_bytes(gzip.compress(line % 1) + bad)
+    nsqd = Nsqd()
+    (fault,) = run(tmp_path, nsqd).faults
+    assert fault.startswith("archive.log.gz: gzip member 2 ")
+    assert nsqd.got == Counter({("t", b"1"): 1})
+
+
+def test_what_is_refused_or_not_chosen_stays(tmp_path: Path) -> None:
+    nsqd = Nsqd()
+    append(tmp_path, "t", b"1", b"refused", b"x", reason="status 500")
+    append(tmp_path, "t", b"4", reason="too many attempts")
+    done = run(tmp_path, nsqd, lambda text: bool(text), reason="500")
+    assert (nsqd.got, done.passed) == (Counter({("t", b"1"): 1}), 2 + 1)
+    run(tmp_path, nsqd, topic="v")
+    assert nsqd.got == Counter({("t", b"1"): 1, ("v", b"x"): 1, ("v", b"4"): 1})
+
+
+def test_without_an_answer_nothing_is_noted(tmp_path: Path) -> None:
+    nsqd = Nsqd()
+    append(tmp_path, "t", b"1")
+
+    def fail() -> None:
+        raise PublishError("no nsqd is connected", [0], permanent=False)
+
+    nsqd.answer = fail
+    with pytest.raises(OutputError, match="topic t: no nsqd is connected"):
+        run(tmp_path, nsqd)
+    nsqd.answer = lambda: None
+    run(tmp_path, nsqd)
+    assert nsqd.got["t", b"1"] == 2
+
+
+def test_a_large_journal_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nsqd = Nsqd()
+    append(tmp_path, "t", *(b"%d" % n for n in range(50)))
+    for _ in range(4):
+        run(tmp_path, nsqd, limit=10)
+    monkeypatch.setattr("nsqtools.sinks.redrive.publishedlines._LARGE", 1)
+    run(tmp_path, nsqd, limit=5)
+    lines = (tmp_path / "redrive.progress").read_bytes().splitlines()
+    assert len(lines) == 2
+    run(tmp_path, nsqd)
+    assert nsqd.got == Counter(("t", b"%d" % n) for n in range(50))

@@ -1,0 +1,166 @@
+"""Dead letters of a topic: what is published and finished, what stays, and when the run ends."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from nsqtools.errors import NSQError, OutputError, PublishError
+from nsqtools.policy.stopping import Left
+from nsqtools.sinks.redrive.redriver import Choice, Redriver
+from nsqtools.sinks.redrive.redrivesink import AWAY, RedriveSink
+from tests.support.archiving import START, Settled, batch, message
+from tests.support.clock import elapse, virtual
+from tests.support.sinking import InLoop
+
+
+class Channel:
+    """The nsqd: its messages, and what it got; ``errors`` are raised by the next publishes."""
+
+    def __init__(self) -> None:
+        self.settled = Settled()
+        self.got: list[list[bytes]] = []
+        self.errors: list[NSQError] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.now = Left()
+
+    async def left(self) -> Left:
+        return self.now
+
+    async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+        self.got.append([topic.encode(), *bodies])
+        await self.answers.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def close(self) -> None:
+        pass
+
+
+@contextlib.asynccontextmanager
+async def redriving(channel: Channel, **more: Any) -> AsyncIterator[RedriveSink]:
+    choice = Choice(lambda text: text.isdigit())
+    sink = RedriveSink(Redriver(channel, **more), choice, "t", channel, began=START)
+    sink._threads = InLoop()
+    await sink.open()
+    try:
+        yield sink
+    finally:
+        await sink.close()
+
+
+@virtual
+async def test_the_chosen_are_finished_after_the_answer_and_others_stay() -> None:
+    channel = Channel()
+    channel.answers.clear()
+    channel.now = Left(in_flight=4)
+    async with redriving(channel) as sink:
+        new = message(b"3", timestamp=START + 1, number=3)
+        given = batch(b"1", b'"x"', new, message(b"no json", number=4), settled=channel.settled)
+        await sink.handle(given)
+        await elapse(5)
+        assert (channel.got, channel.settled.finished) == ([[b"t", b"1"]], [])
+        channel.answers.set()
+        await elapse(0.1)
+        assert (channel.settled.finished, sink.staying) == ([b"1"], 3)
+        await elapse(1)
+        assert not sink.ended.done()
+        channel.now = Left(in_flight=3)
+        await sink.ended
+        assert channel.settled.requeued == []
+        await sink.drain("events")
+        back = [(body, 0, False) for body in (b'"x"', b"3", b"no json")]
+        assert channel.settled.requeued == back
+
+
+@virtual
+async def test_messages_that_stay_are_deferred_if_nsqd_could_send_no_others() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=9)
+    async with redriving(channel) as sink:
+        await sink.handle(batch(b"a", settled=channel.settled))
+        parts = (message(b"1", number=2), message(b"b", number=3))
+        last = batch(*parts, settled=channel.settled, starved=True)
+        await sink.handle(last)
+        await elapse(1)
+        assert channel.settled.requeued == [(b"a", AWAY, False), (b"b", AWAY, False)]
+        assert channel.settled.finished == [b"1"]
+        await sink.handle(batch(message(b"c", number=4), settled=channel.settled))
+        await elapse(5)  # with no further message
+        assert channel.settled.requeued[2:] == [(b"c", AWAY, False)]
+
+
+@virtual
+async def test_a_message_that_comes_again_is_not_judged_again() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=9)
+    async with redriving(channel, dry=True) as sink:
+        for _ in range(3):
+            await sink.handle(batch(b"1", b'"x"', settled=channel.settled))
+            await elapse(1)
+        assert (sink.staying, sink._redriver.count, channel.got) == (2, 1, [])
+        assert channel.settled.finished == []
+
+
+@virtual
+async def test_new_messages_that_keep_coming_do_not_keep_the_run_from_ending() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=10**6)
+    async with redriving(channel) as sink:
+        await sink.handle(batch(b"1", settled=channel.settled))
+        began = asyncio.get_running_loop().time()
+        for number in range(2, 200):
+            new = message(b"1", timestamp=START + 1, number=number)
+            await sink.handle(batch(new, settled=channel.settled))
+            await elapse(1)
+            if sink.ended.done():
+                break
+        assert 75 <= asyncio.get_running_loop().time() - began < 80
+    assert channel.settled.finished == [b"1"]
+
+
+@virtual
+async def test_what_is_refused_stays_and_the_limit_ends_the_run() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=9)
+    channel.errors = [PublishError("E_BAD_MESSAGE", [0], permanent=True)]
+    async with redriving(channel, limit=2) as sink:
+        await sink.handle(batch(b"1", b"2", b"3", b"4", settled=channel.settled))
+        await sink.ended
+        await sink.drain("events")
+    assert channel.got == [[b"t", b"1", b"2"], [b"t", b"3"]]
+    assert channel.settled.finished == [b"2", b"3"]
+    assert channel.settled.requeued == [(b"1", 0, False), (b"4", 0, False)]
+    assert sink.left_behind == 1
+
+
+@virtual
+async def test_at_a_stop_what_waits_for_the_rate_is_given_back() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=9)
+    async with redriving(channel, rate=1.0) as sink:
+        await sink.handle(batch(b"1", b"2", b"3", settled=channel.settled))
+        await elapse(1.5)
+        await sink.drain("events")
+    assert channel.settled.finished == [b"1", b"2"]
+    assert channel.settled.requeued == [(b"3", 0, False)]
+
+
+@virtual
+async def test_no_answer_fails_the_run_and_so_does_an_unknown_depth() -> None:
+    channel = Channel()
+    channel.errors = [PublishError("no nsqd is connected", [0], permanent=False)]
+    channel.now = Left(waiting=9)
+    async with redriving(channel) as sink:
+        await sink.handle(batch(b"1", settled=channel.settled))
+        with pytest.raises(OutputError, match="no nsqd is connected"):
+            await sink.ended
+        await sink.drain("events")
+    assert channel.settled.requeued == [(b"1", 0, False)]
+    channel.now = Left(unknown=("nsqd a: no answer",))
+    async with redriving(channel) as sink:
+        with pytest.raises(NSQError, match="unknown whether all messages have come: nsqd a"):
+            await sink.ended
