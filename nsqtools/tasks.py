@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+log = logging.getLogger(__name__)
+
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -24,6 +27,17 @@ T = TypeVar("T")
 
 MAX_CONCURRENT = 100
 """Maximum number of concurrent requests; each needs a file descriptor and memory."""
+
+
+def run_loop(main: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine as ``asyncio.run`` does, in an event loop of uvloop if it is installed."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.run(main)
+    log.debug("the event loop is uvloop's")
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
 
 
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:

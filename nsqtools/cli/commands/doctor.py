@@ -36,13 +36,13 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     topic, and prints its findings and what to do about each warning or failure. It changes nothing.
     The exit status is 1 if there are failures, and 3 if no server answers.
     """
-    import asyncio
 
     from nsqtools.cli.remotes import with_secret
     from nsqtools.engine.doctor import diagnose
     from nsqtools.engine.doctor.examine import examine
+    from nsqtools.tasks import run_loop
 
-    facts = asyncio.run(examine(_question(options), with_secret(config)))
+    facts = run_loop(examine(_question(options), with_secret(config)))
     findings = diagnose(facts)
     if options.json:
         _print_json(options, findings)

@@ -94,13 +94,13 @@ def _look_up(options: LookupOptions, topic: str) -> list[Lookup]:
 
 def _ask(options: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
     """The answers of all nsqlookupds; raises UnreachableError if no nsqlookupd answers."""
-    import asyncio
     import logging
 
     from nsqtools.engine.lookup import ask_lookupds
+    from nsqtools.tasks import run_loop
 
     limits = {**client_limits(options), "request_timeout": options.timeout}  # the only request
-    answers = asyncio.run(ask_lookupds(options.lookupd_http_address, call, **limits))
+    answers = run_loop(ask_lookupds(options.lookupd_http_address, call, **limits))
     for _, error in answers.failures:
         logging.getLogger(__name__).warning("nsqlookupd %s", error)
     return answers.values
