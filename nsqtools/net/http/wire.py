@@ -7,6 +7,7 @@ them. h11 parses all others; it takes ten times as long, and is imported only wh
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -160,8 +161,12 @@ class ReplyReader:
         return Reply(self._head.status_code, fields, bytes(body), reusable, is_cut)
 
 
+@lru_cache(maxsize=16)
 def _simple(data: bytes) -> Reply | None:
-    """Return the response if it is complete and has no special headers."""
+    """Return the response if it is complete and has no special headers.
+
+    The responses of a server to the same kind of request are often equal for a second.
+    """
     match = _HEAD.match(data)
     if match is None or _SPECIAL.search(data, 0, match.end()):
         return None

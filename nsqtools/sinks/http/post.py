@@ -179,8 +179,10 @@ class Post:
         response = await self._transport.handle_async_request(request)
         if self._follow_redirects:
             response = await follow(self._transport, request, response)
-        body = await read(response)
         verdict = self._statuses.verdict(response.status_code)
+        if verdict is Verdict.DONE and isinstance(response.stream, httpx.ByteStream):
+            return DONE
+        body = await read(response)
         return DONE if verdict is Verdict.DONE else self._judged(verdict, response, body)
 
     def _judged(self, verdict: Verdict, response: httpx.Response, body: bytes) -> Outcome:
