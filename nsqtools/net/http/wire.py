@@ -76,8 +76,7 @@ class Reply(NamedTuple):
 
 def render(method: str, target: bytes, fields: bytes, body: bytes = b"") -> bytes:
     """Return the bytes of a request; ``fields`` come from ``render_fields``."""
-    line = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target)
-    return b"".join((line, fields, b"\r\n", body))
+    return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method.encode("ascii"), target, fields, body)
 
 
 def render_fields(headers: Iterable[Header]) -> bytes:

@@ -60,7 +60,7 @@ class Transport(httpx.AsyncBaseTransport):
         """Send a request; return the response, without headers if it is a success."""
         try:
             if isinstance(request, PreparedRequest):
-                origin, data = request.origin, request.render()
+                origin, data = request.origin, request.data
             else:
                 origin, data = origin_of(request.url), render(request)
             reply = await self._connections.exchange(origin, request.method, data)
