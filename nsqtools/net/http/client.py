@@ -61,15 +61,25 @@ class Connections:
         to close its connection. Raises DialError or ReplyError.
         """
         link = self._take(origin)
-        reply = await link.exchange(method, data) if link else None
-        if link is None or reply is None:
-            link = await self._connect(origin)
-            reply = await link.exchange(method, data)
-            if reply is None:
+        while True:
+            is_new = link is None
+            link = link or await self._connect(origin)
+            try:
+                reply = await link.send(method, data)
+            except BaseException:
+                link.abort()
+                raise
+            if reply is not None:
+                break
+            link.abort()
+            if is_new:
                 text = "the server closed the connection without a response"
                 raise ClosedError(text) from link.error
-        if reply.reusable:
+            link = None
+        if reply.reusable and link.rest():
             self._keep(origin, link)
+        else:
+            link.abort()
         return reply
 
     def close(self) -> None:
@@ -176,24 +186,21 @@ class _ClientProtocol(asyncio.BufferedProtocol):
         self.error: Exception | None = None
         """The cause of a lost connection; None if the server closed it normally."""
 
-    async def exchange(self, method: str, data: bytes) -> Reply | None:
-        """Send a request; return None if the connection closed before any byte of a response."""
-        if self._lost:
-            return None
-        self._reader = ReplyReader(method, self._max_body)
+    def send(self, method: str, data: bytes) -> asyncio.Future[Reply | None]:
+        """Send a request; the result is None if the connection closed before a response began."""
         waiter: asyncio.Future[Reply | None] = self._loop.create_future()
+        if self._lost:
+            waiter.set_result(None)
+            return waiter
+        self._reader = ReplyReader(method, self._max_body)
         self._waiter = waiter
         self._transport.write(data)
-        try:
-            reply = await waiter
-        except BaseException:
-            self.abort()
-            raise
-        if reply is None or not reply.reusable or self._transport.get_write_buffer_size():
-            self.abort()
-            return reply._replace(reusable=False) if reply else None
+        return waiter
+
+    def rest(self) -> bool:
+        """Begin to be idle; return False if a part of the request is still unwritten."""
         self._since = self._loop.time()
-        return reply
+        return not self._transport.get_write_buffer_size()
 
     def is_usable(self) -> bool:
         """Whether the connection is open, and not idle for too long."""
