@@ -31,13 +31,22 @@ MAX_CONCURRENT = 100
 
 def run_loop(main: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine as ``asyncio.run`` does, in an event loop of uvloop if it is installed."""
+    results: list[R] = []
+
+    async def work() -> None:
+        # As the task's result, it would be part of a text that asyncio.Runner's use of
+        # signal.getsignal makes: all of a list of nsqds.
+        results.append(await main)
+
     try:
         from uvloop import new_event_loop
     except ImportError:
-        return asyncio.run(main)
-    log.debug("the event loop is uvloop's")
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main)
+        asyncio.run(work())
+    else:
+        log.debug("the event loop is uvloop's")
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(work())
+    return results.pop()
 
 
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nsqtools.cli.options import CommandGroup, argument, options
-from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.output import print_json, print_json_list, print_rows
 from nsqtools.cli.remotes import client_limits
 from nsqtools.config.admin import LookupOptions
 from nsqtools.config.option import Option
@@ -121,16 +121,16 @@ def _print_producers(
     found: Iterable[Registration], options: LookupOptions, *, topics: bool = False
 ) -> None:
     """Print nsqds. The TCP address is first, for ``cut -f1``."""
-    ordered = sorted(found, key=lambda producer: producer.tcp)
+    ordered = sorted(found, key=lambda producer: (producer.host, producer.tcp_port))
     if options.json:
-        print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
+        print_json_list("producers", (_as_json(each, topics=topics) for each in ordered))
         return
     header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
-    rows = [
+    rows = (
         [str(each.tcp), str(each.http), each.hostname, each.version]
         + ([_topics(each)] if topics else [])
         for each in ordered
-    ]
+    )
     print_rows(header, rows)
 
 

@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
     status: int
     fields: bytes
-    body: bytes
+    body: bytes | bytearray
     reusable: bool = False
     is_cut: bool = False
 
@@ -157,7 +157,7 @@ class ReplyReader:
         is_cut = len(self._body) > self._max_body
         body, self._body = self._body, bytearray()
         del body[self._max_body :]
-        return Reply(self._head.status_code, fields, bytes(body), reusable, is_cut)
+        return Reply(self._head.status_code, fields, body, reusable, is_cut)
 
 
 @lru_cache(maxsize=16)

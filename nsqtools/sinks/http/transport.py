@@ -34,7 +34,7 @@ class _Accepted(httpx.Response):
     def __init__(self, reply: Reply) -> None:
         self.status_code = reply.status
         self.headers = _NO_HEADERS
-        self.stream = httpx.ByteStream(reply.body)
+        self.stream = httpx.ByteStream(bytes(reply.body))
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -76,7 +76,7 @@ class Transport(httpx.AsyncBaseTransport):
             raise httpx.ReadError(text, request=request) from error.__cause__
         if reply.status in _SUCCESS:
             return _Accepted(reply)
-        stream = httpx.ByteStream(reply.body)
+        stream = httpx.ByteStream(bytes(reply.body))
         return httpx.Response(reply.status, headers=reply.headers, stream=stream, request=request)
 
     async def aclose(self) -> None:
