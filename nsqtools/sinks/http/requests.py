@@ -36,6 +36,11 @@ MAX_IDS = 200
 _PORTS = {"http": 80, "https": 443}
 _GZIP_LEVEL = 6
 _OCTETS = b"application/octet-stream"
+_FACTS = (
+    (b"X-NSQ-Id", b"%(id)b"),
+    (b"X-NSQ-Attempts", b"%(attempts)d"),
+    (b"X-NSQ-Timestamp", b"%(timestamp)d"),
+)
 _ZONE = re.compile(rb"%25[^\]]*")
 
 # quote_plus escapes the same bytes as Go's url.QueryEscape.
@@ -150,6 +155,7 @@ class Endpoint:
         self._compress = compress
         self._origin = origin_of(url)
         self._target = url.raw_path
+        self._facts_of_one = _lines(self._own(_FACTS))
         self._heads: dict[tuple[str, str], bytes] = {}
         """The headers shared by all requests, by topic and channel."""
 
@@ -166,37 +172,36 @@ class Endpoint:
         compression, as receivers see it.
         """
         body = self._form.join([each.body for each in messages]) if self._form else messages[0].body
-        headers = self._facts(messages)
+        facts = self._facts(messages)
         if self._signer:
-            headers += self._signer.sign(_webhook_id(messages), now, body)
+            facts += _lines(self._signer.sign(_webhook_id(messages), now, body))
         if self._compress:
             body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
-        headers.append((b"Content-Length", b"%d" % len(body)))
-        fields = self._fields(topic, channel, headers)
+        head = self._head(topic, channel)
+        fields = b"%b%bContent-Length: %d\r\n" % (head, facts, len(body))
         data = wire.render(self.method, self._target, fields, body)
         return PreparedRequest(self.method, self.url, self._origin, data)
 
-    def _facts(self, messages: Sequence[Message]) -> list[Header]:
-        """Return the headers about the messages; a batch may have one message."""
+    def _facts(self, messages: Sequence[Message]) -> bytes:
+        """Return the lines of headers about the messages; a batch may have one message."""
         if self._form:
             facts = [(b"X-NSQ-Count", b"%d" % len(messages))]
             if len(messages) <= MAX_IDS:
                 facts.append((b"X-NSQ-Ids", b",".join([_identity(each) for each in messages])))
-        else:
-            (message,) = messages
-            facts = [
-                (b"X-NSQ-Id", _identity(message)),
-                (b"X-NSQ-Attempts", b"%d" % message.attempts),
-                (b"X-NSQ-Timestamp", b"%d" % message.timestamp),
-            ]
-        return self._own(facts) if self._given else facts
+            return _lines(self._own(facts))
+        (message,) = messages
+        return self._facts_of_one % {
+            b"id": _identity(message),
+            b"attempts": message.attempts,
+            b"timestamp": message.timestamp,
+        }
 
-    def _own(self, headers: list[Header]) -> list[Header]:
+    def _own(self, headers: Sequence[Header]) -> list[Header]:
         """Return the headers not replaced by the user."""
         return [each for each in headers if each[0].lower() not in self._given]
 
-    def _fields(self, topic: str, channel: str, headers: Sequence[Header]) -> bytes:
-        """Return the lines of all headers; ``headers`` are those of this request only."""
+    def _head(self, topic: str, channel: str) -> bytes:
+        """Return the lines of the headers shared by all requests of a topic."""
         head = self._heads.get((topic, channel))
         if head is None:
             # Valid names remain unchanged; in others, quoting prevents line breaks.
@@ -209,7 +214,7 @@ class Endpoint:
             ]
             head = wire.render_fields([*self._own(own), *self._headers])
             self._heads[topic, channel] = head
-        return head + b"".join([b"%b: %b\r\n" % each for each in headers])
+        return head
 
     def _content(self) -> list[Header]:
         """Return the headers of the body, except its length."""
@@ -249,7 +254,7 @@ class GetEndpoint(Endpoint):
         """Return the request for a single message."""
         value = "".join([_ESCAPED[byte] for byte in messages[0].body]).encode()
         target = b"%b%b%b" % (self._before, value, self._after)
-        fields = self._fields(topic, channel, self._facts(messages))
+        fields = self._head(topic, channel) + self._facts(messages)
         data = wire.render(self.method, target, fields)
         return PreparedRequest(self.method, _FilledURL(self.url, target), self._origin, data)
 
@@ -278,6 +283,11 @@ class _FilledURL(httpx.URL):
 
     def __repr__(self) -> str:
         return f"URL({str(self)!r})"
+
+
+def _lines(headers: Sequence[Header]) -> bytes:
+    """Return the lines of headers that cannot contain a line break."""
+    return b"".join([b"%b: %b\r\n" % each for each in headers])
 
 
 def _identity(message: Message) -> bytes:
