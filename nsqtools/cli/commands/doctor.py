@@ -44,7 +44,6 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     with their codes, and what to do about each. It changes nothing. The exit status is 4 if there
     are warnings, 1 if there are errors, and 3 if no server answers.
     """
-    import asyncio
 
     from nsqtools.cli.remotes import with_secret
     from nsqtools.engine.doctor import diagnose
@@ -52,12 +51,13 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     from nsqtools.engine.doctor.examine import examine
     from nsqtools.engine.doctor.findings import without
     from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
+    from nsqtools.tasks import run_loop
 
     skipped = _skipped(options.skip)
     before = None
     if options.compare and not _is_first_run(options):
         before = load(options.compare)
-    facts = asyncio.run(examine(_question(options), with_secret(config)))
+    facts = run_loop(examine(_question(options), with_secret(config)))
     findings = without(diagnose(facts), skipped)
     seen = SavedSnapshot.of(facts, findings)
     changes = None

@@ -31,11 +31,11 @@ def ui(*, servers: ClusterOptions, page: UiOptions, config: ClientConfig) -> Non
     updates itself. It is read-only without --allow-changes. ui prints its address, and serves until
     SIGINT or SIGTERM.
     """
-    import asyncio
 
     from nsqtools.cli.service import until_signal
+    from nsqtools.tasks import run_loop
 
-    asyncio.run(until_signal(_serve(servers, page, config)))
+    run_loop(until_signal(_serve(servers, page, config)))
 
 
 async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig) -> None:
