@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -30,6 +31,9 @@ FORMAT = "nsqtools-doctor"
 VERSION = 1
 _MAX_BYTES = 256 << 20
 """The maximum size of a file to read; 100,000 channels take 30 MiB."""
+
+_LAST = 253402300799.0
+"""The end of the year 9999: the last time that a date can show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,11 @@ class SavedSnapshot:
 
 
 def save(path: str, snapshot: SavedSnapshot) -> None:
-    """Write a snapshot to a file that is complete once it has this name. Raises OutputError."""
+    """Write a snapshot to a file that is complete once it has this name. Raises OutputError.
+
+    A symbolic link is followed, and a file keeps its permissions. A device or a pipe is refused: a
+    file would take its place.
+    """
     data = {
         "format": FORMAT,
         "version": VERSION,
@@ -82,21 +90,26 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         "listed": {name: list(topics) for name, topics in snapshot.listed.items()},
         "findings": [asdict(each) for each in snapshot.findings],
     }
-    target = Path(path)
     try:
-        _replace(target, data)
+        _replace(path, data)
     except OSError as error:
         raise OutputError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
 
-def _replace(target: Path, data: object) -> None:
+def _replace(path: str, data: object) -> None:
+    mode = 0o666 & ~_umask()
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError("not a regular file")
+    target = Path(os.path.realpath(path))
     number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with open(number, "w", encoding="utf-8") as file:
             json.dump(data, file, separators=(",", ":"))
             file.write("\n")
             file.flush()
-            os.fchmod(number, 0o666 & ~_umask())
+            os.fchmod(number, stat.S_IMODE(mode))
             os.fsync(number)
         os.replace(name, target)
     except BaseException:
@@ -135,7 +148,7 @@ def _decoded(data: object) -> SavedSnapshot:
     if data.get("version") != VERSION:
         raise ValueError(f"its version is {data.get('version')!r}, expected {VERSION}")
     at = data.get("at")
-    if not isinstance(at, int | float) or isinstance(at, bool):
+    if not isinstance(at, int | float) or isinstance(at, bool) or not 0 <= at <= _LAST:
         raise ValueError("'at' is not a time")
     faults: list[str] = []
     stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
