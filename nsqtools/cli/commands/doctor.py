@@ -64,16 +64,18 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     if before:
         old = replace(before, findings=tuple(without(before.findings, skipped)))
         changes = compare(old, seen)
-    if options.json:
-        _print_json(options, findings, changes)
-    else:
-        _print(findings)
-        if changes:
-            _print_changes(changes)
+    try:
+        if options.json:
+            _print_json(options, findings, changes)
+        else:
+            _print(findings)
+            if changes:
+                _print_changes(changes)
+    finally:  # also if nobody reads the output
+        if options.save and facts.anybody:
+            save(options.save, seen)
     if not facts.anybody:
         raise Ended(Exit.UNREACHABLE)
-    if options.save:
-        save(options.save, seen)
     severities = {finding.severity for finding in findings}
     if "error" in severities:
         raise Ended(Exit.FAILURE)
