@@ -539,10 +539,29 @@ PASSING = "c#ephemeral"
 def test_what_to_do_is_a_command_with_the_servers_in_question(
     topic: TopicStats | None, channel: str, listed: bool, command: str
 ) -> None:
-    found = facts(nsqd("a", topic), channel=channel, lookupds=[listing("a")] if listed else [])
+    at = nsqd("a", topic, **(AT_A if listed else {}))
+    found = facts(at, channel=channel, lookupds=[listing("a")] if listed else [])
     fixes = [each.fix for each in diagnose(found) if each.fix]
     assert any(f": {fix}".endswith(f": nsqtools {command}") for fix in fixes), fixes
     assert CliRunner().invoke(cli, [*shlex.split(command), "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "command"),
+    [
+        (UNUSED, f"topic delete events {L} {A}"),
+        (events(depth=1), f"channel create events NAME {L} {A}"),
+        (events(channel("c", depth=1)), f"channel delete events c {L} {A}"),
+        (events(channel("c", depth=1)), f"tail --topic events --channel c {T}"),
+        (consumed(client(0)), f"stats --clients --topic events --channel c {L} {A}"),
+    ],
+)
+def test_what_to_do_reaches_an_nsqd_that_no_nsqlookupd_lists(
+    topic: TopicStats, command: str
+) -> None:
+    found = whole(known("a", topic, producer=None), lookupds=[lookupd(nodes=(producer("b"),))])
+    fixes = [each.fix for each in diagnose(found)]
+    assert any(f" nsqtools {command};" in f" {fix};" for fix in fixes), fixes
 
 
 @pytest.mark.parametrize(
