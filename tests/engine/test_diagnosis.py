@@ -75,6 +75,7 @@ DEAF = refused("a")
 NO_SECRET = AuthError("E_AUTH_FAILED AUTH failed", AT)
 NOT_HERE = AuthError("E_UNAUTHORIZED AUTH failed", AT)
 UNTRUSTED = UnreachableError("unknown certificate", AT, reason="tls")
+DISTRUSTED = HTTPError("unknown certificate", Address("a", 4151), reason="tls")
 DEAD = lookupd("m", error=refused("m", 4161))
 LATE = HTTPError("not asked: --timeout had expired", reason="silence")
 A = "--nsqd-http-address a:4151"
@@ -229,6 +230,16 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(nsqd("a", WELL, **SWAPPED)),
         [("error", "tcp", "a:4150 is its HTTP port", "give its TCP port, 4150")],
     ),
+    "HTTPS with a certificate of an unknown CA": (
+        facts(
+            nsqd("a", tcp=None, features=None, http_error=DISTRUSTED, http_speaks="tls"),
+            lookupds=[lookupd(error=DISTRUSTED, speaks="tls")],
+        ),
+        [
+            ("error", "nsqlookupd", "a:4151: unknown certificate", "--tls-root-ca-file"),
+            ("error", "http", "a:4151: unknown certificate", "--tls-root-ca-file"),
+        ],
+    ),
     "a TCP port registered as the HTTP port": (
         facts(nsqd("a", http_error=DEAF, http_speaks="nsqd", **AT_A), lookupds=HAVING),
         [("error", "http", "a:4151 is its TCP port", "--broadcast-http-port=PORT")],
@@ -265,7 +276,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "an nsqd whose certificate is unknown": (
         facts(nsqd("a", WELL, features=None, tcp_error=UNTRUSTED)),
-        [("error", "tls", "a:4150: unknown certificate", "")],
+        [("error", "tls", "a:4150: unknown certificate", "--tls-root-ca-file")],
     ),
     "a clock that is behind, and one that is hardly": (
         facts(nsqd("a", WELL, skew=5.0), lookupds=[listing("a", skew=-90.4)]),
@@ -351,6 +362,13 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             known("b", WELL, offers_tls=True, expiry=NOW + 31 * DAY),
         ),
         [("warning", "tls", "nsqd a:4150 expires on 2001-10-08", "renew")],
+    ),
+    "TLS on one of three": (
+        whole(
+            known("a", WELL, offers_tls=True),
+            *(known(host, WELL, offers_tls=False) for host in "bd"),
+        ),
+        [("warning", "tls", "nsqd a:4150 offers TLS, and nsqd b:4150, d:4150 do not", "start")],
     ),
     "TLS here, and there nobody knows": (
         whole(known("a", WELL, offers_tls=True), known("b", WELL)),
