@@ -431,6 +431,16 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         whole(known("a", consumed(client(2, 2), client(0, port=2)))),
         [("warning", "consumers", "depth 5, 2 consumers, and none has settled", "stats --clients")],
     ),
+    "all consumers are stuck, and messages time out": (
+        whole(
+            known(
+                "a",
+                consumed(client(2, 2), timeout_count=3),
+                later=[consumed(client(2, 2), timeout_count=5)],
+            )
+        ),
+        [("error", "consumers", "while 2 messages timed out", "whether they hang")],
+    ),
     "a consumer that takes ten seconds for a message": (
         whole(known("a", consumed(replace(client(2, 2), finish_count=9, connect_ts=NOW_S - 90)))),
         [],
@@ -497,6 +507,22 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             lookupds=[lookupd(nodes=(producer("a", "events"), producer("a", "events")))],
         ),
         [],
+    ),
+    "a topic, with a channel, that only an nsqlookupd knows": (
+        whole(
+            known("a", WELL),
+            lookupds=[
+                lookupd(
+                    nodes=(producer("a", "events"),),
+                    topics=frozenset({"events", "gone"}),
+                    stale_channels=(("events", "old"), ("gone", "c")),
+                )
+            ],
+        ),
+        [
+            ("warning", "listing", "has topic gone", "topic delete gone"),
+            ("warning", "listing", "channel old of topic events", "channel delete events old"),
+        ],
     ),
     "no nsqd is registered": (
         whole(known("a", WELL, producer=None), lookupds=[lookupd()]),

@@ -331,7 +331,7 @@ class _Examination:
                 )
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
-            text = f"no response within {format_duration(limit)}"
+            text = f"no response within {format_duration(round(limit, 1))}"
             return _Greeting(error=UnreachableError(text, tcp, reason="silence"))
         except PeerError as refused:
             return _Greeting(needs_tls=_wants_tls(refused), error=refused.bare())

@@ -211,11 +211,14 @@ def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Fi
     having |= {each.name for n in facts.nsqds if n.later_stats for each in n.later_stats.topics}
     for each in answering:
         listed = _union(node.topics for node in each.nodes)
-        for topic in sorted(each.topics - having - listed):
+        forgotten = each.topics - having - listed
+        for topic in sorted(forgotten):
             text = f"nsqlookupd {each.address} has topic {topic}, but no nsqd has it"
             fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', topic)}"
             yield fault("NSQ025", text, fix, topic=topic, server=each.address)
         for topic, channel in each.stale_channels:
+            if topic in forgotten:
+                continue  # deleting the topic deletes its channels
             text = (
                 f"nsqlookupd {each.address} has channel {channel} of topic {topic}, but no nsqd "
                 "has it: the next nsqd with the topic creates it, and it keeps every message"

@@ -19,6 +19,7 @@ from nsqtools.engine.cluster import sample_of
 from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.net.http.replies import decode_report, encode_report
+from nsqtools.policy.idleness import CALENDAR_END
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,9 +32,6 @@ FORMAT = "nsqtools-doctor"
 VERSION = 1
 _MAX_BYTES = 256 << 20
 """The maximum size of a file to read; 100,000 channels take 30 MiB."""
-
-_LAST = 253402300799.0
-"""The end of the year 9999: the last time that a date can show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ def _decoded(data: object) -> SavedSnapshot:
     if data.get("version") != VERSION:
         raise ValueError(f"its version is {data.get('version')!r}, expected {VERSION}")
     at = data.get("at")
-    if not isinstance(at, int | float) or isinstance(at, bool) or not 0 <= at <= _LAST:
+    if not isinstance(at, int | float) or isinstance(at, bool) or not 0 <= at < CALENDAR_END:
         raise ValueError("'at' is not a time")
     faults: list[str] = []
     stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
