@@ -189,7 +189,7 @@ CHECKS = (
         "NSQ029",
         "listing",
         "error",
-        "Several nsqds are registered with one broadcast address: consumers reach one of them.",
+        "Several nsqds have one broadcast address: consumers reach one of them.",
         "Start each with a `-broadcast-address` of its own.",
     ),
     Check(

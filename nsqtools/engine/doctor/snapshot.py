@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -38,11 +39,11 @@ _MAX_BYTES = 256 << 20
 class SavedSnapshot:
     """The answers of all nsqds at time ``at``, in seconds since the epoch.
 
-    Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if the nsqd was
-    given by that and did not answer. ``stats`` has the nsqds that answered, ``failures`` the error
-    of each silent nsqd. ``listed`` has the topics that nsqlookupds list at each nsqd, silent or
-    not. ``silent_lookupds`` maps the address of each silent nsqlookupd to its error: nsqds may then
-    be missing.
+    Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if others claim the
+    same identity, or if the nsqd was given by that and did not answer. ``stats`` has the nsqds that
+    answered, ``failures`` the error of each silent nsqd. ``listed`` has the topics that nsqlookupds
+    list at each nsqd, silent or not. ``silent_lookupds`` maps the address of each silent nsqlookupd
+    to its error: nsqds may then be missing.
     """
 
     at: float
@@ -55,7 +56,12 @@ class SavedSnapshot:
     @classmethod
     def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
         """Return what a diagnosis of a whole cluster has seen at its last look."""
-        nsqds = {str(nsqd.broadcast or nsqd.name): nsqd for nsqd in facts.nsqds}
+        identities = [str(nsqd.broadcast or nsqd.name) for nsqd in facts.nsqds]
+        claims = Counter(identities)
+        nsqds = {
+            name if claims[name] == 1 else str(nsqd.http): nsqd
+            for name, nsqd in zip(identities, facts.nsqds, strict=True)
+        }
         looks = {name: nsqd.later_stats or nsqd.stats for name, nsqd in nsqds.items()}
         return cls(
             facts.at,
