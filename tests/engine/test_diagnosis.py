@@ -1,5 +1,7 @@
 """What is found wrong, judged from facts alone: what live servers do not show on demand."""
 
+# size: the faults of a topic and of a cluster are cases of one test
+
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
