@@ -127,6 +127,11 @@ class SharedCall(Generic[T]):
             self._running.add_done_callback(self._ended)
         return await asyncio.shield(self._running)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the call is under way."""
+        return self._running is not None
+
     async def close(self) -> None:
         """Cancel the call under way."""
         if self._running:

@@ -78,11 +78,8 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
     return URL(parts.scheme, address, quote(parts.path, safe="/%:@!$&'()*+,;=~"), query)
 
 
-async def post_json(url: str, body: bytes) -> int:
-    """POST a JSON body; returns the status. Raises DialError or ReplyError.
-
-    There is no timeout but for connecting: cancel the call.
-    """
+async def post_json(url: str, body: bytes) -> None:
+    """POST a JSON body; raises HTTPError unless a status of 2xx comes within 5 seconds."""
     scheme, address, path, _ = parse_url(url, 443 if url.startswith("https") else 80)
     _, mark, query = url.partition("?")  # sent as it was written
     fields = {
@@ -96,9 +93,14 @@ async def post_json(url: str, body: bytes) -> int:
     request = render("POST", f"{path or '/'}{mark}{query}".encode(), lines, body)
     connections = Connections(None, connect_timeout=_POST_TIMEOUT, max_body=_POST_REPLY)
     try:
-        return (await connections.exchange((scheme, *address), "POST", request)).status
+        async with asyncio.timeout(_POST_TIMEOUT):
+            reply = await connections.exchange((scheme, *address), "POST", request)
+    except (DialError, ReplyError, TimeoutError) as error:
+        raise HTTPError(str(error) or "no response", address) from error
     finally:
         connections.close()
+    if not 200 <= reply.status < 300:
+        raise HTTPError(f"status {reply.status}", address, status=reply.status)
 
 
 class Deadline:
