@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from nsqtools.policy.rates import ChannelKey, Counters, CounterSample
 
-_CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
+CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
+"""The first time that no date can show, in seconds since the epoch."""
 
 
 class ClusterSample(NamedTuple):
@@ -164,6 +165,6 @@ def _change(before: Mapping[str, Counters], now: Mapping[str, Counters]) -> str:
 
 def _shown(at: float) -> str:
     """Return a time in UTC, as far as there is a calendar: servers and files may claim any."""
-    if not 0 <= at < _CALENDAR_END:
+    if not 0 <= at < CALENDAR_END:
         return f"{at:g}"
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,5 +1,7 @@
 """What has changed between two looks at a cluster."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +54,19 @@ def test_nothing_comes_or_goes_that_may_have_been_there(
     same = compare(now, now)
     assert (same.came, same.went) == ((), ())
     assert set(same.still) == has
+
+
+def test_an_nsqd_comes_or_goes_unless_it_may_only_be_silent() -> None:
+    both, one = snapshot({"a": NsqdStats(), "b": NsqdStats()}), snapshot({"a": NsqdStats()})
+    changes, reverse = compare(both, one), compare(one, both)
+    assert (changes.nsqds_came, changes.nsqds_went) == ((), ("b",))
+    assert (reverse.nsqds_came, reverse.nsqds_went) == (("b",), ())
+    unlisted = replace(one, silent_lookupds={"l": "silent"})
+    silent = snapshot({"a": NsqdStats(), "b": None})
+    by_other_address = snapshot({"a": NsqdStats(), "b by HTTP": None})
+    for doubtful in (unlisted, silent, by_other_address):
+        assert compare(both, doubtful).nsqds_went == ()
+        assert compare(doubtful, both).nsqds_came == ()
 
 
 def test_what_is_published_to_or_restarted_does_not_stand_still() -> None:

@@ -64,16 +64,18 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     if before:
         old = replace(before, findings=tuple(without(before.findings, skipped)))
         changes = compare(old, seen)
-    if options.json:
-        _print_json(options, findings, changes)
-    else:
-        _print(findings)
-        if changes:
-            _print_changes(changes)
+    try:
+        if options.json:
+            _print_json(options, findings, changes)
+        else:
+            _print(findings)
+            if changes:
+                _print_changes(changes)
+    finally:  # also if nobody reads the output
+        if options.save and facts.anybody:
+            save(options.save, seen)
     if not facts.anybody:
         raise Ended(Exit.UNREACHABLE)
-    if options.save:
-        save(options.save, seen)
     severities = {finding.severity for finding in findings}
     if "error" in severities:
         raise Ended(Exit.FAILURE)
@@ -148,10 +150,16 @@ def _print_changes(changes: Changes) -> None:
 def _kinds(changes: Changes) -> Iterator[tuple[str, list[str]]]:
     yield "new", [_line(each) for each in changes.new_findings]
     yield "gone", [_line(each) for each in changes.gone_findings]
-    for kind, keys in (("came", changes.came), ("went", changes.went), ("still", changes.still)):
+    places = (
+        ("came", changes.nsqds_came, changes.came),
+        ("went", changes.nsqds_went, changes.went),
+        ("still", (), changes.still),
+    )
+    for kind, nsqds, keys in places:
         topics = {topic for topic, channel in keys if not channel}
         others = [f"channel {key[1]} of topic {key[0]}" for key in keys if key[0] not in topics]
-        yield kind, [*(f"topic {topic}" for topic in sorted(topics)), *others]
+        named = [f"nsqd {name}" for name in nsqds] + [f"topic {name}" for name in sorted(topics)]
+        yield kind, [*named, *others]
 
 
 def _print_json(
@@ -174,5 +182,7 @@ def _print_json(
                 kind: [{"topic": topic, "channel": channel} for topic, channel in keys]
                 for kind, keys in places.items()
             },
+            "nsqds_came": list(changes.nsqds_came),
+            "nsqds_went": list(changes.nsqds_went),
         }
     print_json(shown)

@@ -1,4 +1,4 @@
-"""What has changed between two snapshots: findings, topics and channels."""
+"""What has changed between two snapshots: findings, nsqds, topics and channels."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Changes:
 
     ``came``, ``went`` and ``still`` are topics and channels; the channel of a topic is empty.
     ``still`` are those on which nothing was published and nothing consumed: a topic only with all
-    its channels. Nothing is said of
-    nsqds that were silent in either snapshot, or of counters of an nsqd restarted since.
+    its channels. Nothing is said of nsqds that were silent in either snapshot, or of counters of an
+    nsqd restarted since. ``nsqds_came`` and ``nsqds_went`` are the nsqds that only one of the
+    snapshots knows.
     """
 
     since: float
@@ -31,6 +32,8 @@ class Changes:
     came: tuple[ChannelKey, ...]
     went: tuple[ChannelKey, ...]
     still: tuple[ChannelKey, ...]
+    nsqds_came: tuple[str, ...]
+    nsqds_went: tuple[str, ...]
 
 
 def compare(before: SavedSnapshot, now: SavedSnapshot) -> Changes:
@@ -44,6 +47,8 @@ def compare(before: SavedSnapshot, now: SavedSnapshot) -> Changes:
         _only_in_second(*samples),
         _only_in_second(*reversed(samples)),
         _still(*samples),
+        _nsqds_only_in_second(before, now),
+        _nsqds_only_in_second(now, before),
     )
 
 
@@ -53,6 +58,17 @@ def _only_in_second(first: Samples, second: Samples) -> tuple[ChannelKey, ...]:
     unknown = {name for name in first if first[name] is None}
     doubtful = _keys({name: second[name] for name in unknown & second.keys()})
     return tuple(sorted(_keys(second) - known - doubtful))
+
+
+def _nsqds_only_in_second(first: SavedSnapshot, second: SavedSnapshot) -> tuple[str, ...]:
+    """Return the nsqds that answered at the second only; none if the first may not tell.
+
+    A silent nsqlookupd may have listed them. An nsqd that was silent at the first, and is unknown
+    to the second, may be one of them under another address.
+    """
+    if first.silent_lookupds or first.failures.keys() - second.samples().keys():
+        return ()
+    return tuple(sorted(second.stats.keys() - first.samples().keys()))
 
 
 def _keys(samples: Samples) -> set[ChannelKey]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,6 +20,7 @@ from nsqtools.engine.cluster import sample_of
 from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.net.http.replies import decode_report, encode_report
+from nsqtools.policy.idleness import CALENDAR_END
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,11 +39,11 @@ _MAX_BYTES = 256 << 20
 class SavedSnapshot:
     """The answers of all nsqds at time ``at``, in seconds since the epoch.
 
-    Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if the nsqd was
-    given by that and did not answer. ``stats`` has the nsqds that answered, ``failures`` the error
-    of each silent nsqd. ``listed`` has the topics that nsqlookupds list at each nsqd, silent or
-    not. ``silent_lookupds`` maps the address of each silent nsqlookupd to its error: nsqds may then
-    be missing.
+    Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if others claim the
+    same identity, or if the nsqd was given by that and did not answer. ``stats`` has the nsqds that
+    answered, ``failures`` the error of each silent nsqd. ``listed`` has the topics that nsqlookupds
+    list at each nsqd, silent or not. ``silent_lookupds`` maps the address of each silent nsqlookupd
+    to its error: nsqds may then be missing.
     """
 
     at: float
@@ -53,7 +56,12 @@ class SavedSnapshot:
     @classmethod
     def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
         """Return what a diagnosis of a whole cluster has seen at its last look."""
-        nsqds = {str(nsqd.broadcast or nsqd.name): nsqd for nsqd in facts.nsqds}
+        identities = [str(nsqd.broadcast or nsqd.name) for nsqd in facts.nsqds]
+        claims = Counter(identities)
+        nsqds = {
+            name if claims[name] == 1 else str(nsqd.http): nsqd
+            for name, nsqd in zip(identities, facts.nsqds, strict=True)
+        }
         looks = {name: nsqd.later_stats or nsqd.stats for name, nsqd in nsqds.items()}
         return cls(
             facts.at,
@@ -71,7 +79,11 @@ class SavedSnapshot:
 
 
 def save(path: str, snapshot: SavedSnapshot) -> None:
-    """Write a snapshot to a file that is complete once it has this name. Raises OutputError."""
+    """Write a snapshot to a file that is complete once it has this name. Raises OutputError.
+
+    A symbolic link is followed, and a file keeps its permissions. A device or a pipe is refused: a
+    file would take its place.
+    """
     data = {
         "format": FORMAT,
         "version": VERSION,
@@ -82,21 +94,26 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         "listed": {name: list(topics) for name, topics in snapshot.listed.items()},
         "findings": [asdict(each) for each in snapshot.findings],
     }
-    target = Path(path)
     try:
-        _replace(target, data)
+        _replace(path, data)
     except OSError as error:
         raise OutputError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
 
-def _replace(target: Path, data: object) -> None:
+def _replace(path: str, data: object) -> None:
+    mode = 0o666 & ~_umask()
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError("not a regular file")
+    target = Path(os.path.realpath(path))
     number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with open(number, "w", encoding="utf-8") as file:
             json.dump(data, file, separators=(",", ":"))
             file.write("\n")
             file.flush()
-            os.fchmod(number, 0o666 & ~_umask())
+            os.fchmod(number, stat.S_IMODE(mode))
             os.fsync(number)
         os.replace(name, target)
     except BaseException:
@@ -135,7 +152,7 @@ def _decoded(data: object) -> SavedSnapshot:
     if data.get("version") != VERSION:
         raise ValueError(f"its version is {data.get('version')!r}, expected {VERSION}")
     at = data.get("at")
-    if not isinstance(at, int | float) or isinstance(at, bool):
+    if not isinstance(at, int | float) or isinstance(at, bool) or not 0 <= at < CALENDAR_END:
         raise ValueError("'at' is not a time")
     faults: list[str] = []
     stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
