@@ -11,7 +11,7 @@ from nsqtools.engine.clusterwatch import ClusterWatch
 from nsqtools.net.http.replies import ChannelStats, ClientStats, NsqdStats, TopicStats
 from tests.support.clock import elapse, virtual
 
-SAMPLE = 100
+SAMPLE = 40
 """How many of 2,000 channels are measured, and with them as large a part of 5,000 clients."""
 CLIENTS = 5000 * SAMPLE // 2000
 
