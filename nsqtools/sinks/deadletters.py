@@ -100,7 +100,8 @@ def dead_letter(offset: int, line: bytes) -> DeadLetter:
     timestamp, attempts = (
         each if type(each) is int and 0 <= each < 1 << 63 else 0 for each in numbers
     )
-    topic = str(envelope.get("topic", ""))
+    topic = envelope.get("topic")
+    topic = topic if isinstance(topic, str) else ""
     reason = str(envelope.get("reason", "")).encode(errors="backslashreplace").decode()
     return DeadLetter(offset, body, reason, topic, timestamp, attempts)
 
