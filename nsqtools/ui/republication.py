@@ -37,6 +37,11 @@ _PATIENCE = 60.0
 _GONE = "not published: {} has it no longer"
 
 
+def origin_of(nsqd: Address, message: Message) -> str:
+    """Return the origin of a message of a channel. Another nsqd may use the same id."""
+    return f"{nsqd} {message.id.decode('latin-1')}"
+
+
 class PublishedEntry(NamedTuple):
     """A message at a time in seconds since the epoch; ``error`` is empty if it was published."""
 
@@ -119,7 +124,7 @@ class LettersAgain(Republication):
         file = await asyncio.to_thread(
             LetterFile, self._path, Choice(), topic="", max_msg_size=self._max_msg_size
         )
-        keys = {origin: _key(origin) for origin in self._left}
+        keys = {origin: origin.rpartition(" ")[2] for origin in self._left}
         offsets = {origin: int(key) for origin, key in keys.items() if key.isdecimal()}
         lines = await asyncio.to_thread(file.lines_at, set(offsets.values()))
         with PublishedLines(os.path.dirname(self._path)) as published:
@@ -131,7 +136,7 @@ class LettersAgain(Republication):
 
 
 class ChannelAgain(Republication):
-    """Messages of a channel, finished there once published; origins end in their id."""
+    """Messages of a channel, finished there once published."""
 
     def __init__(
         self,
@@ -146,47 +151,23 @@ class ChannelAgain(Republication):
         self._source = source
         self._urls = urls
         self._config = config
-        self._origins = {_key(origin): origin for origin, _ in messages}
 
-    def bodies(self, messages: Sequence[Message]) -> list[bytes | None]:
+    def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bodies to publish; None for other messages of the channel."""
-        return [self._left.get(self.origin_of(each)) for each in messages]
+        return [self._left.get(origin_of(source, each)) for each in messages]
 
-    def origin_of(self, message: Message) -> str:
-        """Return the origin of a chosen message; empty for others."""
-        return self._origins.get(message.id.decode("latin-1"), "")
+    def settled(self, source: Address, message: Message, refusal: str) -> None:
+        """Log what became of a message."""
+        self.note(origin_of(source, message), refusal)
 
     async def _publish_all(self, redriver: Redriver) -> None:
         topic, channel, nsqds = self._source.topic, self._source.channel, self._source.nsqds
         depth = Backlog(self._source, self._config, self._urls)
-        sink = _ChannelSink(redriver, self, self.topic, depth, began=time.time_ns())
+        sink = RedriveSink(redriver, self, self.topic, depth, began=time.time_ns())
         stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
         await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()
         for origin in list(self._left):
             self.note(origin, _GONE.format(f"{topic}/{channel}"))
-
-
-class _ChannelSink(RedriveSink):
-    def __init__(
-        self,
-        redriver: Redriver,
-        job: ChannelAgain,
-        topic: str,
-        depth: Backlog,
-        *,
-        began: int,
-    ) -> None:
-        super().__init__(redriver, job, topic, depth, began=began)
-        self._job = job
-        self._redriver = redriver
-
-    def settled(self, message: Message, *, stays: bool) -> None:
-        self._job.note(self._job.origin_of(message), self._redriver.refusal if stays else "")
-
-
-def _key(origin: str) -> str:
-    """Return the last word of an origin: an offset, or an id."""
-    return origin.rpartition(" ")[2]
 
 
 class Republications:

@@ -31,6 +31,7 @@ from nsqtools.ui.republication import (
     LettersAgain,
     Republication,
     lines_published,
+    origin_of,
 )
 from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
 
@@ -141,8 +142,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     for nsqd, message, decoded in kept:
         size += len(message.body)
         if size <= _MAX_BYTES or not messages:
-            origin = f"{nsqd} {message.id.decode('latin-1')}"
-            messages.append(shown(site, topic, origin, message, decoded))
+            messages.append(shown(site, topic, origin_of(nsqd, message), message, decoded))
     page = _sample_page(
         site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
         count=str(count), q=form["q"], jq=form["jq"],

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nsqtools.engine.handler import Message
+    from nsqtools.names import Address
     from nsqtools.sinks.deadletters import Publisher
 
 LARGEST_LOT = 200
@@ -53,9 +54,12 @@ class Choice:
             self.error = self.error or str(error)
             return False
 
-    def bodies(self, messages: Sequence[Message]) -> list[bytes | None]:
+    def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bodies to publish, None for messages that are not chosen; for a thread."""
         return [message.body if self.has(message.body) else None for message in messages]
+
+    def settled(self, source: Address, message: Message, refusal: str) -> None:
+        """Do nothing: the redriver counts what is published and refused."""
 
 
 class Redriver:

@@ -44,8 +44,14 @@ class ChannelDepth(Protocol):
 class MessageChoice(Protocol):
     """Chooses messages."""
 
-    def bodies(self, messages: Sequence[Message]) -> Sequence[bytes | None]:
-        """Return the bodies to publish, None for messages that stay; called in a thread."""
+    def bodies(self, source: Address, messages: Sequence[Message]) -> Sequence[bytes | None]:
+        """Return the bodies to publish, None for messages that stay; called in a thread.
+
+        The messages are from the nsqd ``source``: another nsqd may use the same ids.
+        """
+
+    def settled(self, source: Address, message: Message, refusal: str) -> None:
+        """Note that a message was published or, if there is a refusal, that it stays."""
 
 
 class _Chosen(NamedTuple):
@@ -118,7 +124,9 @@ class RedriveSink(HoldingHandler):
         ]
         self._in_hand += 1
         try:
-            bodies = await self._threads.run(self._choice.bodies, fresh) if fresh else ()
+            bodies: Sequence[bytes | None] = ()
+            if fresh:
+                bodies = await self._threads.run(self._choice.bodies, batch.source, fresh)
         finally:
             self._in_hand -= 1
         chosen = [
@@ -139,9 +147,6 @@ class RedriveSink(HoldingHandler):
     async def gave_up(self, batch: Batch) -> None:
         """Handle the batch: nothing is given up."""
         await self.handle(batch)
-
-    def settled(self, message: Message, *, stays: bool) -> None:
-        """Do nothing; called for each message that was published, or refused and stays."""
 
     async def drain(self, topic: str) -> None:
         """Wait for the answer to the current publish, and give back the other messages."""
@@ -206,7 +211,8 @@ class RedriveSink(HoldingHandler):
         for position, each in enumerate(lot):
             stays = self._redriver.dry or position in refused
             (staying if stays else finished)[each.batch].append(each.message)
-            self.settled(each.message, stays=stays)
+            refusal = self._redriver.refusal if stays else ""
+            self._choice.settled(each.batch.source, each.message, refusal)
         for batch, messages in finished.items():
             self._held.finish(batch, messages)
         for batch, messages in staying.items():
