@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import zlib
 from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -38,9 +39,10 @@ _LINK = "is a symbolic link, which is not followed: move it away"
 
 
 class DeadLetter(NamedTuple):
-    """A line of a file; ``error`` says why it has no usable body."""
+    """A line of a file, with its CRC-32; ``error`` says why it has no usable body."""
 
     offset: int
+    crc: int
     body: bytes = b""
     reason: str = ""
     topic: str = ""
@@ -74,7 +76,7 @@ def read_dead_letters(
             line = file.readline(max_size)
             if not line.endswith(b"\n"):  # the end, a line being written, or a line too long
                 if len(line) == max_size:
-                    found.append(DeadLetter(offset, error=f"a line over {max_size} bytes"))
+                    found.append(DeadLetter(offset, 0, error=f"a line over {max_size} bytes"))
                 return found, offset
             found.append(dead_letter(offset, line))
         return found, file.tell()
@@ -82,15 +84,16 @@ def read_dead_letters(
 
 def dead_letter(offset: int, line: bytes) -> DeadLetter:
     """Return the dead letter in a line at this offset of its file."""
+    crc = zlib.crc32(line)
     try:
         envelope = envelope_of(line)
         body = body_of(envelope)
     except RecordError as error:
-        return DeadLetter(offset, error=str(error))
+        return DeadLetter(offset, crc, error=str(error))
     numbers = [envelope.get(name) for name in ("timestamp", "attempts")]
     timestamp, attempts = (each if type(each) is int else 0 for each in numbers)
     reason, topic = (str(envelope.get(name, "")) for name in ("reason", "topic"))
-    return DeadLetter(offset, body, reason, topic, timestamp, attempts)
+    return DeadLetter(offset, crc, body, reason, topic, timestamp, attempts)
 
 
 class Publisher(Protocol):

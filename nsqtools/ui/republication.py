@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.connector import Subscription
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
+    from nsqtools.sinks.deadletters import DeadLetter
     from nsqtools.sinks.redrive.publishedlines import LineRange
 
 _MAX_ENTRIES = 2000
@@ -34,12 +36,18 @@ _MAX_JOBS = 50
 _MAX_RUNNING = 5
 _PATIENCE = 60.0
 """Seconds to wait for messages of a channel, in addition to those that the rate needs."""
+_PLACE = re.compile("byte ([0-9]{1,18}) crc ([0-9a-f]{8})$")
 _GONE = "not published: {} has it no longer"
 
 
 def origin_of(nsqd: Address, message: Message) -> str:
     """Return the origin of a message of a channel. Another nsqd may use the same id."""
     return f"{nsqd} {message.id.decode('latin-1')}"
+
+
+def origin_in_file(name: str, letter: DeadLetter) -> str:
+    """Return the origin of a dead letter, which tells it from those of a later file."""
+    return f"{name} byte {letter.offset} crc {letter.crc:08x}"
 
 
 class PublishedEntry(NamedTuple):
@@ -111,7 +119,7 @@ def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
 
 
 class LettersAgain(Republication):
-    """Dead letters of a file, noted there as ``redrive`` does; origins end in their offset."""
+    """Dead letters of a file, noted there as ``redrive`` does."""
 
     def __init__(
         self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float, path: str, size: int
@@ -124,15 +132,22 @@ class LettersAgain(Republication):
         file = await asyncio.to_thread(
             LetterFile, self._path, Choice(), topic="", max_msg_size=self._max_msg_size
         )
-        keys = {origin: origin.rpartition(" ")[2] for origin in self._left}
-        offsets = {origin: int(key) for origin, key in keys.items() if key.isdecimal()}
-        lines = await asyncio.to_thread(file.lines_at, set(offsets.values()))
+        places = {origin: _place(origin) for origin in self._left}
+        offsets = {offset for offset, _ in places.values()}
+        lines = await asyncio.to_thread(file.lines_at, offsets)
         with PublishedLines(os.path.dirname(self._path)) as published:
-            for origin in keys:
-                if not (line := lines.get(offsets.get(origin, -1))):
+            for origin, (offset, crc) in places.items():
+                line = lines.get(offset)
+                if not line or line.crc != crc:
                     self.note(origin, _GONE.format(file.name))
                 elif await self._publish(redriver, origin):
                     await asyncio.to_thread(published.add, file.digest, file.name, [line])
+
+
+def _place(origin: str) -> tuple[int, int]:
+    """Return the offset and the CRC-32 in an origin; the offset is -1 for any other text."""
+    found = _PLACE.search(origin)
+    return (int(found[1]), int(found[2], 16)) if found else (-1, 0)
 
 
 class ChannelAgain(Republication):

@@ -31,6 +31,7 @@ from nsqtools.ui.republication import (
     LettersAgain,
     Republication,
     lines_published,
+    origin_in_file,
     origin_of,
 )
 from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
@@ -230,7 +231,7 @@ async def dead(site: Site, request: Request) -> WebPage:
         shown(
             site,
             topic,
-            f"{name} byte {each.offset}",
+            origin_in_file(name, each),
             Message(b"", each.body, each.timestamp, each.attempts),
             text,
             f"{each.reason} (published again)" if covers(published, each.offset) else each.reason,

@@ -256,7 +256,8 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     assert visited.post("/publish", sent).status == 303
     eventually(lambda: nsqd.channel(topic, "c")["depth"] == 2)
     log = eventually(lambda: _with(visited.get("/publications").text, "2 of 2 messages"))
-    assert f"{topic}.dead.jsonl byte 0, 5 bytes: published to {topic}" in log
+    assert f"{topic}.dead.jsonl byte 0 crc " in log
+    assert f", 5 bytes: published to {topic}" in log
     done = nsqtools_cli(
         "tail", "--topic", topic, "--channel", "c", "-n", "2", "--nsqd-tcp-address", str(nsqd.tcp)
     )
