@@ -20,6 +20,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.lookup import Backlog
 from nsqtools.errors import ConfigError, NSQError
+from nsqtools.names import is_ephemeral
 from nsqtools.records.bodies.expressions import condition
 from nsqtools.sinks.redrive.directory import DirectoryRun
 from nsqtools.sinks.redrive.redriver import DEAD, Choice, Redriver
@@ -126,6 +127,11 @@ class RedriveRun:
         if topic == source.from_topic:
             reason = "messages would come back" if form.topic else "its name does not end in .dead"
             raise ConfigError(f"--from-topic {topic}: {reason}: give --topic another topic")
+        if is_ephemeral(source.channel):
+            raise ConfigError(
+                f"--channel {source.channel}: nsqd deletes an ephemeral channel, with the messages "
+                "to stay in it, when redrive ends: choose a name without #ephemeral"
+            )
         if config.sample_rate:
             raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
         began = time.time_ns()
