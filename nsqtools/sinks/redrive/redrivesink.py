@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nsqtools.errors import NSQError
@@ -68,6 +68,7 @@ class RedriveSink(HoldingHandler):
     Each is finished once nsqd has answered OK. A message stays if it is not chosen, if nsqd refuses
     it, or if it was published after ``began``, in ns since the epoch. It is held until the end and
     then given back for delivery at once; if nsqd could send no others meanwhile, it is deferred.
+    A message that nsqd has taken back comes again, and is finished if it is published by then.
     ``ended`` has a result once each message of the channel has come, or once the redriver's limit
     is reached.
     """
@@ -87,11 +88,12 @@ class RedriveSink(HoldingHandler):
         self._depth = depth
         self._began = began
         self._held = Held()
-        self._waiting: deque[_Chosen] = deque()
+        self._waiting: dict[tuple[Address, bytes], _Chosen] = {}
         self._came = asyncio.Event()
         self._threads = Threads(1, "choice")
         self._tasks: list[asyncio.Task[None]] = []
-        self._staying: defaultdict[Address, set[int]] = defaultdict(set)
+        self._staying: defaultdict[Address, set[bytes]] = defaultdict(set)
+        self._published: defaultdict[Address, set[bytes]] = defaultdict(set)
         self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
         self.is_complete = False
         """Whether the run ended by itself: each message came, or the limit was reached."""
@@ -116,17 +118,20 @@ class RedriveSink(HoldingHandler):
             batch.requeue(delay=0, backoff=False)
             return
         self._held.add(batch)
-        known = self._staying[batch.source]
+        source = batch.source
+        published, staying = self._published[source], self._staying[source]
+        if again := [each for each in batch.unsettled() if each.id in published]:
+            self._held.finish(batch, again)
         fresh = [
             each
             for each in batch.unsettled()
-            if int(each.id, 16) not in known and each.timestamp <= self._began
+            if each.id not in staying and each.timestamp <= self._began
         ]
         self._in_hand += 1
         try:
             bodies: Sequence[bytes | None] = ()
             if fresh:
-                bodies = await self._threads.run(self._choice.bodies, batch.source, fresh)
+                bodies = await self._threads.run(self._choice.bodies, source, fresh)
         finally:
             self._in_hand -= 1
         chosen = [
@@ -140,8 +145,8 @@ class RedriveSink(HoldingHandler):
         if fresh:
             self._older_arrived = self._arrived
         if batch.starved:
-            self._defer(batch.source)
-        self._waiting += chosen
+            self._defer(source)
+        self._waiting |= {(source, each.message.id): each for each in chosen}
         self._came.set()
 
     async def gave_up(self, batch: Batch) -> None:
@@ -167,7 +172,7 @@ class RedriveSink(HoldingHandler):
     def _keep(self, batch: Batch, messages: Sequence[Message]) -> None:
         """Hold messages that stay."""
         if messages:
-            self._staying[batch.source].update([int(message.id, 16) for message in messages])
+            self._staying[batch.source].update([message.id for message in messages])
             self._kept[batch.source].append((batch, messages))
 
     def _defer(self, source: Address) -> None:
@@ -192,12 +197,17 @@ class RedriveSink(HoldingHandler):
         self._end()
 
     def _next_lot(self) -> list[_Chosen]:
-        """Take messages that nsqd has not taken back meanwhile."""
+        """Take messages that nsqd has not taken back, and that were not published, meanwhile."""
         lot: list[_Chosen] = []
         size = 0
         while self._waiting and len(lot) < self._redriver.room and size < LARGEST_LOT_BYTES:
-            each = self._waiting.popleft()
-            if not self._held.forget_lost(each.batch, [each.message]):
+            each = self._waiting.pop(next(iter(self._waiting)))
+            source, message_id = each.batch.source, each.message.id
+            if message_id in self._published[source]:
+                self._held.finish(each.batch, [each.message])
+            elif message_id in self._staying[source]:
+                self._keep(each.batch, [each.message])
+            elif not self._held.forget_lost(each.batch, [each.message]):
                 lot.append(each)
                 size += len(each.body)
         return lot
@@ -214,6 +224,7 @@ class RedriveSink(HoldingHandler):
             refusal = self._redriver.refusal if stays else ""
             self._choice.settled(each.batch.source, each.message, refusal)
         for batch, messages in finished.items():
+            self._published[batch.source].update([message.id for message in messages])
             self._held.finish(batch, messages)
         for batch, messages in staying.items():
             self._keep(batch, messages)
