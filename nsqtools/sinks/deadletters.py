@@ -200,7 +200,7 @@ class ToDirectory(DeadLetters):
         # so that the joined lines end in a newline
         lines = [*_envelopes(batch, messages, reason), b""]
         try:
-            append_lines(path, b"\n".join(lines), is_torn=_is_torn, flags=os.O_NOFOLLOW)
+            append_lines(path, b"\n".join(lines), is_torn=is_torn, flags=os.O_NOFOLLOW)
         except OSError as error:
             if error.errno == errno.ELOOP and os.path.islink(path):
                 raise OSError(error.errno, _LINK, path) from None
@@ -215,7 +215,7 @@ def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[b
     return [_START + text + line.removeprefix(b"{") for line in lines]
 
 
-def _is_torn(line: bytes) -> bool:
+def is_torn(line: bytes) -> bool:
     """Whether a line is the rest of a dead letter after a crash; it may contain zeros.
 
     The message of an incomplete line was never finished, so the line may be removed. A line with

@@ -111,8 +111,8 @@ def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
     """Return the lines of a file of dead letters published before, as far as its journal tells."""
     journal = PublishedLines(os.path.dirname(path))
     try:
-        file = LetterFile(path, Choice(), topic="", max_msg_size=max_msg_size)
-        journal.read()
+        with LetterFile(path, Choice(), topic="", max_msg_size=max_msg_size) as file:
+            journal.read()
     except (OSError, RecordError):
         return []
     return journal.published(file.digest)
@@ -134,7 +134,8 @@ class LettersAgain(Republication):
         )
         places = {origin: _place(origin) for origin in self._left}
         offsets = {offset for offset, _ in places.values()}
-        lines = await asyncio.to_thread(file.lines_at, offsets)
+        with file:
+            lines = await asyncio.to_thread(file.lines_at, offsets)
         with PublishedLines(os.path.dirname(self._path)) as published:
             for origin, (offset, crc) in places.items():
                 line = lines.get(offset)

@@ -137,6 +137,35 @@ def test_a_file_may_be_renamed_and_compressed_and_grow(tmp_path: Path) -> None:
     assert nsqd.got == Counter(("t", b"%d" % n) for n in (1, 2, 3, 4, 6, 7))
 
 
+def test_a_file_that_gets_a_new_one_in_its_place_is_read_to_its_end(tmp_path: Path) -> None:
+    nsqd, file = Nsqd(), tmp_path / "t.dead.jsonl"
+    append(tmp_path, "t", *(b"%d" % n for n in range(LARGEST_LOT + 1)))
+
+    def rotate() -> None:
+        nsqd.answer = lambda: None
+        file.rename(tmp_path / "u.jsonl")
+        file.write_bytes(b'{"reason":"r","topic":"t","body":"new"}\n')
+
+    nsqd.answer = rotate
+    for _ in range(2):
+        assert run(tmp_path, nsqd).faults == []
+    assert set(nsqd.got.values()) == {1}
+    assert len(nsqd.got) == LARGEST_LOT + 2
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_what_is_not_read_of_a_file_is_a_fault(tmp_path: Path, suffix: str) -> None:
+    line, pack = b'{"topic":"t","body":"%d"}', gzip.compress if suffix else bytes
+    open_end, too_long = line % 1 + b"\n" + line % 2, line % 3 + b"\n" + b"x" * (7 << 20)
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(open_end))
+    (tmp_path / f"b.jsonl{suffix}").write_bytes(pack(too_long))
+    nsqd = Nsqd()
+    end, size = run(tmp_path, nsqd).faults
+    assert end.startswith(f"a.jsonl{suffix}: byte 25: the last line has no line end")
+    assert size.startswith(f"b.jsonl{suffix}: byte 25: a line over 6356992 bytes")
+    assert nsqd.got == Counter({("t", b"1"): 1, ("t", b"3"): 1})
+
+
 @pytest.mark.parametrize("cut", ["first", "last", "middle", "inside"])
 def test_published_lines_that_have_changed_stop_their_file_only(tmp_path: Path, cut: str) -> None:
     nsqd, file = Nsqd(), tmp_path / "t.dead.jsonl"
