@@ -112,12 +112,13 @@ class RedriveRun:
         except asyncio.CancelledError:
             if not signals.seen:
                 raise
-        self._faulty, self._staying = len(run.faults), run.passed
-        self._is_complete = run.is_complete
-        for fault in run.faults:
-            log.error("%s", fault)
-        if run.unusable:
-            log.error("%s without a usable message", counted(run.unusable, "line"))
+        finally:
+            self._faulty, self._staying = len(run.faults), run.passed
+            self._is_complete = run.is_complete
+            for fault in run.faults:
+                log.error("%s", fault)
+            if run.unusable:
+                log.error("%s without a usable message", counted(run.unusable, "line"))
         return signals.exit_code(Exit.DONE)
 
     async def _from_topic(self) -> int:
