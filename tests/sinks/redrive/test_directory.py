@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.errors import LockedError, OutputError, PublishError
+from nsqtools.errors import LockedError, OutputError, PublishError, RecordError
 from nsqtools.sinks.deadletters import ToDirectory
 from nsqtools.sinks.redrive.directory import DirectoryRun
 from nsqtools.sinks.redrive.publishedlines import PublishedLines
@@ -225,14 +226,27 @@ def test_without_an_answer_nothing_is_noted(tmp_path: Path) -> None:
     assert nsqd.got["t", b"1"] == 2
 
 
-def test_a_large_journal_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nsqd = Nsqd()
-    append(tmp_path, "t", *(b"%d" % n for n in range(50)))
-    for _ in range(4):
-        run(tmp_path, nsqd, limit=10)
-    monkeypatch.setattr("nsqtools.sinks.redrive.publishedlines._LARGE", 1)
-    run(tmp_path, nsqd, limit=5)
-    lines = (tmp_path / "redrive.progress").read_bytes().splitlines()
-    assert len(lines) == 2
-    run(tmp_path, nsqd)
-    assert nsqd.got == Counter(("t", b"%d" % n) for n in range(50))
+@pytest.mark.parametrize(
+    "line", [b"{broken\n", b"[]\n", b'{"file":"x"}\n', b'{"file":"x","published":[[1,2,"3"]]}\n']
+)
+def test_a_damaged_journal_stops_the_run_but_not_the_rest_of_a_crash(
+    tmp_path: Path, line: bytes
+) -> None:
+    nsqd, journal = Nsqd(), tmp_path / "redrive.progress"
+    append(tmp_path, "t", b"1", b"2")
+    run(tmp_path, nsqd, limit=1)
+    noted = journal.read_bytes()
+    journal.write_bytes(noted + line + noted)
+    with pytest.raises(RecordError, match=r"redrive.progress: line 2: damaged: .* remove the file"):
+        run(tmp_path, nsqd)
+    journal.write_bytes(noted + line[:-1])
+    for _ in range(2):
+        run(tmp_path, nsqd)
+    assert nsqd.got == Counter({("t", b"1"): 1, ("t", b"2"): 1})
+
+
+def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    append(tmp_path, "t", b"1")
+    os.mkfifo(tmp_path / "redrive.progress")
+    with pytest.raises(RecordError, match="is not a file"):
+        run(tmp_path, Nsqd())
