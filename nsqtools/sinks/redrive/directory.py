@@ -30,8 +30,8 @@ class DirectoryRun:
         self._max_msg_size = max_msg_size
         self._done = PublishedLines(folder)
         self._threads = Threads(1, "letters")
-        self.passed = 0
-        """Number of messages not chosen."""
+        self.staying = 0
+        """Number of messages that were not chosen, or that nsqd refused."""
         self.unusable = 0
         """Number of lines without a message or a topic to publish."""
         self.is_complete = False
@@ -78,7 +78,7 @@ class DirectoryRun:
             except RecordError as error:
                 self.faults.append(str(error))
             finally:
-                self.passed += file.passed
+                self.staying += file.passed
                 self.unusable += file.unusable
                 self.faults += filter(None, (file.fault, file.damage))
         return True
@@ -99,4 +99,7 @@ class DirectoryRun:
             done = part.without(refused)
             if done and not self._redriver.dry:
                 await self._threads.run(self._done.add, file.digest, file.name, done)
+            if self._redriver.failure:
+                raise self._redriver.failure
+            self.staying += len(refused)
         return True

@@ -81,7 +81,9 @@ class Redriver:
         self.refused = 0
         """Number of messages that nsqd does not accept; they stay where they are."""
         self.refusal = ""
-        """The reason of the first refusal."""
+        """The reason of the last refusal, or why the last publish failed."""
+        self.failure: OutputError | None = None
+        """Why nobody has confirmed a part of the last publish; None if nsqd has answered."""
 
     @property
     def count(self) -> int:
@@ -97,24 +99,27 @@ class Redriver:
     async def publish(
         self, topic: str, bodies: Sequence[bytes], reasons: Sequence[str] = ()
     ) -> Sequence[int] | None:
-        """Publish when the rate allows; return the positions of refused bodies.
+        """Publish when the rate allows; return the positions of bodies that nsqd has not accepted.
 
-        Returns None if nothing was published because of ``stopping``. Raises OutputError if no nsqd
-        answers; it is then unknown whether the messages are published.
+        Returns None if nothing was published because of ``stopping``. Raise ``failure``, if it is
+        set, after noting the others: it is unknown whether these bodies are published. Raises
+        UnreachableError.
         """
         delay = self._pace.delay(len(bodies), now=asyncio.get_running_loop().time())
         if delay and not await interruptible(asyncio.sleep(delay), self.stopping):
             return None
         refused: Sequence[int] = ()
+        self.failure = None
         if not self.dry:
             try:
                 await self._publisher.publish(topic, bodies)
             except PublishError as error:
-                if not error.permanent:
-                    raise OutputError(f"topic {topic}: {error}") from error
                 refused = error.refused
-                self.refused += len(refused)
-                self.refusal = self.refusal or f"topic {topic}: {error}"
+                self.refusal = f"topic {topic}: {error}"
+                if error.permanent:
+                    self.refused += len(refused)
+                else:
+                    self.failure = OutputError(self.refusal)
         for position, reason in enumerate(reasons or [""] * len(bodies)):
             if position not in refused:
                 self.published[topic, reason] += 1

@@ -216,10 +216,13 @@ class RedriveSink(HoldingHandler):
         refused = await self._redriver.publish(self._topic, [each.body for each in lot])
         if refused is None:
             return
+        failure = self._redriver.failure
         finished: defaultdict[Batch, list[Message]] = defaultdict(list)
         staying: defaultdict[Batch, list[Message]] = defaultdict(list)
         for position, each in enumerate(lot):
             stays = self._redriver.dry or position in refused
+            if stays and failure:
+                continue
             (staying if stays else finished)[each.batch].append(each.message)
             refusal = self._redriver.refusal if stays else ""
             self._choice.settled(each.batch.source, each.message, refusal)
@@ -229,6 +232,8 @@ class RedriveSink(HoldingHandler):
         for batch, messages in staying.items():
             self._keep(batch, messages)
         self.left_behind = self._redriver.refused
+        if failure:
+            raise failure
 
     async def _watch(self) -> None:
         """End the run when the channel has only messages that came and stay."""

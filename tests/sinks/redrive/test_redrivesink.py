@@ -155,10 +155,11 @@ async def test_no_answer_fails_the_run_and_so_does_an_unknown_depth() -> None:
     channel.errors = [PublishError("no nsqd is connected", [0], permanent=False)]
     channel.now = Left(waiting=9)
     async with redriving(channel) as sink:
-        await sink.handle(batch(b"1", settled=channel.settled))
+        await sink.handle(batch(b"1", b"2", settled=channel.settled))
         with pytest.raises(OutputError, match="no nsqd is connected"):
             await sink.ended
         await sink.drain("events")
+    assert channel.settled.finished == [b"2"]
     assert channel.settled.requeued == [(b"1", 0, False)]
     channel.now = Left(unknown=("nsqd a: no answer",))
     async with redriving(channel) as sink:

@@ -113,7 +113,7 @@ class RedriveRun:
             if not signals.seen:
                 raise
         finally:
-            self._faulty, self._staying = len(run.faults), run.passed
+            self._faulty, self._staying = len(run.faults), run.staying
             self._is_complete = run.is_complete
             for fault in run.faults:
                 log.error("%s", fault)
@@ -176,7 +176,8 @@ class RedriveRun:
             cells = [[topic, reason or "-", str(count)] for (topic, reason), count in rows]
             print_rows(("topic", "reason", "messages"), cells)
         else:
-            stay = f", {self._staying} not chosen" if self._staying else ""
+            verb = "stays" if self._staying == 1 else "stay"
+            stay = f", {self._staying:,} {verb}" if self._staying else ""
             report_end(f"{counted(redriver.count, 'message')} published{stay}")
         if choice.failed:
             log.warning(
