@@ -134,12 +134,14 @@ class LetterFile:
 
     def _topic_of(self, letter: DeadLetter) -> str:
         """Return where to publish a dead letter, or an empty text if it stays."""
-        topic = self._topic or letter.topic
-        if not self._topic and not letter.reason:  # an archive of a dead-letter topic
-            topic = topic.removesuffix(DEAD)
         error = letter.error
         if not error and not letter.body:
             error = "the body is empty, and nsqd refuses empty messages"
+        topic = self._topic or letter.topic
+        if not self._topic and not letter.reason:  # an archive of a dead-letter topic
+            topic = topic.removesuffix(DEAD)
+            if not error and topic == letter.topic:
+                error = "not a dead letter, as it has no reason: give --topic"
         if not error and not is_valid_name(topic):
             error = "no usable topic: give --topic"
         if error:

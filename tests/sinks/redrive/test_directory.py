@@ -156,14 +156,14 @@ def test_a_file_that_gets_a_new_one_in_its_place_is_read_to_its_end(tmp_path: Pa
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_what_is_not_read_of_a_file_is_a_fault(tmp_path: Path, suffix: str) -> None:
-    line, pack = b'{"topic":"t","body":"%d"}', gzip.compress if suffix else bytes
+    line, pack = b'{"topic":"t.dead","body":"%d"}', gzip.compress if suffix else bytes
     open_end, too_long = line % 1 + b"\n" + line % 2, line % 3 + b"\n" + b"x" * (7 << 20)
     (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(open_end))
     (tmp_path / f"b.jsonl{suffix}").write_bytes(pack(too_long))
     nsqd = Nsqd()
     end, size = run(tmp_path, nsqd).faults
-    assert end.startswith(f"a.jsonl{suffix}: byte 25: the last line has no line end")
-    assert size.startswith(f"b.jsonl{suffix}: byte 25: a line over 6356992 bytes")
+    assert end.startswith(f"a.jsonl{suffix}: byte 30: the last line has no line end")
+    assert size.startswith(f"b.jsonl{suffix}: byte 30: a line over 6356992 bytes")
     assert nsqd.got == Counter({("t", b"1"): 1, ("t", b"3"): 1})
 
 
@@ -209,6 +209,16 @@ def test_what_is_refused_or_not_chosen_stays(tmp_path: Path) -> None:
     assert (nsqd.got, done.staying) == (Counter({("t", b"1"): 1}), 2 + 1)
     run(tmp_path, nsqd, topic="v")
     assert nsqd.got == Counter({("t", b"1"): 1, ("v", b"x"): 1, ("v", b"4"): 1})
+
+
+def test_an_ordinary_archive_is_published_only_to_a_given_topic(tmp_path: Path) -> None:
+    nsqd = Nsqd()
+    (tmp_path / "t.log").write_bytes(b'{"topic":"t","body":"1"}\n')
+    done = run(tmp_path, nsqd)
+    assert (done.unusable, nsqd.got) == (1, Counter())
+    assert done.faults == ["t.log: byte 0: not a dead letter, as it has no reason: give --topic"]
+    assert run(tmp_path, nsqd, topic="u").faults == []
+    assert nsqd.got == Counter({("u", b"1"): 1})
 
 
 def test_without_an_answer_only_accepted_messages_are_noted(tmp_path: Path) -> None:
