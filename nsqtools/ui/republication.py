@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.config.consuming import StopOptions
@@ -119,14 +120,24 @@ def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
 
 
 class LettersAgain(Republication):
-    """Dead letters of a file, noted there as ``redrive`` does."""
+    """Dead letters of a file, noted there as ``redrive`` does.
+
+    Jobs take turns with the lock ``turn``, as one of them at a time can have the journal.
+    """
 
     def __init__(
-        self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float, path: str, size: int
+        self,
+        topic: str,
+        messages: Sequence[tuple[str, bytes]],
+        rate: float,
+        path: str,
+        size: int,
+        turn: asyncio.Lock,
     ) -> None:
         super().__init__(topic, messages, rate)
         self._path = path
         self._max_msg_size = size
+        self._turn = turn
 
     async def _publish_all(self, redriver: Redriver) -> None:
         file = await asyncio.to_thread(
@@ -136,13 +147,17 @@ class LettersAgain(Republication):
         offsets = {offset for offset, _ in places.values()}
         with file:
             lines = await asyncio.to_thread(file.lines_at, offsets)
-        with PublishedLines(os.path.dirname(self._path)) as published:
-            for origin, (offset, crc) in places.items():
-                line = lines.get(offset)
-                if not line or line.crc != crc:
-                    self.note(origin, _GONE.format(file.name))
-                elif await self._publish(redriver, origin):
-                    await asyncio.to_thread(published.add, file.digest, file.name, [line])
+        for origin, (offset, crc) in places.items():
+            line = lines.get(offset)
+            if not line or line.crc != crc:
+                self.note(origin, _GONE.format(file.name))
+                continue
+            journal = PublishedLines(os.path.dirname(self._path))
+            async with self._turn:
+                with ExitStack() as held:
+                    await asyncio.to_thread(held.enter_context, journal)
+                    if await self._publish(redriver, origin):
+                        await asyncio.to_thread(journal.add, file.digest, file.name, [line])
 
 
 def _place(origin: str) -> tuple[int, int]:
@@ -191,6 +206,8 @@ class Republications:
 
     def __init__(self, on_error: Callable[[BaseException], object]) -> None:
         self.jobs: deque[Republication] = deque(maxlen=_MAX_JOBS)
+        self.turn = asyncio.Lock()
+        """The turn of one publish of dead letters of a directory."""
         self._tasks = Tasks(on_error)
 
     @property

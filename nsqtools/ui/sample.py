@@ -323,7 +323,8 @@ async def _job(
             raise HTTPException(500, f"nothing was done: {folder}: {error.strerror}") from None
         if origin not in files:
             raise HTTPException(404, "nothing was done: there is no such file of dead letters")
-        return LettersAgain(topic, messages, rate, os.path.join(folder, origin), size)
+        path, turn = os.path.join(folder, origin), site.republications.turn
+        return LettersAgain(topic, messages, rate, path, size, turn)
     if not (slash and form["finish"]):
         return Republication(topic, messages, rate)
     if topic == origin:
