@@ -102,6 +102,7 @@ def _sample_page(site: Site, request: Request, **found: Any) -> WebPage:
         "row": row,
         "refusal": refusal,
         "messages": None,
+        "fault": "",
         "count": "10",
         "q": "",
         "jq": "",
@@ -133,7 +134,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     async with site.lookers:
         found = await _receive(site, topic, channel, nsqds, count)
     try:
-        texts = await _texts(site, [message.body for _, message in found])
+        texts, fault = await _texts(site, [message.body for _, message in found])
         candidates = [(*each, text) for each, text in zip(found, texts, strict=True)]
         kept = await _filtered(candidates, form["q"], form["jq"])
     except ConfigError as error:
@@ -146,7 +147,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
             messages.append(shown(site, topic, origin_of(nsqd, message), message, decoded))
     page = _sample_page(
         site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
-        count=str(count), q=form["q"], jq=form["jq"],
+        count=str(count), q=form["q"], jq=form["jq"], fault=fault,
     )  # fmt: skip
     return site.respond(page, request)
 
@@ -165,14 +166,17 @@ async def _receive(
     return glimpse.found
 
 
-async def _texts(site: Site, bodies: Sequence[bytes]) -> list[bytes | None]:
-    """Return the JSON texts of bodies, None for each that does not decode."""
+async def _texts(site: Site, bodies: Sequence[bytes]) -> tuple[list[bytes | None], str]:
+    """Return the JSON texts of bodies, None for each that does not decode, and the error if none
+    can be decoded.
+    """
     if not site.decoder:
-        return [None] * len(bodies)
+        return [None] * len(bodies), ""
     try:
-        return await asyncio.to_thread(site.decoder.decode_all, bodies)
+        async with site.decoding:
+            return await asyncio.to_thread(site.decoder.decode_all, bodies), ""
     except NSQError as error:
-        raise HTTPException(502, str(error)) from None
+        return [None] * len(bodies), str(error)
 
 
 async def _filtered(
@@ -226,7 +230,7 @@ async def dead(site: Site, request: Request) -> WebPage:
     published = await asyncio.to_thread(lines_published, os.path.join(folder, name), size)
     topic = name.removesuffix(SUFFIX)
     usable = [each for each in letters if not each.error]
-    texts = await _texts(site, [each.body for each in usable])
+    texts, fault = await _texts(site, [each.body for each in usable])
     messages = [
         shown(
             site,
@@ -245,6 +249,7 @@ async def dead(site: Site, request: Request) -> WebPage:
         "messages": messages,
         "target": topic,
         "source": name,
+        "fault": fault,
         "errors": [(each.offset, each.error) for each in letters if each.error],
         "next": end if end < files[name].st_size and end > int(start) else 0,
         "q": q,

@@ -103,6 +103,8 @@ class Site:
         self.audit = audit
         self.republications = republications
         self.decoder = decoder
+        self.decoding = asyncio.Lock()
+        """For the use of the decoder, by one thread at a time."""
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
         """For requests that keep connections to servers open for seconds; more of them wait."""
         self.streams = 0

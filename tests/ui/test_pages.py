@@ -187,6 +187,14 @@ def test_messages_are_shown_and_filtered_as_decoded_and_published_as_they_were(
     assert json.loads(picked)[1] == "gaZhbW91bnTNAfQ="
 
 
+def test_messages_are_shown_although_the_decoder_fails(nsqtools_cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "t.dead.jsonl").write_text('{"reason":"r","topic":"t","body":"shown"}\n' * 3)
+    options = ("--dead-letter-dir", str(tmp_path), "--decode", "cmd:false")
+    page = Visited(nsqtools_cli, *http([]), *options).get("/dead/t.dead.jsonl")
+    assert (page.status, "shown" in page.text) == (200, True)
+    assert "--decode cmd:false: the program ended with status 1" in page.text
+
+
 def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from bisect import bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -14,7 +15,7 @@ from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.locks import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 PROGRESS = "redrive.progress"
 LOCK = "redrive.lock"
@@ -40,9 +41,10 @@ def joined(ranges: Iterable[LineRange]) -> list[LineRange]:
     return found
 
 
-def covers(ranges: Iterable[LineRange], offset: int) -> bool:
-    """Return whether the line at this offset is published."""
-    return any(each.start <= offset < each.end for each in ranges)
+def covers(ranges: Sequence[LineRange], offset: int) -> bool:
+    """Return whether the line at this offset is in one of the ranges, which are in order."""
+    position = bisect_right(ranges, offset, key=lambda each: each.start)
+    return position > 0 and offset < ranges[position - 1].end
 
 
 class PublishedLines:
