@@ -58,7 +58,7 @@ class RedriveOptions(Options):
     reason: str = text("Publish only dead letters of --from-dir whose reason contains this text.")
     rate: float = RATE
     limit: int = integer("Stop after publishing this many messages.", 0, default_note=NO_LIMIT)
-    dry_run: bool = flag("Print the plan; change nothing.", in_file=False)
+    dry_run: bool = flag("Print the plan; publish nothing.", in_file=False)
 
 
 class RedriveStopOptions(Options):

@@ -19,6 +19,11 @@ _ESCAPED = 6
 """Maximum size in JSON of one byte of a body, in bytes."""
 
 
+def line_limit(max_size: int) -> int:
+    """Return the maximum size of a line of JSON with a body of this size; 0 is no limit."""
+    return _ESCAPED * max_size + ENVELOPE if max_size else 0
+
+
 class TooBigError(RecordError):
     """A record exceeds the limit of the reader."""
 
@@ -185,8 +190,7 @@ class JsonLines(Delimited):
         complete: bool = False,
         observe: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        bound = _ESCAPED * max_size + ENVELOPE if max_size else 0
-        super().__init__(max_size=max_line or bound, complete=complete)
+        super().__init__(max_size=max_line or line_limit(max_size), complete=complete)
         self._max_body = max_size
         self._observe = observe
         self._lines = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import zlib
 from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -40,9 +41,10 @@ _LINK = "is a symbolic link, which is not followed: move it away"
 
 
 class DeadLetter(NamedTuple):
-    """A line of a file; ``error`` says why it has no usable body."""
+    """A line of a file, with its CRC-32; ``error`` says why it has no usable body."""
 
     offset: int
+    crc: int
     body: bytes = b""
     reason: str = ""
     topic: str = ""
@@ -77,8 +79,8 @@ def read_dead_letters(
             offset = file.tell()
             line = file.readline(MAX_SCAN)
             if not line.endswith(b"\n"):  # the end, a line being written, or a line too long
-                if len(line) == MAX_SCAN:
-                    found.append(DeadLetter(offset, error=f"a line over {MAX_SCAN} bytes"))
+                if len(line) == max_size:
+                    found.append(DeadLetter(offset, 0, error=f"a line over {max_size} bytes"))
                 return found, offset
             each = dead_letter(offset, line)
             if each.error or wanted in each.body.lower() + each.reason.lower().encode():
@@ -91,11 +93,12 @@ def read_dead_letters(
 
 def dead_letter(offset: int, line: bytes) -> DeadLetter:
     """Return the dead letter in a line at this offset of its file."""
+    crc = zlib.crc32(line)
     try:
         envelope = envelope_of(line)
         body = body_of(envelope)
     except RecordError as error:
-        return DeadLetter(offset, error=str(error))
+        return DeadLetter(offset, crc, error=str(error))
     numbers = [envelope.get(name) for name in ("timestamp", "attempts")]
     timestamp, attempts = (
         each if type(each) is int and 0 <= each < 1 << 63 else 0 for each in numbers
@@ -103,7 +106,7 @@ def dead_letter(offset: int, line: bytes) -> DeadLetter:
     topic = envelope.get("topic")
     topic = topic if isinstance(topic, str) else ""
     reason = str(envelope.get("reason", "")).encode(errors="backslashreplace").decode()
-    return DeadLetter(offset, body, reason, topic, timestamp, attempts)
+    return DeadLetter(offset, crc, body, reason, topic, timestamp, attempts)
 
 
 class Publisher(Protocol):
@@ -210,7 +213,7 @@ class ToDirectory(DeadLetters):
         # so that the joined lines end in a newline
         lines = [*_envelopes(batch, messages, reason), b""]
         try:
-            append_lines(path, b"\n".join(lines), is_torn=_is_torn, flags=os.O_NOFOLLOW)
+            append_lines(path, b"\n".join(lines), is_torn=is_torn, flags=os.O_NOFOLLOW)
         except OSError as error:
             if error.errno == errno.ELOOP and os.path.islink(path):
                 raise OSError(error.errno, _LINK, path) from None
@@ -225,7 +228,7 @@ def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[b
     return [_START + text + line.removeprefix(b"{") for line in lines]
 
 
-def _is_torn(line: bytes) -> bool:
+def is_torn(line: bytes) -> bool:
     """Whether a line is the rest of a dead letter after a crash; it may contain zeros.
 
     The message of an incomplete line was never finished, so the line may be removed. A line with

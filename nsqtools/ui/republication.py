@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.consuming import StopOptions
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.connector import Subscription
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
+    from nsqtools.sinks.deadletters import DeadLetter
     from nsqtools.sinks.redrive.publishedlines import LineRange
 
 _MAX_ENTRIES = 2000
@@ -34,7 +37,18 @@ _MAX_JOBS = 50
 _MAX_RUNNING = 5
 _PATIENCE = 60.0
 """Seconds to wait for messages of a channel, in addition to those that the rate needs."""
+_PLACE = re.compile("byte ([0-9]{1,18}) crc ([0-9a-f]{8})$")
 _GONE = "not published: {} has it no longer"
+
+
+def origin_of(nsqd: Address, message: Message) -> str:
+    """Return the origin of a message of a channel. Another nsqd may use the same id."""
+    return f"{nsqd} {message.id.decode('latin-1')}"
+
+
+def origin_in_file(name: str, letter: DeadLetter) -> str:
+    """Return the origin of a dead letter, which tells it from those of a later file."""
+    return f"{name} byte {letter.offset} crc {letter.crc:08x}"
 
 
 class PublishedEntry(NamedTuple):
@@ -103,40 +117,62 @@ def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
     """Return the lines of a file of dead letters published before, as far as its journal tells."""
     journal = PublishedLines(os.path.dirname(path))
     try:
-        file = LetterFile(path, Choice(), topic="", max_msg_size=max_msg_size)
-        journal.read()
+        with LetterFile(path, Choice(), topic="", max_msg_size=max_msg_size) as file:
+            journal.read()
     except (OSError, RecordError):
         return []
     return journal.published(file.digest)
 
 
 class LettersAgain(Republication):
-    """Dead letters of a file, noted there as ``redrive`` does; origins end in their offset."""
+    """Dead letters of a file, noted there as ``redrive`` does.
+
+    Jobs take turns with the lock ``turn``, as one of them at a time can have the journal.
+    """
 
     def __init__(
-        self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float, path: str, size: int
+        self,
+        topic: str,
+        messages: Sequence[tuple[str, bytes]],
+        rate: float,
+        path: str,
+        size: int,
+        turn: asyncio.Lock,
     ) -> None:
         super().__init__(topic, messages, rate)
         self._path = path
         self._max_msg_size = size
+        self._turn = turn
 
     async def _publish_all(self, redriver: Redriver) -> None:
         file = await asyncio.to_thread(
             LetterFile, self._path, Choice(), topic="", max_msg_size=self._max_msg_size
         )
-        keys = {origin: _key(origin) for origin in self._left}
-        offsets = {origin: int(key) for origin, key in keys.items() if key.isdecimal()}
-        lines = await asyncio.to_thread(file.lines_at, set(offsets.values()))
-        with PublishedLines(os.path.dirname(self._path)) as published:
-            for origin in keys:
-                if not (line := lines.get(offsets.get(origin, -1))):
-                    self.note(origin, _GONE.format(file.name))
-                elif await self._publish(redriver, origin):
-                    await asyncio.to_thread(published.add, file.digest, file.name, [line])
+        places = {origin: _place(origin) for origin in self._left}
+        offsets = {offset for offset, _ in places.values()}
+        with file:
+            lines = await asyncio.to_thread(file.lines_at, offsets)
+        for origin, (offset, crc) in places.items():
+            line = lines.get(offset)
+            if not line or line.crc != crc:
+                self.note(origin, _GONE.format(file.name))
+                continue
+            journal = PublishedLines(os.path.dirname(self._path))
+            async with self._turn:
+                with ExitStack() as held:
+                    await asyncio.to_thread(held.enter_context, journal)
+                    if await self._publish(redriver, origin):
+                        await asyncio.to_thread(journal.add, file.digest, file.name, [line])
+
+
+def _place(origin: str) -> tuple[int, int]:
+    """Return the offset and the CRC-32 in an origin; the offset is -1 for any other text."""
+    found = _PLACE.search(origin)
+    return (int(found[1]), int(found[2], 16)) if found else (-1, 0)
 
 
 class ChannelAgain(Republication):
-    """Messages of a channel, finished there once published; origins end in their id."""
+    """Messages of a channel, finished there once published."""
 
     def __init__(
         self,
@@ -151,47 +187,23 @@ class ChannelAgain(Republication):
         self._source = source
         self._urls = urls
         self._config = config
-        self._origins = {_key(origin): origin for origin, _ in messages}
 
-    def bodies(self, messages: Sequence[Message]) -> list[bytes | None]:
+    def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bodies to publish; None for other messages of the channel."""
-        return [self._left.get(self.origin_of(each)) for each in messages]
+        return [self._left.get(origin_of(source, each)) for each in messages]
 
-    def origin_of(self, message: Message) -> str:
-        """Return the origin of a chosen message; empty for others."""
-        return self._origins.get(message.id.decode("latin-1"), "")
+    def settled(self, source: Address, message: Message, refusal: str) -> None:
+        """Log what became of a message."""
+        self.note(origin_of(source, message), refusal)
 
     async def _publish_all(self, redriver: Redriver) -> None:
         topic, channel, nsqds = self._source.topic, self._source.channel, self._source.nsqds
         depth = Backlog(self._source, self._config, self._urls)
-        sink = _ChannelSink(redriver, self, self.topic, depth, began=time.time_ns())
+        sink = RedriveSink(redriver, self, self.topic, depth, began=time.time_ns())
         stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
         await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()
         for origin in list(self._left):
             self.note(origin, _GONE.format(f"{topic}/{channel}"))
-
-
-class _ChannelSink(RedriveSink):
-    def __init__(
-        self,
-        redriver: Redriver,
-        job: ChannelAgain,
-        topic: str,
-        depth: Backlog,
-        *,
-        began: int,
-    ) -> None:
-        super().__init__(redriver, job, topic, depth, began=began)
-        self._job = job
-        self._redriver = redriver
-
-    def settled(self, message: Message, *, stays: bool) -> None:
-        self._job.note(self._job.origin_of(message), self._redriver.refusal if stays else "")
-
-
-def _key(origin: str) -> str:
-    """Return the last word of an origin: an offset, or an id."""
-    return origin.rpartition(" ")[2]
 
 
 class Republications:
@@ -199,6 +211,8 @@ class Republications:
 
     def __init__(self, on_error: Callable[[BaseException], object]) -> None:
         self.jobs: deque[Republication] = deque(maxlen=_MAX_JOBS)
+        self.turn = asyncio.Lock()
+        """The turn of one publish of dead letters of a directory."""
         self._tasks = Tasks(on_error)
 
     @property

@@ -19,7 +19,7 @@ from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerCon
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
@@ -31,6 +31,8 @@ from nsqtools.ui.republication import (
     LettersAgain,
     Republication,
     lines_published,
+    origin_in_file,
+    origin_of,
 )
 from nsqtools.ui.site import WebPage, checked, name_in
 
@@ -99,6 +101,7 @@ async def sample_form(site: Site, request: Request, **found: Any) -> WebPage:
         "channel": channel,
         "row": row,
         "messages": None,
+        "fault": "",
         "count": "10",
         "q": "",
         "jq": "",
@@ -133,7 +136,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         await site.audit.record(request, action, "begun", **names)
         found = await _receive(site, topic, channel, nsqds, count)
         await site.audit.record(request, action, "done", **names, received=len(found))
-        texts = await _texts(site, [message.body for _, message in found])
+        texts, fault = await _texts(site, [message.body for _, message in found])
         candidates = [(*each, text) for each, text in zip(found, texts, strict=True)]
         kept = await _filtered(candidates, form["q"], form["jq"])
     messages: list[ShownMessage] = []
@@ -141,11 +144,10 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     for nsqd, message, decoded in kept:
         size += len(message.body)
         if size <= _MAX_BYTES or not messages:
-            origin = f"{nsqd} {message.id.decode('latin-1')}"
-            messages.append(shown(site, topic, origin, message, decoded))
+            messages.append(shown(site, topic, origin_of(nsqd, message), message, decoded))
     page = await sample_form(
         site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
-        count=str(count), q=form["q"], jq=form["jq"],
+        count=str(count), q=form["q"], jq=form["jq"], fault=fault,
     )  # fmt: skip
     return site.respond(page, request)
 
@@ -161,11 +163,17 @@ async def _receive(
     return glimpse.found
 
 
-async def _texts(site: Site, bodies: Sequence[bytes]) -> list[bytes | None]:
-    """Return the JSON texts of bodies, None for each that does not decode."""
+async def _texts(site: Site, bodies: Sequence[bytes]) -> tuple[list[bytes | None], str]:
+    """Return the JSON texts of bodies, None for each that does not decode, and the error if none
+    can be decoded.
+    """
     if not site.decoder:
-        return [None] * len(bodies)
-    return await asyncio.to_thread(site.decoder.decode_all, bodies)
+        return [None] * len(bodies), ""
+    try:
+        async with site.decoding:
+            return await asyncio.to_thread(site.decoder.decode_all, bodies), ""
+    except NSQError as error:
+        return [None] * len(bodies), str(error)
 
 
 async def _filtered(
@@ -208,12 +216,12 @@ async def dead(site: Site, request: Request) -> WebPage:
     published = await asyncio.to_thread(lines_published, path, size)
     topic = name.removesuffix(SUFFIX)
     usable = [each for each in letters if not each.error]
-    texts = await _texts(site, [each.body for each in usable])
+    texts, fault = await _texts(site, [each.body for each in usable])
     messages = [
         shown(
             site,
             topic,
-            f"{name} byte {each.offset}",
+            origin_in_file(name, each),
             each,
             text,
             f"{each.reason} (published again)" if covers(published, each.offset) else each.reason,
@@ -226,6 +234,7 @@ async def dead(site: Site, request: Request) -> WebPage:
         "messages": messages,
         "target": topic,
         "source": name,
+        "fault": fault,
         "errors": [(each.offset, each.error) for each in letters if each.error],
         "next": end if end < files[name].st_size and end > int(start) else 0,
         "q": q,
@@ -319,7 +328,8 @@ async def _job(
             raise HTTPException(500, f"nothing was done: {folder}: {error.strerror}") from None
         if origin not in files:
             raise HTTPException(404, "nothing was done: there is no such file of dead letters")
-        return LettersAgain(topic, messages, rate, os.path.join(folder, origin), size)
+        path, turn = os.path.join(folder, origin), site.republications.turn
+        return LettersAgain(topic, messages, rate, path, size, turn)
     if not (slash and form["finish"]):
         return Republication(topic, messages, rate)
     if topic == origin:

@@ -96,6 +96,8 @@ class Site:
         """Load the templates."""
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
         """For requests that keep connections to servers open for seconds."""
+        self.decoding = asyncio.Lock()
+        """For the use of the decoder, by one thread at a time."""
         self.publishing = asyncio.Lock()
         """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 import sys
 import uuid
@@ -238,6 +239,37 @@ class TestPrograms:
         monkeypatch.setattr("nsqtools.records.bodies.programdecoder._SILENCE", 0.1)
         with pytest.raises(NSQError, match="does the program flush each line"):
             decoded(spec, b"1")
+
+    def test_a_line_too_many_is_an_error_and_not_the_next_answer(self, tmp_path: Path) -> None:
+        late, written = tmp_path / "late", tmp_path / "written"
+        source = (
+            "import os,sys,time\n"
+            "for line in sys.stdin:\n"
+            "    print(1, flush=True)\n"
+            f"    while not os.path.exists({str(late)!r}): time.sleep(0.01)\n"
+            "    print(2, flush=True)\n"
+            f"    os.mkdir({str(written)!r})"
+        )
+        decoder = make_decoder(program(source))
+        assert decoder
+        assert decoder.decode_all([b"a"]) == [b"1"]
+        late.touch()
+        eventually(written.exists)
+        with pytest.raises(NSQError, match="writes more lines than it reads"):
+            decoder.decode_all([b"b"])
+        late.unlink()
+        assert decoder.decode_all([b"c"]) == [b"1"]  # of another process
+        decoder.close()
+
+    def test_processes_of_the_program_do_not_outlive_it(self, tmp_path: Path) -> None:
+        alive = tmp_path / "alive"
+        os.mkfifo(alive)
+        decoder = make_decoder(f"cmd:sh -c 'sleep 1000 >{alive} & echo 1; wait'")
+        assert decoder
+        with open(os.open(alive, os.O_RDONLY | os.O_NONBLOCK), "rb") as end:
+            assert decoder.decode_all([b"x"]) == [b"1"]
+            decoder.close()
+            eventually(lambda: end.read(1) == b"")  # None while somebody may write
 
     def test_a_decoder_is_closed_while_it_waits_for_lines(self) -> None:
         decoder = make_decoder("cmd:sort")

@@ -11,6 +11,7 @@ import os
 import selectors
 import shlex
 import shutil
+import signal
 import subprocess
 import threading
 from base64 import b64encode
@@ -32,6 +33,7 @@ _LEAVE = 1.0
 _MOST_ENDS = 3
 """Consecutive ends of the program without a line: a body may crash it, but not each body."""
 _CHUNK = 1 << 18
+_TOO_MANY = "the program writes more lines than it reads"
 
 
 class ProgramDecoder(BodyDecoder):
@@ -87,7 +89,7 @@ class ProgramDecoder(BodyDecoder):
         self._is_closed = True
         if not self._lock.acquire(blocking=False):  # a thread waits for lines
             if process := self._process:
-                process.kill()
+                _kill(process)
             self._lock.acquire()
         try:
             if self._process:
@@ -99,6 +101,8 @@ class ProgramDecoder(BodyDecoder):
 
     def _answers(self, bodies: Sequence[bytes]) -> list[bytes]:
         """Return the lines for the first bodies: all, unless the process has ended."""
+        if self._process:
+            self._check_silence(self._process)
         process = self._process or self._start()
         assert process.stdin
         assert process.stdout
@@ -127,10 +131,17 @@ class ProgramDecoder(BodyDecoder):
                     if not unsent:
                         selector.unregister(process.stdin)
                 if (not ready and self._is_closed) or monotonic() - heard > _SILENCE:
-                    self._hangs()
+                    self._fail(f"no line within {_SILENCE:g}s: does the program flush each line?")
         if answers.rest or unsent:
-            raise NSQError(f"--decode {self.spec}: the program writes more lines than it reads")
+            self._fail(_TOO_MANY)
         return answers.found
+
+    def _check_silence(self, process: subprocess.Popen[bytes]) -> None:
+        """Fail if the process has written something unasked: it would shift all later lines."""
+        assert process.stdout
+        with suppress(BlockingIOError):
+            if os.read(process.stdout.fileno(), 1):
+                self._fail(_TOO_MANY)
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
@@ -170,15 +181,18 @@ class ProgramDecoder(BodyDecoder):
         try:
             return process.wait(_LEAVE)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             return process.wait()
         finally:
             process.stdout.close()
 
-    def _hangs(self) -> NoReturn:
-        raise NSQError(
-            f"--decode {self.spec}: no line within {_SILENCE:g}s: does the program flush each line?"
-        )
+    def _fail(self, reason: str) -> NoReturn:
+        """End the process: nobody knows which bodies its next lines are for."""
+        assert self._process
+        _kill(self._process)
+        self._leave(self._process)
+        self._process = None
+        raise NSQError(f"--decode {self.spec}: {reason}")
 
 
 class _AnswerLines:
@@ -208,6 +222,13 @@ class _AnswerLines:
         if self.wanted and len(self.rest) > self._most[len(self.found)]:
             self.rest, self._is_long = b"", True
         return bool(lines)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those that it has started."""
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _checked(line: bytes, body: bytes) -> bytes | None:

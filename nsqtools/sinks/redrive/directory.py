@@ -30,8 +30,8 @@ class DirectoryRun:
         self._max_msg_size = max_msg_size
         self._done = PublishedLines(folder)
         self._threads = Threads(1, "letters")
-        self.passed = 0
-        """Number of messages not chosen."""
+        self.staying = 0
+        """Number of messages that were not chosen, or that nsqd refused."""
         self.unusable = 0
         """Number of lines without a message or a topic to publish."""
         self.is_complete = False
@@ -62,31 +62,29 @@ class DirectoryRun:
 
     async def _run_file(self, path: str) -> bool:
         """Publish one file; return whether to go on with the next one."""
-        file: LetterFile | None = None
         try:
             file = await self._threads.run(self._opened, path)
-            if file is None:
-                return True
-            lots = file.lots(self._done.published(file.digest))
-            while lot := await self._threads.run(next, lots, None):
-                if not await self._publish(file, lot):
-                    return False
+        except FileNotFoundError:  # removed meanwhile
+            return True
         except RecordError as error:
             self.faults.append(str(error))
-        finally:
-            if file:
-                self.passed += file.passed
+            return True
+        with file:
+            try:
+                lots = file.lots(self._done.published(file.digest))
+                while lot := await self._threads.run(next, lots, None):
+                    if not await self._publish(file, lot):
+                        return False
+            except RecordError as error:
+                self.faults.append(str(error))
+            finally:
+                self.staying += file.passed
                 self.unusable += file.unusable
                 self.faults += filter(None, (file.fault, file.damage))
         return True
 
-    def _opened(self, path: str) -> LetterFile | None:
-        try:
-            return LetterFile(
-                path, self._choice, topic=self._topic, max_msg_size=self._max_msg_size
-            )
-        except FileNotFoundError:  # removed meanwhile
-            return None
+    def _opened(self, path: str) -> LetterFile:
+        return LetterFile(path, self._choice, topic=self._topic, max_msg_size=self._max_msg_size)
 
     async def _publish(self, file: LetterFile, lot: LetterLot) -> bool:
         """Publish a lot, in parts if the rate wants it; return whether to go on."""
@@ -101,4 +99,7 @@ class DirectoryRun:
             done = part.without(refused)
             if done and not self._redriver.dry:
                 await self._threads.run(self._done.add, file.digest, file.name, done)
+            if self._redriver.failure:
+                raise self._redriver.failure
+            self.staying += len(refused)
         return True

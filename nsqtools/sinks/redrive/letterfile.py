@@ -6,19 +6,18 @@ import fcntl
 import hashlib
 import os
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from nsqtools.errors import RecordError
 from nsqtools.names import is_valid_name
 from nsqtools.records.compression import METHODS, method_of, plain_chunks, whole_members
-from nsqtools.records.readers import ENVELOPE, Delimited
-from nsqtools.sinks.deadletters import dead_letter
+from nsqtools.records.readers import Delimited, TooBigError, line_limit
+from nsqtools.sinks.deadletters import dead_letter, is_torn
 from nsqtools.sinks.redrive.publishedlines import LineRange
 from nsqtools.sinks.redrive.redriver import DEAD, LARGEST_LOT, LARGEST_LOT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
-    from typing import BinaryIO
 
     from nsqtools.sinks.deadletters import DeadLetter
     from nsqtools.sinks.redrive.redriver import Choice
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 _ENDINGS = (".jsonl", ".json", ".log")
 _FORMS = tuple(end + method.suffix for end in _ENDINGS for method in METHODS.values())
 _BLOCK = 1 << 16
-_ESCAPED = 6
-"""Maximum size in JSON of one byte of a body, in bytes."""
 
 
 def letter_files(folder: str) -> list[str]:
@@ -67,28 +64,41 @@ class LetterLot(NamedTuple):
 class LetterFile:
     """A file of dead letters, or an archive in JSON of a dead-letter topic.
 
-    It is read to the end that it has now. A last line without a line end is left for the next time:
-    somebody may be writing it. The topic of a message is ``topic`` or, if that is empty, the topic
-    in its line. Raises OSError, and RecordError if the file is damaged.
+    It is read to the end that it has now, and stays the same file if another gets its name. A last
+    line without a line end is left for the next time. The topic of a message is ``topic`` or, if
+    that is empty, the topic in its line. Used as a context manager; blocks. Raises OSError, and
+    RecordError if the file is damaged.
     """
 
     def __init__(self, path: str, choice: Choice, *, topic: str, max_msg_size: int) -> None:
         self.name = os.path.basename(path)
-        self._path = path
         self._choice = choice
         self._topic = topic
-        self._max_line = _ESCAPED * max_msg_size + ENVELOPE
+        self._max_line = line_limit(max_msg_size)
         self._compression = method_of(path)
-        self._size, damage = self._whole()
-        self.damage = f"{self.name}: {damage}" if damage else ""
-        """Why the file ends early, empty if it does not."""
         self.passed = 0
         """Number of messages not chosen."""
         self.unusable = 0
         """Number of lines without a message or a topic to publish."""
         self.fault = ""
         """What is wrong with the first of these."""
-        self.digest = hashlib.sha256(next((line for _, line in self._lines()), b"")).hexdigest()
+        self.damage = ""
+        """Why not all of the file is read, empty if all is."""
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._file = open(fd, "rb")  # noqa: SIM115 - closed by __exit__
+        try:
+            self._size = self._whole()
+            first = next((line for _, line in self._lines()), b"")
+        except BaseException:
+            self._file.close()
+            raise
+        self.digest = hashlib.sha256(first).hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def lots(self, published: Sequence[LineRange]) -> Iterator[LetterLot]:
         """Yield the chosen messages that are not published, up to LARGEST_LOT together.
@@ -124,12 +134,14 @@ class LetterFile:
 
     def _topic_of(self, letter: DeadLetter) -> str:
         """Return where to publish a dead letter, or an empty text if it stays."""
-        topic = self._topic or letter.topic
-        if not self._topic and not letter.reason:  # an archive of a dead-letter topic
-            topic = topic.removesuffix(DEAD)
         error = letter.error
         if not error and not letter.body:
             error = "the body is empty, and nsqd refuses empty messages"
+        topic = self._topic or letter.topic
+        if not self._topic and not letter.reason:  # an archive of a dead-letter topic
+            topic = topic.removesuffix(DEAD)
+            if not error and topic == letter.topic:
+                error = "not a dead letter, as it has no reason: give --topic"
         if not error and not is_valid_name(topic):
             error = "no usable topic: give --topic"
         if error:
@@ -144,10 +156,10 @@ class LetterFile:
     def _letters(self, published: Sequence[LineRange]) -> Iterator[tuple[DeadLetter, LineRange]]:
         """Yield the dead letters outside the published lines, whose last ones are compared."""
         left = list(reversed(published))
-        begin, is_inside = 0, False
+        first, is_inside = 0, False
         if left and not left[-1].start and self._compression == "none":
-            begin = self._end_of(left.pop())
-        for start, line in self._lines(begin):
+            first = self._end_of(left.pop())
+        for start, line in self._lines(first):
             end, crc = start + len(line), zlib.crc32(line)
             if left and left[-1].start <= start:
                 begin, stop, last = left[-1]
@@ -158,20 +170,19 @@ class LetterFile:
                     left.pop()
             elif line.strip():
                 yield dead_letter(start, line), LineRange(start, end, crc)
-        if left:
+        if left and not self.damage:
             raise self._changed(left[-1])
 
     def _end_of(self, published: LineRange) -> int:
         """Return the end of published lines after comparing the last one, the only one read."""
         size = _BLOCK
-        with self._open() as file:
-            while True:
-                begin = max(0, published.end - size)
-                data = os.pread(file.fileno(), published.end - begin, begin)
-                before = data.rfind(b"\n", 0, -1)
-                if before >= 0 or not begin:
-                    break
-                size *= 4
+        while True:
+            start = max(0, published.end - size)
+            data = os.pread(self._file.fileno(), published.end - start, start)
+            before = data.rfind(b"\n", 0, -1)
+            if before >= 0 or not start:
+                break
+            size *= 4
         if zlib.crc32(data[before + 1 :]) != published.crc:
             raise self._changed(published)
         return published.end
@@ -191,27 +202,36 @@ class LetterFile:
         left = self._size - start
         if left <= 0:
             return
-        with self._open() as file:
-            file.seek(start)
-            for chunk in plain_chunks(file, self._compression):
+        self._file.seek(start)
+        try:
+            for chunk in plain_chunks(self._file, self._compression):
                 for line in reader.feed(chunk[:left]):
                     yield start, line + b"\n"
                     start += len(line) + 1
                 left -= len(chunk)
                 if left <= 0:
                     break
+            last = reader.finish()
+        except TooBigError:
+            self._damaged(f"byte {start}: a line over {self._max_line} bytes: the rest is not read")
+            return
+        if last and not is_torn(last[0]):
+            self._damaged(f"byte {start}: the last line has no line end: add one if it is complete")
 
-    def _whole(self) -> tuple[int, str]:
-        """Return the size of the plain bytes, and the damage after them, if any.
+    def _whole(self) -> int:
+        """Return the size of the plain bytes, and note the damage after them.
 
         A writer of dead letters holds a lock until its lines are synced, or removed after an error.
         """
-        with self._open() as file:
-            if self._compression == "none":
-                fcntl.flock(file, fcntl.LOCK_SH)
-                return os.fstat(file.fileno()).st_size, ""
-            return whole_members(file, self._compression)
+        if self._compression == "none":
+            fcntl.flock(self._file, fcntl.LOCK_SH)
+            size = os.fstat(self._file.fileno()).st_size
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            return size
+        size, damage = whole_members(self._file, self._compression)
+        if damage:
+            self._damaged(damage)
+        return size
 
-    def _open(self) -> BinaryIO:
-        fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        return open(fd, "rb")
+    def _damaged(self, damage: str) -> None:
+        self.damage = self.damage or f"{self.name}: {damage}"

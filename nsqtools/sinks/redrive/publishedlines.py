@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+import stat
+from bisect import bisect_right
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from nsqtools.errors import RecordError
 from nsqtools.records.manifest import object_of
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.stores.mounted import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PROGRESS = "redrive.progress"
 LOCK = "redrive.lock"
-_LARGE = 4 << 20
-"""Minimum size in bytes of a journal that is rewritten, shorter, at the start."""
 
 
 class LineRange(NamedTuple):
@@ -42,20 +41,21 @@ def joined(ranges: Iterable[LineRange]) -> list[LineRange]:
     return found
 
 
-def covers(ranges: Iterable[LineRange], offset: int) -> bool:
-    """Return whether the line at this offset is published."""
-    return any(each.start <= offset < each.end for each in ranges)
+def covers(ranges: Sequence[LineRange], offset: int) -> bool:
+    """Return whether the line at this offset is in one of the ranges, which are in order."""
+    position = bisect_right(ranges, offset, key=lambda each: each.start)
+    return position > 0 and offset < ranges[position - 1].end
 
 
 class PublishedLines:
     """The journal of a directory, a context manager; one process at a time can enter it.
 
     A file is known by a digest of its first line: it may be renamed or compressed meanwhile. All
-    methods block and raise OSError with the file's name; entering raises LockedError.
+    methods block and raise OSError with the file's name; entering raises LockedError, and
+    RecordError if the journal is damaged.
     """
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
         self._path = os.path.join(folder, PROGRESS)
         self._lock = Lock(os.path.join(folder, LOCK))
         self._published: dict[str, list[LineRange]] = {}
@@ -65,9 +65,6 @@ class PublishedLines:
             raise self._lock.refusal()
         try:
             self.read()
-            with suppress(FileNotFoundError):
-                if os.path.getsize(self._path) >= _LARGE:
-                    self._shorten()
         except BaseException:
             self._lock.release()
             raise
@@ -77,20 +74,31 @@ class PublishedLines:
         self._lock.release()
 
     def read(self) -> None:
-        """Read the journal; without entering, to look only. Raises RecordError if it is damaged."""
-        with suppress(FileNotFoundError), open(self._path, "rb") as journal:
+        """Read the journal; without entering, to look only. Raises as entering does.
+
+        A last line without a line end may be the rest of a crash; its messages count as left.
+        """
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        with open(fd, "rb") as journal:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise RecordError(f"{self._path}: is not a file: move it away")
             for number, line in enumerate(journal, 1):
-                if not line.endswith(b"\n"):  # the rest of a crash
-                    break
-                entry = object_of(line)
                 try:
-                    file, ranges = entry["file"], [_range(each) for each in entry["published"]]
-                except (KeyError, TypeError, ValueError):
-                    raise RecordError(
-                        f"{self._path}: line {number}: damaged: unknown which messages are "
-                        "published; remove the file to publish all of them"
-                    ) from None
-                self._published.setdefault(str(file), []).extend(ranges)
+                    file, ranges = _entry(line)
+                except (KeyError, TypeError):
+                    if line.endswith(b"\n"):
+                        raise self._damaged(number) from None
+                    break
+                self._published.setdefault(file, []).extend(ranges)
+
+    def _damaged(self, number: int) -> RecordError:
+        return RecordError(
+            f"{self._path}: line {number}: damaged: unknown which messages are published; remove "
+            "the file to publish all of them"
+        )
 
     def published(self, file: str) -> list[LineRange]:
         """Return the published lines of a file, given by its digest, in order."""
@@ -101,11 +109,6 @@ class PublishedLines:
         found = joined(ranges)
         append_lines(self._path, _line(file, name, found), is_torn=_is_torn, flags=os.O_NOFOLLOW)
         self._published.setdefault(file, []).extend(found)
-
-    def _shorten(self) -> None:
-        lines = [_line(file, "", joined(ranges)) for file, ranges in self._published.items()]
-        with LocalStore(self._folder).create(PROGRESS) as journal:
-            journal.write(b"".join(lines))
 
 
 def _range(numbers: Sequence[int]) -> LineRange:
@@ -120,5 +123,18 @@ def _line(file: str, name: str, ranges: list[LineRange]) -> bytes:
     return json.dumps({"file": file, "name": name, "published": ranges}).encode() + b"\n"
 
 
+def _entry(line: bytes) -> tuple[str, list[LineRange]]:
+    """Return the digest of a file and its lines; raises KeyError or TypeError for other data."""
+    entry = object_of(line)
+    file, ranges = entry["file"], [LineRange(*each) for each in entry["published"]]
+    if type(file) is not str or any(type(each) is not int for each in chain(*ranges)):
+        raise TypeError
+    return file, ranges
+
+
 def _is_torn(line: bytes) -> bool:
-    return not object_of(line)
+    try:
+        _entry(line)
+    except (KeyError, TypeError):
+        return True
+    return False

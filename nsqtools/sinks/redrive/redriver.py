@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nsqtools.engine.handler import Message
+    from nsqtools.names import Address
     from nsqtools.sinks.deadletters import Publisher
 
 LARGEST_LOT = 200
@@ -53,9 +54,12 @@ class Choice:
             self.error = self.error or str(error)
             return False
 
-    def bodies(self, messages: Sequence[Message]) -> list[bytes | None]:
+    def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bodies to publish, None for messages that are not chosen; for a thread."""
         return [message.body if self.has(message.body) else None for message in messages]
+
+    def settled(self, source: Address, message: Message, refusal: str) -> None:
+        """Do nothing: the redriver counts what is published and refused."""
 
 
 class Redriver:
@@ -77,7 +81,9 @@ class Redriver:
         self.refused = 0
         """Number of messages that nsqd does not accept; they stay where they are."""
         self.refusal = ""
-        """The reason of the first refusal."""
+        """The reason of the last refusal, or why the last publish failed."""
+        self.failure: OutputError | None = None
+        """Why nobody has confirmed a part of the last publish; None if nsqd has answered."""
 
     @property
     def count(self) -> int:
@@ -93,24 +99,27 @@ class Redriver:
     async def publish(
         self, topic: str, bodies: Sequence[bytes], reasons: Sequence[str] = ()
     ) -> Sequence[int] | None:
-        """Publish when the rate allows; return the positions of refused bodies.
+        """Publish when the rate allows; return the positions of bodies that nsqd has not accepted.
 
-        Returns None if nothing was published because of ``stopping``. Raises OutputError if no nsqd
-        answers; it is then unknown whether the messages are published.
+        Returns None if nothing was published because of ``stopping``. Raise ``failure``, if it is
+        set, after noting the others: it is unknown whether these bodies are published. Raises
+        UnreachableError.
         """
         delay = self._pace.delay(len(bodies), now=asyncio.get_running_loop().time())
         if delay and not await interruptible(asyncio.sleep(delay), self.stopping):
             return None
         refused: Sequence[int] = ()
+        self.failure = None
         if not self.dry:
             try:
                 await self._publisher.publish(topic, bodies)
             except PublishError as error:
-                if not error.permanent:
-                    raise OutputError(f"topic {topic}: {error}") from error
                 refused = error.refused
-                self.refused += len(refused)
-                self.refusal = self.refusal or f"topic {topic}: {error}"
+                self.refusal = f"topic {topic}: {error}"
+                if error.permanent:
+                    self.refused += len(refused)
+                else:
+                    self.failure = OutputError(self.refusal)
         for position, reason in enumerate(reasons or [""] * len(bodies)):
             if position not in refused:
                 self.published[topic, reason] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nsqtools.errors import NSQError
@@ -44,8 +44,14 @@ class ChannelDepth(Protocol):
 class MessageChoice(Protocol):
     """Chooses messages."""
 
-    def bodies(self, messages: Sequence[Message]) -> Sequence[bytes | None]:
-        """Return the bodies to publish, None for messages that stay; called in a thread."""
+    def bodies(self, source: Address, messages: Sequence[Message]) -> Sequence[bytes | None]:
+        """Return the bodies to publish, None for messages that stay; called in a thread.
+
+        The messages are from the nsqd ``source``: another nsqd may use the same ids.
+        """
+
+    def settled(self, source: Address, message: Message, refusal: str) -> None:
+        """Note that a message was published or, if there is a refusal, that it stays."""
 
 
 class _Chosen(NamedTuple):
@@ -62,6 +68,7 @@ class RedriveSink(HoldingHandler):
     Each is finished once nsqd has answered OK. A message stays if it is not chosen, if nsqd refuses
     it, or if it was published after ``began``, in ns since the epoch. It is held until the end and
     then given back for delivery at once; if nsqd could send no others meanwhile, it is deferred.
+    A message that nsqd has taken back comes again, and is finished if it is published by then.
     ``ended`` has a result once each message of the channel has come, or once the redriver's limit
     is reached.
     """
@@ -81,11 +88,12 @@ class RedriveSink(HoldingHandler):
         self._depth = depth
         self._began = began
         self._held = Held()
-        self._waiting: deque[_Chosen] = deque()
+        self._waiting: dict[tuple[Address, bytes], _Chosen] = {}
         self._came = asyncio.Event()
         self._threads = Threads(1, "choice")
         self._tasks: list[asyncio.Task[None]] = []
-        self._staying: defaultdict[Address, set[int]] = defaultdict(set)
+        self._staying: defaultdict[Address, set[bytes]] = defaultdict(set)
+        self._published: defaultdict[Address, set[bytes]] = defaultdict(set)
         self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
         self.is_complete = False
         """Whether the run ended by itself: each message came, or the limit was reached."""
@@ -110,15 +118,20 @@ class RedriveSink(HoldingHandler):
             batch.requeue(delay=0, backoff=False)
             return
         self._held.add(batch)
-        known = self._staying[batch.source]
+        source = batch.source
+        published, staying = self._published[source], self._staying[source]
+        if again := [each for each in batch.unsettled() if each.id in published]:
+            self._held.finish(batch, again)
         fresh = [
             each
             for each in batch.unsettled()
-            if int(each.id, 16) not in known and each.timestamp <= self._began
+            if each.id not in staying and each.timestamp <= self._began
         ]
         self._in_hand += 1
         try:
-            bodies = await self._threads.run(self._choice.bodies, fresh) if fresh else ()
+            bodies: Sequence[bytes | None] = ()
+            if fresh:
+                bodies = await self._threads.run(self._choice.bodies, source, fresh)
         finally:
             self._in_hand -= 1
         chosen = [
@@ -132,16 +145,13 @@ class RedriveSink(HoldingHandler):
         if fresh:
             self._older_arrived = self._arrived
         if batch.starved:
-            self._defer(batch.source)
-        self._waiting += chosen
+            self._defer(source)
+        self._waiting |= {(source, each.message.id): each for each in chosen}
         self._came.set()
 
     async def gave_up(self, batch: Batch) -> None:
         """Handle the batch: nothing is given up."""
         await self.handle(batch)
-
-    def settled(self, message: Message, *, stays: bool) -> None:
-        """Do nothing; called for each message that was published, or refused and stays."""
 
     async def drain(self, topic: str) -> None:
         """Wait for the answer to the current publish, and give back the other messages."""
@@ -162,7 +172,7 @@ class RedriveSink(HoldingHandler):
     def _keep(self, batch: Batch, messages: Sequence[Message]) -> None:
         """Hold messages that stay."""
         if messages:
-            self._staying[batch.source].update([int(message.id, 16) for message in messages])
+            self._staying[batch.source].update([message.id for message in messages])
             self._kept[batch.source].append((batch, messages))
 
     def _defer(self, source: Address) -> None:
@@ -187,12 +197,17 @@ class RedriveSink(HoldingHandler):
         self._end()
 
     def _next_lot(self) -> list[_Chosen]:
-        """Take messages that nsqd has not taken back meanwhile."""
+        """Take messages that nsqd has not taken back, and that were not published, meanwhile."""
         lot: list[_Chosen] = []
         size = 0
         while self._waiting and len(lot) < self._redriver.room and size < LARGEST_LOT_BYTES:
-            each = self._waiting.popleft()
-            if not self._held.forget_lost(each.batch, [each.message]):
+            each = self._waiting.pop(next(iter(self._waiting)))
+            source, message_id = each.batch.source, each.message.id
+            if message_id in self._published[source]:
+                self._held.finish(each.batch, [each.message])
+            elif message_id in self._staying[source]:
+                self._keep(each.batch, [each.message])
+            elif not self._held.forget_lost(each.batch, [each.message]):
                 lot.append(each)
                 size += len(each.body)
         return lot
@@ -201,17 +216,24 @@ class RedriveSink(HoldingHandler):
         refused = await self._redriver.publish(self._topic, [each.body for each in lot])
         if refused is None:
             return
+        failure = self._redriver.failure
         finished: defaultdict[Batch, list[Message]] = defaultdict(list)
         staying: defaultdict[Batch, list[Message]] = defaultdict(list)
         for position, each in enumerate(lot):
             stays = self._redriver.dry or position in refused
+            if stays and failure:
+                continue
             (staying if stays else finished)[each.batch].append(each.message)
-            self.settled(each.message, stays=stays)
+            refusal = self._redriver.refusal if stays else ""
+            self._choice.settled(each.batch.source, each.message, refusal)
         for batch, messages in finished.items():
+            self._published[batch.source].update([message.id for message in messages])
             self._held.finish(batch, messages)
         for batch, messages in staying.items():
             self._keep(batch, messages)
         self.left_behind = self._redriver.refused
+        if failure:
+            raise failure
 
     async def _watch(self) -> None:
         """End the run when the channel has only messages that came and stay."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -137,6 +138,35 @@ def test_a_file_may_be_renamed_and_compressed_and_grow(tmp_path: Path) -> None:
     assert nsqd.got == Counter(("t", b"%d" % n) for n in (1, 2, 3, 4, 6, 7))
 
 
+def test_a_file_that_gets_a_new_one_in_its_place_is_read_to_its_end(tmp_path: Path) -> None:
+    nsqd, file = Nsqd(), tmp_path / "t.dead.jsonl"
+    append(tmp_path, "t", *(b"%d" % n for n in range(LARGEST_LOT + 1)))
+
+    def rotate() -> None:
+        nsqd.answer = lambda: None
+        file.rename(tmp_path / "u.jsonl")
+        file.write_bytes(b'{"reason":"r","topic":"t","body":"new"}\n')
+
+    nsqd.answer = rotate
+    for _ in range(2):
+        assert run(tmp_path, nsqd).faults == []
+    assert set(nsqd.got.values()) == {1}
+    assert len(nsqd.got) == LARGEST_LOT + 2
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_what_is_not_read_of_a_file_is_a_fault(tmp_path: Path, suffix: str) -> None:
+    line, pack = b'{"topic":"t.dead","body":"%d"}', gzip.compress if suffix else bytes
+    open_end, too_long = line % 1 + b"\n" + line % 2, line % 3 + b"\n" + b"x" * (7 << 20)
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(open_end))
+    (tmp_path / f"b.jsonl{suffix}").write_bytes(pack(too_long))
+    nsqd = Nsqd()
+    end, size = run(tmp_path, nsqd).faults
+    assert end.startswith(f"a.jsonl{suffix}: byte 30: the last line has no line end")
+    assert size.startswith(f"b.jsonl{suffix}: byte 30: a line over 6356992 bytes")
+    assert nsqd.got == Counter({("t", b"1"): 1, ("t", b"3"): 1})
+
+
 @pytest.mark.parametrize("cut", ["first", "last", "middle", "inside"])
 def test_published_lines_that_have_changed_stop_their_file_only(tmp_path: Path, cut: str) -> None:
     nsqd, file = Nsqd(), tmp_path / "t.dead.jsonl"
@@ -201,14 +231,24 @@ def test_what_is_refused_or_not_chosen_stays(tmp_path: Path) -> None:
     append(tmp_path, "t", b"1", b"refused", b"x", reason="status 500")
     append(tmp_path, "t", b"4", reason="too many attempts")
     done = run(tmp_path, nsqd, lambda text: bool(text), reason="500")
-    assert (nsqd.got, done.passed) == (Counter({("t", b"1"): 1}), 2 + 1)
+    assert (nsqd.got, done.staying) == (Counter({("t", b"1"): 1}), 2 + 1)
     run(tmp_path, nsqd, topic="v")
     assert nsqd.got == Counter({("t", b"1"): 1, ("v", b"x"): 1, ("v", b"4"): 1})
 
 
-def test_without_an_answer_nothing_is_noted(tmp_path: Path) -> None:
+def test_an_ordinary_archive_is_published_only_to_a_given_topic(tmp_path: Path) -> None:
     nsqd = Nsqd()
-    append(tmp_path, "t", b"1")
+    (tmp_path / "t.log").write_bytes(b'{"topic":"t","body":"1"}\n')
+    done = run(tmp_path, nsqd)
+    assert (done.unusable, nsqd.got) == (1, Counter())
+    assert done.faults == ["t.log: byte 0: not a dead letter, as it has no reason: give --topic"]
+    assert run(tmp_path, nsqd, topic="u").faults == []
+    assert nsqd.got == Counter({("u", b"1"): 1})
+
+
+def test_without_an_answer_only_accepted_messages_are_noted(tmp_path: Path) -> None:
+    nsqd = Nsqd()
+    append(tmp_path, "t", b"1", b"2")
 
     def fail() -> None:
         raise PublishError("no nsqd is connected", [0], permanent=False)
@@ -218,17 +258,30 @@ def test_without_an_answer_nothing_is_noted(tmp_path: Path) -> None:
         run(tmp_path, nsqd)
     nsqd.answer = lambda: None
     run(tmp_path, nsqd)
-    assert nsqd.got["t", b"1"] == 2
+    assert nsqd.got == Counter({("t", b"1"): 2, ("t", b"2"): 1})
 
 
-def test_a_large_journal_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nsqd = Nsqd()
-    append(tmp_path, "t", *(b"%d" % n for n in range(50)))
-    for _ in range(4):
-        run(tmp_path, nsqd, limit=10)
-    monkeypatch.setattr("nsqtools.sinks.redrive.publishedlines._LARGE", 1)
-    run(tmp_path, nsqd, limit=5)
-    lines = (tmp_path / "redrive.progress").read_bytes().splitlines()
-    assert len(lines) == 2
-    run(tmp_path, nsqd)
-    assert nsqd.got == Counter(("t", b"%d" % n) for n in range(50))
+@pytest.mark.parametrize(
+    "line", [b"{broken\n", b"[]\n", b'{"file":"x"}\n', b'{"file":"x","published":[[1,2,"3"]]}\n']
+)
+def test_a_damaged_journal_stops_the_run_but_not_the_rest_of_a_crash(
+    tmp_path: Path, line: bytes
+) -> None:
+    nsqd, journal = Nsqd(), tmp_path / "redrive.progress"
+    append(tmp_path, "t", b"1", b"2")
+    run(tmp_path, nsqd, limit=1)
+    noted = journal.read_bytes()
+    journal.write_bytes(noted + line + noted)
+    with pytest.raises(RecordError, match=r"redrive.progress: line 2: damaged: .* remove the file"):
+        run(tmp_path, nsqd)
+    journal.write_bytes(noted + line[:-1])
+    for _ in range(2):
+        run(tmp_path, nsqd)
+    assert nsqd.got == Counter({("t", b"1"): 1, ("t", b"2"): 1})
+
+
+def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    append(tmp_path, "t", b"1")
+    os.mkfifo(tmp_path / "redrive.progress")
+    with pytest.raises(RecordError, match="is not a file"):
+        run(tmp_path, Nsqd())

@@ -155,12 +155,31 @@ async def test_no_answer_fails_the_run_and_so_does_an_unknown_depth() -> None:
     channel.errors = [PublishError("no nsqd is connected", [0], permanent=False)]
     channel.now = Left(waiting=9)
     async with redriving(channel) as sink:
-        await sink.handle(batch(b"1", settled=channel.settled))
+        await sink.handle(batch(b"1", b"2", settled=channel.settled))
         with pytest.raises(OutputError, match="no nsqd is connected"):
             await sink.ended
         await sink.drain("events")
+    assert channel.settled.finished == [b"2"]
     assert channel.settled.requeued == [(b"1", 0, False)]
     channel.now = Left(unknown=("nsqd a: no answer",))
     async with redriving(channel) as sink:
         with pytest.raises(NSQError, match="unknown whether all messages have come: nsqd a"):
             await sink.ended
+
+
+@virtual
+async def test_messages_that_nsqd_has_taken_back_are_published_once() -> None:
+    channel = Channel()
+    channel.answers.clear()
+    channel.now = Left(waiting=9)
+    async with redriving(channel, rate=1.0) as sink:
+        first = batch(b"1", b"2", b"3", settled=channel.settled)
+        await sink.handle(first)
+        await elapse(0.1)
+        first.forget()  # after a refused TOUCH: 1 is being published, 2 and 3 wait for the rate
+        await sink.handle(batch(b"1", b"2", b"3", settled=channel.settled))
+        channel.answers.set()
+        await elapse(5)
+        await sink.handle(batch(b"1", settled=channel.settled))  # its FIN was lost
+    assert channel.got == [[b"t", b"1"], [b"t", b"2"], [b"t", b"3"]]
+    assert sorted(channel.settled.finished) == [b"1", b"1", b"2", b"3"]

@@ -20,6 +20,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.lookup import Backlog
 from nsqtools.errors import ConfigError, NSQError
+from nsqtools.names import is_ephemeral
 from nsqtools.records.bodies.expressions import condition
 from nsqtools.sinks.redrive.directory import DirectoryRun
 from nsqtools.sinks.redrive.redriver import DEAD, Choice, Redriver
@@ -111,12 +112,13 @@ class RedriveRun:
         except asyncio.CancelledError:
             if not signals.seen:
                 raise
-        self._faulty, self._staying = len(run.faults), run.passed
-        self._is_complete = run.is_complete
-        for fault in run.faults:
-            log.error("%s", fault)
-        if run.unusable:
-            log.error("%s without a usable message", counted(run.unusable, "line"))
+        finally:
+            self._faulty, self._staying = len(run.faults), run.staying
+            self._is_complete = run.is_complete
+            for fault in run.faults:
+                log.error("%s", fault)
+            if run.unusable:
+                log.error("%s without a usable message", counted(run.unusable, "line"))
         return signals.exit_code(Exit.DONE)
 
     async def _from_topic(self) -> int:
@@ -126,6 +128,11 @@ class RedriveRun:
         if topic == source.from_topic:
             reason = "messages would come back" if form.topic else "its name does not end in .dead"
             raise ConfigError(f"--from-topic {topic}: {reason}: give --topic another topic")
+        if is_ephemeral(source.channel):
+            raise ConfigError(
+                f"--channel {source.channel}: nsqd deletes an ephemeral channel, with the messages "
+                "to stay in it, when redrive ends: choose a name without #ephemeral"
+            )
         if config.sample_rate:
             raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
         began = time.time_ns()
@@ -169,7 +176,8 @@ class RedriveRun:
             cells = [[topic, reason or "-", str(count)] for (topic, reason), count in rows]
             print_rows(("topic", "reason", "messages"), cells)
         else:
-            stay = f", {self._staying} not chosen" if self._staying else ""
+            verb = "stays" if self._staying == 1 else "stay"
+            stay = f", {self._staying:,} {verb}" if self._staying else ""
             report_end(f"{counted(redriver.count, 'message')} published{stay}")
         if choice.failed:
             log.warning(
