@@ -43,6 +43,7 @@ def test_a_snapshot_is_read_as_it_was_saved(tmp_path: Path) -> None:
         ({"version": 2}, "version is 2"),
         ({"format": "other"}, "format"),
         ({"at": "now"}, "'at'"),
+        ({"nsqds": {"a": {"topics": [], "start_time": 1061}}}, "clock was wrong"),
         ({"nsqds": {"a": {"topics": [{"topic_name": "no name"}]}}}, "no name"),
         ({"nsqds": []}, "'nsqds'"),
         ({"listed": {"a": 1}}, "'a'"),

@@ -218,10 +218,22 @@ def test_the_youngest_snapshot_that_is_old_enough_and_all_after_it_count(
         save(str(tmp_path / name), SavedSnapshot(time.time() - age, {}))
     pruning = Pruning(PruneOptions(snapshot=(str(tmp_path / "[a-c]"),), idle=idle))
     if expected:
-        assert [Path(path).name for path in pruning._history()] == expected
+        assert [Path(path).name for _, path in pruning._history()] == expected
     else:
         with pytest.raises(NSQError, match="c, was saved"):
             pruning._history()
+
+
+async def test_a_snapshot_that_is_replaced_meanwhile_is_not_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "seen.json")
+    times = iter((time.time() - 100, time.time()))
+    monkeypatch.setattr(
+        "nsqtools.cli.commands.admin.prune.load", lambda _: SavedSnapshot(next(times), {})
+    )
+    with pytest.raises(NSQError, match="replaced while it was read"):
+        await Pruning(PruneOptions(snapshot=(path,), idle=60)).observe()
 
 
 @pytest.mark.nsqd_only("its topics survive a restart")

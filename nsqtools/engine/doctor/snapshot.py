@@ -31,6 +31,9 @@ VERSION = 1
 _MAX_BYTES = 256 << 20
 """The maximum size of a file to read; 100,000 channels take 30 MiB."""
 
+_CLOCK = 60.0
+"""Seconds by which the clock of an nsqd may be ahead of that of the host that saves."""
+
 
 @dataclass(frozen=True, slots=True)
 class SavedSnapshot:
@@ -141,6 +144,8 @@ def _decoded(data: object) -> SavedSnapshot:
     stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
     if faults:
         raise ValueError(faults[0])
+    if any(each.start_time > at + _CLOCK for each in stats.values()):
+        raise ValueError("saved by a host whose clock was wrong: before the start of an nsqd")
     listed = {name: _texts(name, each) for name, each in _object(data, "listed").items()}
     entries = data.get("findings")
     if not isinstance(entries, list):

@@ -84,8 +84,10 @@ class Pruning:
 
     async def observe(self) -> None:
         """Compare the cluster with the snapshots, or watch it; then decide what to delete."""
-        for path in self._history():
+        for at, path in self._history():
             saved = load(path)
+            if saved.at != at:
+                raise NSQError(f"{path}: replaced while it was read; run the command again")
             nsqds = {name: each for name, each in saved.samples().items() if each}
             self._idleness.record(ClusterSample(saved.at, nsqds, {}))
         loop, servers = asyncio.get_running_loop(), self._servers
@@ -112,10 +114,11 @@ class Pruning:
                 snapshot = await cluster.look()
         self._decide(sample)
 
-    def _history(self) -> list[str]:
+    def _history(self) -> list[tuple[float, str]]:
         """The snapshots to compare with, the oldest first: from the youngest that is old enough.
 
-        Raises ConfigError if a file cannot be used, and NSQError if none is old enough.
+        Each has the time of its saving, in seconds since the epoch, and its path. Raises
+        ConfigError if a file cannot be used, and NSQError if none is old enough.
         """
         if not self._options.snapshot:
             return []
@@ -130,7 +133,7 @@ class Pruning:
                 f"no snapshot is as old as --idle {format_duration(idle)}: the oldest, {path}, was "
                 f"saved {age} ago; wait, or choose a shorter time"
             )
-        return [path for at, path in dated if at >= old[-1]]
+        return [(at, path) for at, path in dated if at >= old[-1]]
 
     def _decide(self, sample: ClusterSample) -> None:
         """Choose what to delete. Raises NSQError if no server has a given topic or channel."""
