@@ -95,9 +95,7 @@ class Snapshot:
 
         An nsqd has its identity for a name, unless others claim the same.
         """
-        silent: dict[str, Collection[str] | None] = {
-            f"nsqlookupd {name}": None for name, error in self.lookupds.items() if error
-        }
+        silent: dict[str, Collection[str] | None] = {}
         nsqds = {}
         identities = Counter(node.identity for node in self.nodes.values())
         for name, found in self.samples().items():
@@ -106,8 +104,9 @@ class Snapshot:
             if found:
                 nsqds[nsqd] = found
             else:
-                silent[f"nsqd {nsqd}"] = node.topics if node.api else None
-        return ClusterSample(at, nsqds, silent)
+                silent[nsqd] = node.topics if node.api else None
+        silent_lookupds = [name for name, error in self.lookupds.items() if error]
+        return ClusterSample(at, nsqds, silent, silent_lookupds)
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""

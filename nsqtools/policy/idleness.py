@@ -18,13 +18,14 @@ _CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
 class ClusterSample(NamedTuple):
     """The counters of each answering nsqd at about ``at``, in seconds since the epoch.
 
-    ``silent`` has the servers without an answer, each with the topics it may have or, as
-    an nsqlookupd does, list; None is any topic.
+    ``silent`` has the nsqds without an answer, each with the topics it may have; None is any topic.
+    ``silent_lookupds`` are nsqlookupds without an answer: they may list other nsqds.
     """
 
     at: float
     nsqds: Mapping[str, CounterSample]
     silent: Mapping[str, Collection[str] | None]
+    silent_lookupds: Collection[str] = ()
 
 
 class IdleVerdict(NamedTuple):
@@ -120,9 +121,11 @@ class Idleness:
                 change := _change(before[nsqd].parts, now[nsqd].parts)
             ):
                 return IdleVerdict("used", f"{change} since {_shown(self._began)}")
-        for server, topics in sample.silent.items():
-            if topics is None or key[0] in topics or server.removeprefix("nsqd ") in before:
-                return IdleVerdict("silent", f"{server} does not answer")
+        for lookupd in sample.silent_lookupds:
+            return IdleVerdict("silent", f"nsqlookupd {lookupd} does not answer")
+        for nsqd, topics in sample.silent.items():
+            if topics is None or key[0] in topics or nsqd in before:
+                return IdleVerdict("silent", f"nsqd {nsqd} does not answer")
         for reason in self._gaps(before, now, sample):
             return IdleVerdict("unknown", reason)
         if held := sum(each.held for each in parts):

@@ -59,8 +59,8 @@ async def test_an_nsqd_has_its_broadcast_address_for_a_name_unless_two_claim_it(
     sample = (await cluster.poll()).cluster_sample(0.0)
     ports = [each.answers["/info"]["tcp_port"] for each in (other, silent)]
     assert sample.nsqds.keys() == {one.name, two.name, f"127.0.0.1:{ports[0]}"}
-    ((server, topics),) = sample.silent.items()
-    assert (server, set(topics or ())) == (f"nsqd 127.0.0.1:{ports[1]}", {"t"})
+    ((name, topics),) = sample.silent.items()
+    assert (name, set(topics or ())) == (f"127.0.0.1:{ports[1]}", {"t"})
 
 
 async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> None:

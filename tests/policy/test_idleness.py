@@ -47,11 +47,12 @@ QUIET = sample(a=nsqd(), b=nsqd())
         (sample(a=nsqd(start=2), b=nsqd()), "unknown"),
         (sample(a=nsqd({}), b=nsqd()), "unknown"),
         (sample(a=nsqd()), "unknown"),
-        (sample({"nsqd b": ()}, a=nsqd()), "silent"),
+        (sample({"b": ()}, a=nsqd()), "silent"),
         (sample(a=nsqd(), b=nsqd(), c=nsqd()), "unknown"),
-        (sample({"nsqd c": ()}, a=nsqd(), b=nsqd()), "idle"),
-        (sample({"nsqd c": ("t",)}, a=nsqd(), b=nsqd()), "silent"),
-        (sample({"nsqlookupd x": None}, a=nsqd(), b=nsqd()), "silent"),
+        (sample({"c": ()}, a=nsqd(), b=nsqd()), "idle"),
+        (sample({"c": ("t",)}, a=nsqd(), b=nsqd()), "silent"),
+        (sample({"c": None}, a=nsqd(), b=nsqd()), "silent"),
+        (QUIET._replace(silent_lookupds=["l"]), "silent"),
     ],
 )
 @pytest.mark.parametrize("channels", [False, True])
@@ -94,7 +95,7 @@ def test_ephemeral_ones_and_those_gone_everywhere_are_left_out() -> None:
     assert states(one, one) == {T: "idle"}
     assert states(one, one, channels=True) == {}
     assert states(one, sample(a=nsqd({}))) == {}
-    assert states(one, sample({"nsqd a": ()})) == {T: "silent"}
+    assert states(one, sample({"a": ()})) == {T: "silent"}
 
 
 NUMBERS = st.integers(0, 2)
@@ -104,7 +105,7 @@ REPORT = st.fixed_dictionaries(
     {T: COUNTERS, C: COUNTERS}, optional={("t", "d"): COUNTERS, ("u", ""): COUNTERS}
 ).map(nsqd)
 CHANGES = [*Counters._fields[:-1], "restarted", "created", "deleted", "gone"]
-HIDING = [("nsqlookupd l", None), ("nsqd c", ("t",)), ("nsqd c", ("u",)), ("nsqd c", ())]
+HIDING = [("c", None), ("c", ("t",)), ("c", ("u",)), ("c", ())]
 
 
 def changed(first: ClusterSample, change: Any, key: tuple[str, str], number: int) -> ClusterSample:

@@ -105,7 +105,7 @@ class Pruning:
             snapshot = await cluster.poll()
             while True:
                 sample = snapshot.cluster_sample(time.time())
-                self._any_silent |= bool(sample.silent)
+                self._any_silent |= bool(sample.silent or sample.silent_lookupds)
                 self._idleness.record(sample)
                 left = end - loop.time()
                 if left <= 0:
