@@ -16,7 +16,15 @@ from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.api import Deadline
-from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
+from nsqtools.net.http.daemons import (
+    Answers,
+    Lookupd,
+    NsqdHTTP,
+    ask_all,
+    attempt,
+    claimed_twice,
+    union_producers,
+)
 from nsqtools.policy.idleness import ClusterSample
 from nsqtools.policy.rates import Counters, CounterSample
 from nsqtools.tasks import call_each, together
@@ -105,8 +113,14 @@ class Snapshot:
                 nsqds[nsqd] = found
             else:
                 silent[nsqd] = node.topics if node.api else None
+        shared: dict[str, set[str]] = {}
+        for nodes in self.listed.values():
+            for tcp, hosts in claimed_twice(nodes).items():
+                if len(hosts) > identities[str(tcp)]:  # otherwise each was given, and has its name
+                    topics = (topic for node in nodes if node.tcp == tcp for topic in node.topics)
+                    shared.setdefault(str(tcp), set()).update(topics)
         silent_lookupds = [name for name, error in self.lookupds.items() if error]
-        return ClusterSample(at, nsqds, silent, silent_lookupds)
+        return ClusterSample(at, nsqds, silent, silent_lookupds, shared)
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""

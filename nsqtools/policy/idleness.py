@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nsqtools.names import is_ephemeral
@@ -19,13 +20,15 @@ class ClusterSample(NamedTuple):
     """The counters of each answering nsqd at about ``at``, in seconds since the epoch.
 
     ``silent`` has the nsqds without an answer, each with the topics it may have; None is any topic.
-    ``silent_lookupds`` are nsqlookupds without an answer: they may list other nsqds.
+    ``silent_lookupds`` are nsqlookupds without an answer: they may list other nsqds. ``shared`` are
+    names that several nsqds have, each with their topics: which of them answered is unknown.
     """
 
     at: float
     nsqds: Mapping[str, CounterSample]
     silent: Mapping[str, Collection[str] | None]
     silent_lookupds: Collection[str] = ()
+    shared: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class IdleVerdict(NamedTuple):
@@ -126,6 +129,9 @@ class Idleness:
         for nsqd, topics in sample.silent.items():
             if topics is None or key[0] in topics or nsqd in before:
                 return IdleVerdict("silent", f"nsqd {nsqd} does not answer")
+        for nsqd, some in sample.shared.items():
+            if key[0] in some or nsqd in before:
+                return IdleVerdict("unknown", f"several nsqds have the address {nsqd}")
         for reason in self._gaps(before, now, sample):
             return IdleVerdict("unknown", reason)
         if held := sum(each.held for each in parts):

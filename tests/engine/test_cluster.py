@@ -63,6 +63,16 @@ async def test_an_nsqd_has_its_broadcast_address_for_a_name_unless_two_claim_it(
     assert (name, set(topics or ())) == (f"127.0.0.1:{ports[1]}", {"t"})
 
 
+async def test_what_several_nsqds_with_one_broadcast_address_have_is_told(stage: Stage) -> None:
+    nsqd = await stage.nsqd("t")
+    lookupd = await stage.lookupd(nsqd)
+    name = f"127.0.0.1:{nsqd.answers['/info']['tcp_port']}"
+    for hostname, shared in (("host", {}), ("other", {name: {"t", "u"}})):
+        other = {**listed(nsqd), "hostname": hostname, "topics": ["u"], "tombstones": [False]}
+        lookupd.answers["/nodes"]["producers"] = [listed(nsqd), other]
+        assert (await stage.cluster(lookupd).poll()).cluster_sample(0.0).shared == shared
+
+
 async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> None:
     having, given, other = await stage.nsqd("t"), await stage.nsqd(), await stage.nsqd("u")
     cluster = stage.cluster(await stage.lookupd(having, other), nsqds=(given,))

@@ -53,6 +53,9 @@ QUIET = sample(a=nsqd(), b=nsqd())
         (sample({"c": ("t",)}, a=nsqd(), b=nsqd()), "silent"),
         (sample({"c": None}, a=nsqd(), b=nsqd()), "silent"),
         (QUIET._replace(silent_lookupds=["l"]), "silent"),
+        (QUIET._replace(shared={"c": ("t",)}), "unknown"),
+        (QUIET._replace(shared={"b": ()}), "unknown"),
+        (QUIET._replace(shared={"c": ("u",)}), "idle"),
     ],
 )
 @pytest.mark.parametrize("channels", [False, True])

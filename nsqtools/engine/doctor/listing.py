@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nsqtools.config.units import counted, nearest
 from nsqtools.engine.doctor.findings import fault, passed, some
 from nsqtools.names import is_ephemeral
+from nsqtools.net.http.daemons import claimed_twice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -138,18 +139,10 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
 
 
 def _judge_addresses(answering: list[LookupdFacts]) -> Iterator[Finding]:
-    """Judge whether each nsqd has a broadcast address of its own.
-
-    An nsqd that was restarted may be registered twice for a while, but from the same host.
-    nsqlookupds may see one nsqd at different addresses.
-    """
+    """Judge whether each nsqd has a broadcast address of its own."""
     claims: dict[Address, set[str]] = {}
     for each in answering:
-        sources: dict[Address, set[str]] = {}
-        for node in each.nodes:
-            source = f"{node.hostname} ({node.remote_address.rpartition(':')[0]})"
-            sources.setdefault(node.tcp, set()).add(source)
-        claims |= {tcp: found for tcp, found in sources.items() if len(found) > 1}
+        claims |= claimed_twice(each.nodes)
     for tcp, found in sorted(claims.items()):
         names = some(sorted(found))
         text = f"{len(found)} nsqds are registered with one broadcast address {tcp}: {names}"
