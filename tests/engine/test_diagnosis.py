@@ -380,6 +380,32 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         whole(known("a", UNUSED), nsqd("b", producer=producer("b", "events"), http_error=GONE)),
         [("warning", "http", "depths, pauses and consumers are unknown", "")],
     ),
+    "what a silent nsqd may have is not to be deleted": (
+        whole(
+            known("a", UNUSED),
+            nsqd("b", producer=producer("b", "third"), http_error=GONE),
+            lookupds=[
+                replace(LISTING_A, topics=frozenset({"events", "third", "gone"})),
+                lookupd("m", nodes=(producer("a", "events"), producer("b", "third"))),
+            ],
+        ),
+        [
+            ("warning", "http", "depths, pauses and consumers are unknown", ""),
+            ("warning", "listing", "does not list nsqd b:4150", ""),
+            ("warning", "listing", "l:4161 has topic gone, but no nsqd", "topic delete gone"),
+            ("note", "idle", "topic events", "topic delete events"),
+        ],
+    ),
+    "what nsqds of a silent nsqlookupd may have is not to be deleted": (
+        whole(
+            *(known("a", UNUSED), known("b", producer=None)),
+            lookupds=[replace(LISTING_A, topics=frozenset({"events", "gone"})), DEAD],
+        ),
+        [
+            ("warning", "nsqlookupd", "m:4161: connection refused", "start it"),
+            ("warning", "listing", "b:4150 is registered with no nsqlookupd that answers", ""),
+        ],
+    ),
     "messages that time out, and not quite enough": (
         whole(
             known(

@@ -222,14 +222,12 @@ def _about_stuck(
 
 def judge_topics(facts: Facts) -> Iterator[Finding]:
     """Judge all topics of a whole cluster, with their channels and consumers."""
-    silent = [nsqd for nsqd in facts.nsqds if not nsqd.later_stats]
-    listed = {topic for nsqd in silent if nsqd.producer for topic in nsqd.producer.topics}
-    is_known = all(nsqd.producer for nsqd in silent)
+    maybe = facts.maybe
     for each in facts.by_topic():
         if _is_suspect(each):
             found = (*judge_topic(each), *judge_channel(each))
             yield from (one for one in found if one.severity != "ok" and one.code != "NSQ031")
-        if is_known and each.topic not in listed:
+        if maybe is not None and each.topic not in maybe:
             yield from _judge_idle(each)
         for name, parts in sorted(_channels(each).items()):
             view = replace(each, channel=name)

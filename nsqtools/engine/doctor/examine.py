@@ -123,10 +123,11 @@ class _Examination:
             at=time.time(),
         )
         asked = await call_each(candidates, lambda each: self._ask(facts, each))
-        nsqds = await self._reexamine(asked)
-        if facts.whole:
-            lookupds = await together(*(self._with_stale(each, nsqds) for each in lookupds))
-        return replace(facts, lookupds=tuple(lookupds), nsqds=tuple(nsqds))
+        facts = replace(facts, nsqds=tuple(await self._reexamine(asked)))
+        if not facts.whole or facts.maybe is None:
+            return facts
+        lookupds = await together(*(self._with_stale(facts, each) for each in lookupds))
+        return replace(facts, lookupds=tuple(lookupds))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
         """Ask an nsqd over HTTP, and over TCP too if the nsqd was given or concerns the topic."""
@@ -185,7 +186,7 @@ class _Examination:
             skew=skew,
             topics=frozenset(topics),
             producers=self._first(address, lookup.producers),
-            nodes=self._first(address, nodes),
+            nodes=tuple(nodes),
             left_out=left_out,
         )
 
@@ -194,35 +195,32 @@ class _Examination:
         topic = self._question.topic
         return await client.lookup(topic) if topic else Lookup()
 
-    async def _with_stale(self, facts: LookupdFacts, nsqds: Sequence[NsqdFacts]) -> LookupdFacts:
+    async def _with_stale(self, facts: Facts, lookupd: LookupdFacts) -> LookupdFacts:
         """Find channels registered with an nsqlookupd that no nsqd has.
 
-        An answering nsqlookupd is asked for single topics only if it has more channels of a name
-        than nsqds have. Nothing is known of the topics of silent nsqds.
+        The nsqlookupd is asked for single topics only if it has more channels of a name than nsqds
+        have. Topics that silent nsqds may have are left out.
         """
-        if facts.error:
-            return facts
-        looks = [look for nsqd in nsqds for look in (nsqd.stats, nsqd.later_stats) if look]
+        looks = [look for nsqd in facts.nsqds for look in (nsqd.stats, nsqd.later_stats) if look]
         having = {
             (topic.name, channel.name)
             for look in looks
             for topic in look.topics
             for channel in topic.channels
         }
-        async with Lookupd(facts.url, token=self._token, **self._limits) as client:
+        async with Lookupd(lookupd.url, token=self._token, **self._limits) as client:
             try:
                 names = Counter(await client.channels("*"))
                 if not names - Counter(name for _, name in having):
-                    return facts
-                silent = {nsqd.tcp for nsqd in nsqds if not nsqd.stats}
-                unknown = {name for n in facts.nodes if n.tcp in silent for name in n.topics}
-                topics = sorted(facts.topics - unknown)
+                    return lookupd
+                topics = sorted(lookupd.topics - (facts.maybe or set()))
                 found = await call_each(topics, client.channels)
-            except HTTPError:
-                return facts
+            except HTTPError as error:
+                log.warning("nsqlookupd %s: its channels are not examined", error)
+                return lookupd
         pairs = {(t, each) for t, some in zip(topics, found, strict=True) for each in some}
         stale = (pair for pair in sorted(pairs - having) if not is_ephemeral(pair[1]))
-        return replace(facts, stale_channels=tuple(stale))
+        return replace(lookupd, stale_channels=tuple(stale))
 
     def _first(self, lookupd: Address, nsqds: Sequence[Registration]) -> tuple[Registration, ...]:
         """Return the first MAX_NSQDS nsqds; an nsqlookupd may list any number."""
@@ -238,7 +236,10 @@ class _Examination:
     ) -> list[NsqdFacts]:
         """Return all nsqds to examine, each once, with its HTTP address."""
         listed = union_producers(
-            [*(each.nodes for each in lookupds), *(each.producers for each in lookupds)]
+            [
+                *(self._first(each.address, each.nodes) for each in lookupds),
+                *(each.producers for each in lookupds),
+            ]
         )
         found = [
             NsqdFacts(tcp=tcp, http=each.http, url=str(each.http), producer=each)

@@ -156,6 +156,20 @@ class Facts:
         listed = nsqd.producer is not None and self.topic in nsqd.producer.topics
         return listed or nsqd.topic is not None or nsqd.tcp in self.found
 
+    @cached_property
+    def maybe(self) -> set[str] | None:
+        """The topics of a whole cluster that silent nsqds may have; None if they may have any.
+
+        An nsqd is silent if it did not answer at both looks, or was not asked. What nsqlookupds
+        list for it is known, unless one of them is silent too.
+        """
+        silent = (each for each in self.nsqds if not each.later_stats)
+        if any(each.error for each in self.lookupds) or not all(each.producer for each in silent):
+            return None
+        answered = {each.tcp for each in self.nsqds if each.later_stats}
+        nodes = (node for each in self.lookupds for node in each.nodes)
+        return {topic for node in nodes if node.tcp not in answered for topic in node.topics}
+
     def hidden_by(self, nsqd: NsqdFacts) -> Sequence[LookupdFacts]:
         """Return the nsqlookupds with a tombstone for the topic on this nsqd."""
         return self._tombstones.get(nsqd.tcp, ())

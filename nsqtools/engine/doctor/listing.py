@@ -59,7 +59,7 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
 def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
     topic = facts.topic
     if not any(each.nodes for each in answering):
-        return _nobody(facts, answering)
+        return _nobody("" if len(answering) == len(facts.lookupds) else " that answers")
     if any(topic in each.topics for each in answering):
         text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
         fix = f"start the nsqd that had it, or publish, which creates it: {facts.publish()}"
@@ -73,9 +73,8 @@ def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
     return fault("NSQ028", text, fix, topic=topic)
 
 
-def _nobody(facts: Facts, answering: list[LookupdFacts]) -> Finding:
-    answering_only = "" if len(answering) == len(facts.lookupds) else " that answers"
-    text = f"no nsqd is registered with any nsqlookupd{answering_only}"
+def _nobody(where: str) -> Finding:
+    text = f"no nsqd is registered with any nsqlookupd{where}"
     return fault("NSQ021", text, "start nsqd with --lookupd-tcp-address for each nsqlookupd")
 
 
@@ -124,13 +123,15 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
         return
     for each in answering:
         yield from _unusable(each)
+    where = "" if len(answering) == len(facts.lookupds) else " that answers"
     if not any(each.nodes for each in answering):
-        yield _nobody(facts, answering)
+        yield _nobody(where)
     yield from _judge_addresses(answering)
     yield from _judge_agreement(answering)
     for nsqd in facts.nsqds:
         if nsqd.producer is None and nsqd.stats:
-            text = f"nsqd {nsqd.name} is registered with no nsqlookupd: consumers do not find it"
+            text = f"nsqd {nsqd.name} is registered with no nsqlookupd{where}"
+            text += ": consumers do not find it"
             yield fault("NSQ022", text, _REGISTER, server=nsqd.name)
         elif nsqd.producer and nsqd.stats:
             yield from _judge_topics_of(nsqd, answering)
@@ -200,7 +201,9 @@ def _judge_hidden(answering: list[LookupdFacts]) -> Iterator[Finding]:
 
 def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Finding]:
     """Judge topics and channels that an nsqlookupd remembers, and no nsqd has."""
-    having = {topic for nsqd in facts.nsqds for topic in nsqd.topics}
+    if facts.maybe is None:
+        return
+    having = {topic for nsqd in facts.nsqds for topic in nsqd.topics} | facts.maybe
     having |= {each.name for n in facts.nsqds if n.later_stats for each in n.later_stats.topics}
     for each in answering:
         listed = _union(node.topics for node in each.nodes)
