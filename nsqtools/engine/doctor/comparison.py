@@ -21,8 +21,9 @@ class Changes:
 
     ``came``, ``went`` and ``still`` are topics and channels; the channel of a topic is empty.
     ``still`` are those on which nothing was published and nothing consumed: a topic only with all
-    its channels. Nothing is said of
-    nsqds that were silent in either snapshot, or of counters of an nsqd restarted since.
+    its channels. Nothing is said of nsqds that were silent in either snapshot, or that a silent
+    nsqlookupd may list, or of counters of an nsqd restarted since. While servers are silent, only
+    findings about a single nsqd that answers are gone.
     """
 
     since: float
@@ -37,21 +38,29 @@ def compare(before: SavedSnapshot, now: SavedSnapshot) -> Changes:
     """Return the changes since the snapshot ``before``."""
     old, new = ({each.about for each in one.findings} for one in (before, now))
     samples = before.samples(), now.samples()
+    gone = (
+        each
+        for each in before.findings
+        if each.about not in new and (now.is_complete or each.server in now.stats)
+    )
     return Changes(
         before.at,
         tuple(each for each in now.findings if each.about not in old),
-        tuple(each for each in before.findings if each.about not in new),
-        _only_in_second(*samples),
-        _only_in_second(*reversed(samples)),
+        tuple(gone),
+        _only_in_second(*samples, hidden=bool(before.silent_lookupds)),
+        _only_in_second(*reversed(samples), hidden=bool(now.silent_lookupds)),
         _still(*samples),
     )
 
 
-def _only_in_second(first: Samples, second: Samples) -> tuple[ChannelKey, ...]:
-    """Return what is in the second only, unless an nsqd that has it was silent at the first."""
+def _only_in_second(first: Samples, second: Samples, *, hidden: bool) -> tuple[ChannelKey, ...]:
+    """Return what is in the second only, unless an nsqd that has it was not seen at the first.
+
+    That nsqd was silent or, if ``hidden``, perhaps listed by a silent nsqlookupd.
+    """
     known = _keys(first)
-    unknown = {name for name in first if first[name] is None}
-    doubtful = _keys({name: second[name] for name in unknown & second.keys()})
+    unseen = {name for name in second if first.get(name) is None and (hidden or name in first)}
+    doubtful = _keys({name: second[name] for name in unseen})
     return tuple(sorted(_keys(second) - known - doubtful))
 
 

@@ -67,6 +67,11 @@ class SavedSnapshot:
             tuple(each for each in findings if each.code),
         )
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all servers answered."""
+        return not (self.failures or self.silent_lookupds)
+
     def samples(self) -> dict[str, CounterSample | None]:
         """Return the input of Rates by nsqd, at times since the epoch; None for a silent nsqd."""
         found: dict[str, CounterSample | None] = dict.fromkeys(self.failures)
