@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nsqtools.names import is_ephemeral
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
 
 
-class ClusterSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ClusterSample:
     """The counters of each answering nsqd at about ``at``, in seconds since the epoch.
 
     ``silent`` has the nsqds without an answer, each with the topics it may have; None is any topic.
@@ -28,7 +29,7 @@ class ClusterSample(NamedTuple):
     nsqds: Mapping[str, CounterSample]
     silent: Mapping[str, Collection[str] | None]
     silent_lookupds: Collection[str] = ()
-    shared: Mapping[str, Collection[str]] = MappingProxyType({})
+    shared: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 class IdleVerdict(NamedTuple):

@@ -1,6 +1,7 @@
 """Which topics and channels are idle, from samples of the counters of their nsqds."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -52,10 +53,10 @@ QUIET = sample(a=nsqd(), b=nsqd())
         (sample({"c": ()}, a=nsqd(), b=nsqd()), "idle"),
         (sample({"c": ("t",)}, a=nsqd(), b=nsqd()), "silent"),
         (sample({"c": None}, a=nsqd(), b=nsqd()), "silent"),
-        (QUIET._replace(silent_lookupds=["l"]), "silent"),
-        (QUIET._replace(shared={"c": ("t",)}), "unknown"),
-        (QUIET._replace(shared={"b": ()}), "unknown"),
-        (QUIET._replace(shared={"c": ("u",)}), "idle"),
+        (replace(QUIET, silent_lookupds=["l"]), "silent"),
+        (replace(QUIET, shared={"c": ("t",)}), "unknown"),
+        (replace(QUIET, shared={"b": ()}), "unknown"),
+        (replace(QUIET, shared={"c": ("u",)}), "idle"),
     ],
 )
 @pytest.mark.parametrize("channels", [False, True])
