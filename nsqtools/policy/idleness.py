@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from nsqtools.policy.rates import ChannelKey, Counters, CounterSample
 
-_CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
+CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
+"""The first time without a date, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class Idleness:
             if before[nsqd].start_time == now[nsqd].start_time and (
                 change := _change(before[nsqd].parts, now[nsqd].parts)
             ):
-                return IdleVerdict("used", f"{change} since {_shown(self._began)}")
+                return IdleVerdict("used", f"{change} since {shown_time(self._began)}")
         for lookupd in sample.silent_lookupds:
             return IdleVerdict("silent", f"nsqlookupd {lookupd} does not answer")
         for nsqd, topics in sample.silent.items():
@@ -137,7 +138,7 @@ class Idleness:
             return IdleVerdict("unknown", reason)
         if held := sum(each.held for each in parts):
             return IdleVerdict("messages", f"holds messages: {held}", held)
-        return IdleVerdict("idle", f"unchanged since {_shown(self._began)}")
+        return IdleVerdict("idle", f"unchanged since {shown_time(self._began)}")
 
     def _gaps(
         self, before: Mapping[str, _Use], now: Mapping[str, _Use], sample: ClusterSample
@@ -145,11 +146,11 @@ class Idleness:
         """The reasons why the two samples do not tell whether it was used in between."""
         for nsqd in sorted(before.keys() | now.keys()):
             if nsqd not in before:
-                yield f"nothing is known of it on nsqd {nsqd} at {_shown(self._began)}"
+                yield f"nothing is known of it on nsqd {nsqd} at {shown_time(self._began)}"
             elif nsqd not in now:
-                yield f"nothing is known of it on nsqd {nsqd} at {_shown(sample.at)}"
+                yield f"nothing is known of it on nsqd {nsqd} at {shown_time(sample.at)}"
             elif before[nsqd].start_time != now[nsqd].start_time:
-                yield f"nsqd {nsqd} was restarted at {_shown(now[nsqd].start_time)}"
+                yield f"nsqd {nsqd} was restarted at {shown_time(now[nsqd].start_time)}"
             elif not now[nsqd].start_time:
                 yield f"nsqd {nsqd} does not report when it was started"
 
@@ -172,8 +173,8 @@ def _change(before: Mapping[str, Counters], now: Mapping[str, Counters]) -> str:
     return "" if same else "emptied or created again"
 
 
-def _shown(at: float) -> str:
-    """Return a time in UTC, as far as there is a calendar: servers and files may claim any."""
-    if not 0 <= at < _CALENDAR_END:
+def shown_time(at: float) -> str:
+    """Return a time in UTC, as far as there is a calendar: servers may claim any."""
+    if not 0 <= at < CALENDAR_END:
         return f"{at:g}"
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,7 @@
 """What doctor has seen, in a file and back."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_a_snapshot_is_read_as_it_was_saved(tmp_path: Path) -> None:
     [
         ({"version": 2}, "version is 2"),
         ({"format": "other"}, "format"),
-        ({"at": "now"}, "'at'"),
+        *(({"at": at}, "'at'") for at in ("now", True, -1, math.nan, math.inf, 1e12, 10**400)),
         ({"nsqds": {"a": {"topics": [], "start_time": 1061}}}, "clock was wrong"),
         ({"nsqds": {"a": {"topics": [{"topic_name": "no name"}]}}}, "no name"),
         ({"nsqds": []}, "'nsqds'"),

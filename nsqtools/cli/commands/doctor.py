@@ -135,10 +135,9 @@ def _line(finding: Finding) -> str:
 
 
 def _print_changes(changes: Changes) -> None:
-    from datetime import UTC, datetime
+    from nsqtools.policy.idleness import shown_time
 
-    since = datetime.fromtimestamp(changes.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    click.echo(f"\nChanges since {since}")
+    click.echo(f"\nChanges since {shown_time(changes.since)}")
     for kind, lines in _kinds(changes):
         for line in lines[:_MOST]:
             click.echo(f"{kind:{_WIDTH}}  {line}")

@@ -18,6 +18,7 @@ from nsqtools.engine.cluster import sample_of
 from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.net.http.replies import decode_report, encode_report
+from nsqtools.policy.idleness import CALENDAR_END
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -142,8 +143,9 @@ def _decoded(data: object) -> SavedSnapshot:
         raise ValueError("its format is unknown")
     if data.get("version") != VERSION:
         raise ValueError(f"its version is {data.get('version')!r}, expected {VERSION}")
-    at = data.get("at")
-    if not isinstance(at, int | float) or isinstance(at, bool):
+    at: Any = data.get("at")
+    is_number = isinstance(at, int | float) and not isinstance(at, bool)
+    if not is_number or not 0 <= at < CALENDAR_END:
         raise ValueError("'at' is not a time")
     faults: list[str] = []
     stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
