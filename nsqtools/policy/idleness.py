@@ -60,8 +60,9 @@ class Idleness:
     """Compares each sample of a cluster with the first; with ``channels`` it judges channels.
 
     A topic or channel is idle if all samples show it on the same nsqds, in the same run of
-    each nsqd, with the same counters and without clients. nsqd counts from 0 after a restart, so
-    nothing is known about the time before. Ephemeral topics and channels are left to nsqd.
+    each nsqd, with the same counters, without clients and not paused. nsqd counts from 0 after a
+    restart, so nothing is known about the time before. Ephemeral topics and channels are left to
+    nsqd.
     """
 
     def __init__(self, *, channels: bool) -> None:
@@ -121,6 +122,8 @@ class Idleness:
         parts = [each for use in now.values() for each in use.parts.values()]
         if clients := sum(each.clients for each in parts):
             return IdleVerdict("used", f"clients: {clients}")
+        if any(each.paused for each in parts):
+            return IdleVerdict("used", "paused")
         for nsqd in before.keys() & now.keys():
             if before[nsqd].start_time == now[nsqd].start_time and (
                 change := _change(before[nsqd].parts, now[nsqd].parts)

@@ -44,6 +44,8 @@ QUIET = sample(a=nsqd(), b=nsqd())
         (sample(a=nsqd({**EMPTY, C: Counters(5, requeues=1)}), b=nsqd()), "used"),
         (sample(a=nsqd({**EMPTY, C: Counters(5, timeouts=1)}), b=nsqd()), "used"),
         (sample(a=nsqd({**EMPTY, C: Counters(5, clients=1)}), b=nsqd()), "used"),
+        (sample(a=nsqd({**EMPTY, C: Counters(5, paused=True)}), b=nsqd()), "used"),
+        (sample(a=nsqd({**EMPTY, T: Counters(5, paused=True)}), b=nsqd()), "used"),
         (sample(a=nsqd({**EMPTY, C: Counters(4)}), b=nsqd()), "used"),
         (sample(a=nsqd(start=2), b=nsqd()), "unknown"),
         (sample(a=nsqd({}), b=nsqd()), "unknown"),
@@ -130,7 +132,10 @@ def changed(first: ClusterSample, change: Any, key: tuple[str, str], number: int
 
 
 def known(key: tuple[str, str], each: ClusterSample) -> Any:
-    """What must stay the same; None if somebody is connected, or if a server may have more."""
+    """What must stay the same.
+
+    None if somebody is connected, if it is paused, or if a server may have more.
+    """
     topic, channel = key
     found = {
         (name, part): (report.start_time, counters)
@@ -140,7 +145,7 @@ def known(key: tuple[str, str], each: ClusterSample) -> Any:
         if part[0] == topic and (part[1] in ("", channel) or not channel)
     }
     hidden = any(topics is None or topic in topics for topics in each.silent.values())
-    if hidden or any(counters.clients for _, counters in found.values()):
+    if hidden or any(counters.clients or counters.paused for _, counters in found.values()):
         return None
     return {
         part: (start, counters.messages, counters.requeues, counters.timeouts, counters.held)

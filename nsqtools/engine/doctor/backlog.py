@@ -259,8 +259,9 @@ def _judge_idle(facts: Facts) -> Iterator[Finding]:
         where = f"no consumer of {'channels' if len(channels) > 1 else 'channel'} "
         where += some(sorted(channels))
     text = (
-        f"topic {facts.topic} is idle: {where}, no message waits, and {_messages(published)} "
-        f"{'was' if published == 1 else 'were'} published since its nsqds started"
+        f"nobody consumes topic {facts.topic}, and nothing was published to it in 1 s: {where}, no "
+        f"message waits, and {_messages(published)} {'was' if published == 1 else 'were'} "
+        "published since its nsqds started"
     )
     fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', facts.topic)}"
     yield fault("NSQ032", text, fix, topic=facts.topic)

@@ -210,8 +210,8 @@ CHECKS = (
         "NSQ032",
         "idle",
         "note",
-        "A topic is idle: no channel has a consumer, no message waits, and nothing was published "
-        "between the two looks.",
+        "Nobody consumes a topic: no channel has a consumer, no message waits, and nothing was "
+        "published between the two looks.",
         "Delete it if nobody needs it; `nsqtools topic prune` deletes all that stay idle.",
     ),
     Check(
