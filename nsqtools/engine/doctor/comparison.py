@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.doctor.findings import without
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from nsqtools.engine.doctor.findings import Finding
     from nsqtools.engine.doctor.snapshot import SavedSnapshot
@@ -34,18 +36,18 @@ class Changes:
     still: tuple[ChannelKey, ...]
 
 
-def compare(before: SavedSnapshot, now: SavedSnapshot) -> Changes:
-    """Return the changes since the snapshot ``before``."""
+def compare(before: SavedSnapshot, now: SavedSnapshot, skipped: Collection[str] = ()) -> Changes:
+    """Return the changes since the snapshot ``before``, without findings of ``skipped`` codes."""
     old, new = ({each.about for each in one.findings} for one in (before, now))
     samples = before.samples(), now.samples()
     gone = (
         each
-        for each in before.findings
+        for each in without(before.findings, skipped)
         if each.about not in new and (now.is_complete or each.server in now.stats)
     )
     return Changes(
         before.at,
-        tuple(each for each in now.findings if each.about not in old),
+        tuple(each for each in without(now.findings, skipped) if each.about not in old),
         tuple(gone),
         _only_in_second(*samples, hidden=bool(before.silent_lookupds)),
         _only_in_second(*reversed(samples), hidden=bool(now.silent_lookupds)),
