@@ -14,7 +14,6 @@ from nsqtools.config.units import counted
 from nsqtools.engine.lookup import no_answer
 from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import HTTPError, UnreachableError
-from nsqtools.names import Address
 from nsqtools.net.http.api import Deadline
 from nsqtools.net.http.daemons import (
     Answers,
@@ -32,6 +31,7 @@ from nsqtools.tasks import call_each, together
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from nsqtools.names import Address
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
     from nsqtools.policy.rates import ChannelKey
 
@@ -351,8 +351,8 @@ def _given_node(
 ) -> Node:
     if info is None:
         return Node(name, url)
-    tcp = Address(info.broadcast_address, info.tcp_port)
-    producer = listed.get(tcp)
+    tcp = info.tcp
+    producer = listed.get(tcp) if tcp else None
     topics = zip(producer.topics, producer.tombstones, strict=True) if producer else ()
     return Node(name, url, tcp, info.hostname, info.version, dict(topics))
 

@@ -29,7 +29,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_a_given_nsqd_is_asked_where_it_was_given_and_counts_once(stage: Stage) -> None:
     nsqd, other = await stage.nsqd("t"), await stage.nsqd("t")
-    nsqd.answers["/info"]["http_port"] = 1  # where nothing listens
+    nsqd.answers["/info"] |= {
+        "http_port": 1,  # where nothing listens
+        "broadcast_address": "[::1]",
+    }
     cluster = stage.cluster(await stage.lookupd(nsqd, other), nsqds=(nsqd,))
     snapshot = await cluster.poll()
     assert list(snapshot.nodes) == list(snapshot.stats) == [nsqd.name, other.name]

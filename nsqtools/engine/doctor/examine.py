@@ -250,9 +250,7 @@ class _Examination:
             infos.pop(url, None)
             found.append(_given(tcp, url))
         for url, info in infos.items():
-            own = None
-            if info and info.tcp_port:  # an nsqlookupd has an /info, too, but without TCP port
-                own = Address(info.broadcast_address, info.tcp_port)
+            own = info.tcp if info else None
             index = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
             if index is None:
                 found.append(_given(own, url))
@@ -300,9 +298,7 @@ class _Examination:
         if self._question.topic or nsqd.tcp not in self._question.nsqds:
             return None
         info = await attempt(client.info())
-        if isinstance(info, HTTPError) or not info.tcp_port:
-            return None
-        return Address(info.broadcast_address, info.tcp_port)
+        return None if isinstance(info, HTTPError) else info.tcp
 
     async def _ask_tls(self, tcp: Address) -> tuple[bool | None, float]:
         """Return whether nsqd offers TLS, and the end of its certificate; None and 0 if unknown.
@@ -446,8 +442,9 @@ def _skew(client: HTTPClient) -> float:
 def _url_of(tcp: Address, infos: dict[str, NsqdInfo | None], *, alone: bool) -> str:
     """Return the HTTP address of a fixed nsqd: a given address, or its host and TCP port + 1."""
     for url, info in infos.items():
-        hosts = (_address(url).host, info.broadcast_address, info.hostname) if info else ()
-        if info and info.tcp_port == tcp.port and tcp.host in hosts:
+        own = info.tcp if info else None
+        hosts = (_address(url).host, own.host, info.hostname) if info and own else ()
+        if own and own.port == tcp.port and tcp.host in hosts:
             return url
     return next(iter(infos)) if alone else str(Address(tcp.host, tcp.port + 1))
 
