@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.engine.doctor.findings import fault
 from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, OutputError
 from nsqtools.net.http.replies import ChannelStats, NsqdStats
 from tests.support.staging import events
 
@@ -60,6 +60,20 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, change: dict[str, object],
     with pytest.raises(ConfigError, match=said) as raised:
         load(str(path))
     assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_a_file_too_large_to_read_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "seen.json"
+    save(str(path), SEEN)
+    before = path.read_bytes()
+    monkeypatch.setattr("nsqtools.engine.doctor.snapshot._MAX_BYTES", len(before) - 1)
+    with pytest.raises(OutputError, match="too large to save"):
+        save(str(path), SEEN)
+    assert (os.listdir(tmp_path), path.read_bytes()) == (["seen.json"], before)
+    with pytest.raises(ConfigError, match="too large to read"):
+        load(str(path))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b"[]", None])

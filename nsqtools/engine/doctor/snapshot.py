@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.config.connection import without_waiting
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 FORMAT = "nsqtools-doctor"
 VERSION = 1
 _MAX_BYTES = 256 << 20
-"""The maximum size of a file to read; 100,000 channels take 30 MiB."""
+"""The maximum size of a file; 100,000 channels take 30 MiB."""
+
+_TOO_LARGE = f"larger than {_MAX_BYTES >> 20} MiB: too large"
 
 _CLOCK = 60.0
 """Seconds by which the clock of an nsqd may be ahead of that of the host that saves."""
@@ -99,25 +101,20 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
 
 
 def _replace(target: Path, data: object) -> None:
-    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with open(number, "w", encoding="utf-8") as file:
+    new = target.parent / f".{target.name}.{token_hex(4)}"
+    with open(new, "x", encoding="utf-8") as file:
+        try:
             json.dump(data, file, separators=(",", ":"))
             file.write("\n")
             file.flush()
-            os.fchmod(number, 0o666 & ~_umask())
-            os.fsync(number)
-        os.replace(name, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+            if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+                raise OutputError(f"{target}: {_TOO_LARGE} to save")
+            os.fsync(file.fileno())
+            os.replace(new, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(new)
+            raise
 
 
 def load(path: str) -> SavedSnapshot:
@@ -128,9 +125,7 @@ def load(path: str) -> SavedSnapshot:
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     if len(data) > _MAX_BYTES:
-        raise ConfigError(
-            f"{path}: larger than {_MAX_BYTES >> 20} MiB: not a file of doctor --save"
-        )
+        raise ConfigError(f"{path}: {_TOO_LARGE} to read")
     try:
         return _decoded(json.loads(data))
     except (ValueError, RecursionError) as error:
