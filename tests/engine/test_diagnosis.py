@@ -538,6 +538,15 @@ def test_what_nsqd_refuses_is_not_mended_by_starting_it() -> None:
     assert "start" not in finding.fix
 
 
+def test_each_finding_on_a_cluster_is_about_something_else() -> None:
+    one = lookupd(nodes=(producer("a", "events", "other"), producer("b"), producer("c")))
+    other = lookupd("m", nodes=(producer("a"),), left_out={"nsqd x": True, "nsqd y": False})
+    found = not_ok(whole(known("a"), lookupds=[one, other]))
+    assert [each.code for each in found].count("NSQ020") == 2
+    assert [each.code for each in found].count("NSQ023") == 4
+    assert len({each.about for each in found}) == len(found)
+
+
 T = "--nsqd-tcp-address a:4150"
 BESIDE = events(channel("c"), channel("d", depth=2))
 PASSING = "c#ephemeral"

@@ -328,6 +328,7 @@ class Finding:
 
     ``check`` is the name of the check's group. ``code`` is empty if nothing is wrong. ``topic``,
     ``channel`` and ``server`` are what the finding is about, as far as there is only one.
+    ``subject`` tells it from others of its code about the same.
     """
 
     severity: Severity
@@ -338,11 +339,12 @@ class Finding:
     topic: str = ""
     channel: str = ""
     server: str = ""
+    subject: str = ""
 
     @property
-    def about(self) -> tuple[str, str, str, str]:
-        """Code, topic, channel and server: the same finding, seen again, has the same."""
-        return self.code, self.topic, self.channel, self.server
+    def about(self) -> tuple[str, ...]:
+        """What the same finding has in common when it is seen again."""
+        return self.code, self.topic, self.channel, self.server, self.subject
 
     def fields(self) -> dict[str, Any]:
         """Return the finding for JSON, with its ``level``: ok, note, warning or failure."""
@@ -363,11 +365,13 @@ def fault(
     topic: str = "",
     channel: str = "",
     server: object = "",
+    subject: object = "",
 ) -> Finding:
     """Return the finding of a check, with the check's severity or, if ``error``, as an error."""
     check = BY_CODE[code]
     severity = "error" if error else check.severity
-    return Finding(severity, check.name, text, fix, code, topic, channel, str(server))
+    about = topic, channel, str(server), str(subject)
+    return Finding(severity, check.name, text, fix, code, *about)
 
 
 def some(names: Sequence[str]) -> str:

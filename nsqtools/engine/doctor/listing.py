@@ -100,7 +100,7 @@ def _unusable(lookupd: LookupdFacts) -> Iterator[Finding]:
     for entry, is_of_topic in lookupd.left_out.items():
         fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
         text = f"nsqlookupd {lookupd.address} lists a server with an unusable address: {entry}"
-        yield fault("NSQ020", text, fix, error=is_of_topic, server=lookupd.address)
+        yield fault("NSQ020", text, fix, error=is_of_topic, server=lookupd.address, subject=entry)
 
 
 def _not_there(nsqd: NsqdFacts, topic: str, *, error: bool) -> Finding:
@@ -158,15 +158,18 @@ def _judge_agreement(answering: list[LookupdFacts]) -> Iterator[Finding]:
     topics = {tcp: _union(each.get(tcp, ()) for each in listings) for tcp in nsqds}
     for each, listing in zip(answering, listings, strict=True):
         who = f"nsqlookupd {each.address} does not list"
-        if missing := sorted(map(str, nsqds - listing.keys())):
-            text = f"{who} nsqd {some(missing)}, but another nsqlookupd does"
-            fix = "start those nsqds with --lookupd-tcp-address for it too"
-            yield fault("NSQ023", text, fix, server=each.address)
+        for tcp in sorted(nsqds - listing.keys()):
+            text = f"{who} nsqd {tcp}, but another nsqlookupd does"
+            fix = "start that nsqd with --lookupd-tcp-address for it too"
+            yield fault("NSQ023", text, fix, server=each.address, subject=tcp)
+        absent: dict[str, list[str]] = {}
         for tcp in sorted(listing):
-            if absent := sorted(topics[tcp] - listing[tcp]):
-                text = f"{who} topic {some(absent)} of nsqd {tcp}, but another nsqlookupd does"
-                fix = "restart that nsqd: it then registers its topics with each nsqlookupd"
-                yield fault("NSQ023", text, fix, server=each.address)
+            for topic in topics[tcp] - listing[tcp]:
+                absent.setdefault(topic, []).append(str(tcp))
+        for topic, lacking in sorted(absent.items()):
+            text = f"{who} topic {topic} of nsqd {some(lacking)}, but another nsqlookupd does"
+            fix = "restart each such nsqd: it then registers its topics with each nsqlookupd"
+            yield fault("NSQ023", text, fix, topic=topic, server=each.address)
 
 
 def _judge_topics_of(nsqd: NsqdFacts, answering: list[LookupdFacts]) -> Iterator[Finding]:
