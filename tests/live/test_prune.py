@@ -87,6 +87,7 @@ def test_only_topics_that_nobody_uses_are_deleted_and_everywhere(
     assert [held(nsqd) for nsqd in nsqds] == before
     ended = nsqtools_cli(*words, "--yes")
     assert ended.code == 0, ended.stderr
+    assert "--watch-for 100ms is less than a minute" in ended.stderr
     assert results(ended) == {"full": ("kept", "messages"), "idle": ("deleted", "idle")}
     kept = {"full", "read", "kept", "passing#ephemeral"}
     assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]

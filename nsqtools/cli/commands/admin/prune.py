@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 _INTERVAL = 10.0
 """Seconds between two looks of --watch-for."""
 
+_MINUTE = 60.0
+"""Seconds after which a restarted nsqlookupd knows all nsqds: they reconnect at their next PING,
+every 15 s (nsqd/lookup.go)."""
+
 
 def prune(options: PruneOptions) -> None:
     """Delete idle topics or channels on all servers, and print what was deleted or kept.
@@ -48,6 +52,12 @@ def prune(options: PruneOptions) -> None:
     pruning = Pruning(options)
     if must_ask(options):
         check_terminal(f"{pruning.kind} prune")
+    if 0 < options.watch_for < _MINUTE and options.lookupd_http_address:
+        log.warning(
+            "--watch-for %s is less than a minute: an nsqlookupd that was just restarted may not "
+            "know all nsqds yet",
+            format_duration(options.watch_for),
+        )
     asyncio.run(until_signal(pruning.observe()))
     if not pruning.is_decided:
         log.error("a signal ended the watch: nothing was done")
