@@ -364,7 +364,7 @@ def _listed_node(name: str, tcp: Address, producer: Registration) -> Node:
 
 
 def sample_of(at: float, stats: NsqdStats) -> CounterSample:
-    """Return the counters of one answer, at time ``at``, as input of Rates."""
+    """Return the counters of one answer, at time ``at``, in seconds."""
     counters: dict[ChannelKey, Counters] = {}
     for topic in stats.topics:
         counters[topic.name, ""] = Counters(

@@ -1,6 +1,6 @@
 """``doctor`` without ``--topic``: clusters that are well, and one with a fault of each kind.
 
-What is found in which facts is tested in tests/engine/test_whole.py; these are the facts.
+What is found in which facts is tested in tests/engine/test_diagnosis.py; these are the facts.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Judges the topic, its channels and consumers: where messages wait, and why."""
+"""Judges topics, their channels and consumers: where messages wait, and why."""
 
 from __future__ import annotations
 
@@ -291,6 +291,7 @@ def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
     depth = _sum(found, "depth")
     if not depth or not clients or any(channel.paused for _, channel in found):
         return
+    # Without a second look nobody knows whether the consumer settles messages.
     if not all(nsqd.later and _is_stuck(facts, nsqd, client) for nsqd, client in clients):
         return
     about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel}

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOMENT = 1.0
-"""Seconds between two looks at consumers that seem stuck."""
+"""Seconds between two looks: at a whole cluster, or at consumers that seem stuck."""
 
 # After these reasons it is useless to ask for the protocol of the port.
 _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})

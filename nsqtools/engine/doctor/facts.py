@@ -1,4 +1,4 @@
-"""The facts about a topic's servers."""
+"""The facts about a topic, or all topics, and their servers."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class NsqdFacts:
     be unknown, None. ``features`` is None unless IDENTIFY succeeded. ``is_lookupd`` is true if
     ``tcp`` is the HTTP port of an nsqlookupd; ``tcp_port`` is nsqd's TCP port if ``tcp`` is its
     HTTP port. ``topics`` has the names of all topics of an nsqd without the topic in question.
-    ``later`` is ``topic`` at the second look, if there was one.
+    ``stats`` and ``later_stats`` are the answers of both looks, and ``topic`` and ``later`` the
+    topic in them; of a whole cluster, ``Facts.by_topic`` sets these two.
 
-    The rest is known only of a whole cluster: ``stats`` and ``later_stats`` are the answers of both
-    looks. ``broadcast`` is the broadcast address of an nsqd given by another. ``offers_tls`` is
-    None if unknown; ``expiry`` is the end of its certificate, in seconds since the epoch, 0 if
-    unknown.
+    The rest is known only of a whole cluster: ``broadcast`` is the broadcast address of an nsqd
+    given by another. ``offers_tls`` is None if unknown; ``expiry`` is the end of its certificate,
+    in seconds since the epoch, 0 if unknown.
     """
 
     tcp: Address | None

@@ -76,7 +76,7 @@ class SavedSnapshot:
         return not (self.failures or self.silent_lookupds)
 
     def samples(self) -> dict[str, CounterSample | None]:
-        """Return the input of Rates by nsqd, at times since the epoch; None for a silent nsqd."""
+        """Return the counters of each nsqd, at times since the epoch; None for a silent nsqd."""
         found: dict[str, CounterSample | None] = dict.fromkeys(self.failures)
         return found | {name: sample_of(self.at, stats) for name, stats in self.stats.items()}
 
