@@ -5,11 +5,14 @@ What is found in which facts is tested in tests/engine/test_diagnosis.py; these 
 
 import json
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from tests.support.authd import Authd
 from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.raw import Raw
@@ -17,6 +20,7 @@ from tests.support.servers import (
     MakeNsqd,
     Nsqd,
     Nsqlookupd,
+    at_both,
     drained,
     fill,
     free_port,
@@ -84,6 +88,25 @@ def test_nothing_is_found_where_nothing_is_wrong_and_what_has_changed_is_told(
     changes = examined(nsqtools_cli, "--compare", saved, "--skip", "NSQ025", *where)["changes"]
     assert [each["code"] for each in changes["gone"]] == ["NSQ036"]
     assert [each["channel"] for each in changes["went"]] == ["", "archive"]
+
+
+@pytest.mark.nsqd_only("the sandbox does not report an end of its certificate")
+def test_the_certificate_of_an_nsqd_that_requires_auth_is_known_with_tls_and_a_secret(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, authd: Authd, tmp_path: Path
+) -> None:
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    leaf = ca.issue_cert("127.0.0.1", not_after=datetime.now(UTC) + timedelta(days=9))
+    leaf.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authd.grant("open sesame")
+    pem = tmp_path / "server.pem"
+    nsqd = make_nsqd(*authd.nsqd_args(), f"-tls-cert={pem}", f"-tls-key={pem}")
+    (tmp_path / "secret").write_text("open sesame")
+    (tmp_path / "secret").chmod(0o600)
+    given = (*at_both(nsqd), "--auth-secret-file", str(tmp_path / "secret"))
+    assert codes(examined(nsqtools_cli, *given)) == set()
+    trusting = (*given, "--tls-v1", "--tls-root-ca-file", str(tmp_path / "ca.pem"))
+    assert codes(examined(nsqtools_cli, *trusting, code=4)) == {"NSQ007"}
 
 
 PLANTED = {

@@ -69,11 +69,15 @@ class Question:
 
 
 class _Greeting(NamedTuple):
-    """The result of connecting as a consumer does, up to SUB."""
+    """The result of connecting as a consumer does, up to SUB.
+
+    ``certificate`` is nsqd's, in DER; empty without TLS.
+    """
 
     features: Features | None = None
     needs_tls: bool = False
     error: PeerError | None = None
+    certificate: bytes = b""
 
 
 async def examine(question: Question, config: ConsumerConfig) -> Facts:
@@ -146,7 +150,7 @@ class _Examination:
             if asked.topic is None:
                 return asked
             greeting = await self._greet(tcp)
-        features, needs_tls, error = greeting
+        features, needs_tls, error, certificate = greeting
         version = asked.version or (features.version if features else "")
         seen = replace(
             asked, features=features, needs_tls=needs_tls, tcp_error=error, version=version
@@ -155,6 +159,8 @@ class _Examination:
             return await self._explain(seen, tcp, error)
         if not facts.whole:
             return seen
+        if certificate:
+            return replace(seen, offers_tls=True, expiry=expiry(certificate))
         offers_tls, end_of_validity = await self._ask_tls(tcp)
         return replace(seen, offers_tls=offers_tls, expiry=end_of_validity)
 
@@ -303,7 +309,8 @@ class _Examination:
     async def _ask_tls(self, tcp: Address) -> tuple[bool | None, float]:
         """Return whether nsqd offers TLS, and the end of its certificate; None and 0 if unknown.
 
-        The certificate is not verified, so the secret is not sent.
+        The certificate is not verified, so the secret is not sent: the certificate of an nsqd that
+        requires AUTH stays unknown.
         """
         config = self._config.with_values(tls_v1=True, tls_insecure_skip_verify=True)
         try:
@@ -326,13 +333,14 @@ class _Examination:
                 connection = await Connection.open(
                     tcp, self._config, auth_secret=self._config.auth_secret
                 )
+                certificate = connection.certificate
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
             text = f"no response within {format_duration(limit)}"
             return _Greeting(error=UnreachableError(text, tcp, reason="silence"))
         except PeerError as refused:
             return _Greeting(needs_tls=_wants_tls(refused), error=refused.bare())
-        return _Greeting(connection.features, needs_tls)
+        return _Greeting(connection.features, needs_tls, certificate=certificate)
 
     async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
         """Identify the server at ``tcp`` after connecting as a consumer has failed."""

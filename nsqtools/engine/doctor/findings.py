@@ -80,7 +80,8 @@ CHECKS = (
         "NSQ007",
         "tls",
         "warning",
-        "The certificate of an nsqd has expired, or expires within 30 days.",
+        "The certificate of an nsqd has expired, or expires within 30 days. Unknown of nsqds that "
+        "require AUTH, unless `--tls-v1` and a secret are given.",
         "Renew it, and restart nsqd.",
     ),
     Check(
