@@ -17,7 +17,7 @@ from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.service import progress, until_signal
 from nsqtools.config.admin import PruneChannelOptions
 from nsqtools.config.units import counted, format_duration, nearest
-from nsqtools.engine.administration import delete_idle
+from nsqtools.engine.administration import delete_idle, quiet_cluster
 from nsqtools.engine.changes import Target
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.doctor.snapshot import load
@@ -188,17 +188,19 @@ class Pruning:
     async def delete(self) -> None:
         """Delete what was chosen and has not been used since."""
         servers = self._servers
-        for key in self._chosen:
-            self._current = key
-            self._verdicts[key], self._steps[key] = await delete_idle(
-                servers,
-                Target(*key),
-                self._idleness,
-                messages=self._options.with_messages,
-            )
-            for step in self._steps[key]:
-                if step.error:
-                    log.error("%s: %s %s", Target(*key), step.server, step.error)
+        async with quiet_cluster(servers) as cluster:
+            for key in self._chosen:
+                self._current = key
+                self._verdicts[key], self._steps[key] = await delete_idle(
+                    servers,
+                    Target(*key),
+                    self._idleness,
+                    cluster,
+                    messages=self._options.with_messages,
+                )
+                for step in self._steps[key]:
+                    if step.error:
+                        log.error("%s: %s %s", Target(*key), step.server, step.error)
 
     @property
     def is_partial(self) -> bool:
