@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+log = logging.getLogger(__name__)
+
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -24,6 +27,26 @@ T = TypeVar("T")
 
 MAX_CONCURRENT = 100
 """Maximum number of concurrent requests; each needs a file descriptor and memory."""
+
+
+def run_loop(main: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine as ``asyncio.run`` does, in an event loop of uvloop if it is installed."""
+    results: list[R] = []
+
+    async def work() -> None:
+        # As the task's result, it would be part of a text that asyncio.Runner's use of
+        # signal.getsignal makes: all of a list of nsqds.
+        results.append(await main)
+
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        asyncio.run(work())
+    else:
+        log.debug("the event loop is uvloop's")
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(work())
+    return results.pop()
 
 
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
@@ -126,6 +149,11 @@ class SharedCall(Generic[T]):
             self._running = asyncio.get_running_loop().create_task(self._call())
             self._running.add_done_callback(self._ended)
         return await asyncio.shield(self._running)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the call is under way."""
+        return self._running is not None
 
     async def close(self) -> None:
         """Cancel the call under way."""

@@ -1,12 +1,13 @@
 """Tasks that one owner begins and ends, and what becomes of their errors."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from nsqtools.tasks import Tasks, call_each, interruptible, is_cancelled, together
+from nsqtools.tasks import Tasks, call_each, interruptible, is_cancelled, run_loop, together
 from tests.support.clock import elapse, virtual
 
 
@@ -100,3 +101,17 @@ async def test_an_error_of_interrupted_work_is_raised_even_if_the_caller_is_canc
     task.cancel()
     with pytest.raises(ValueError, match="a bug"):
         await task
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_commands_run_on_uvloop_if_it_is_installed(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def loop() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    if is_installed:
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert run_loop(loop()).startswith("uvloop" if is_installed else "asyncio")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -12,7 +13,7 @@ from nsqtools.cli.exits import one_line
 from nsqtools.cli.frame import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nsqtools.config.consuming import TailOptions
     from nsqtools.config.records import RecordOptions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 STDOUT = 1
 
 _GAP = "  "
+_PART = 1000  # rows printed together
 _SHORTEST = 12  # least width of a shortened cell
 
 
@@ -36,12 +38,16 @@ class TableLayout(NamedTuple):
 _PLAIN = TableLayout()
 
 
-def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print cells with any text, laid out by ``rows_text``.
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print cells with any text, laid out by ``rows_text``; to a pipe or file, a part at a time.
 
     Unprintable characters in a cell are escaped: they cannot control a terminal or break a row.
     """
-    click.echo(rows_text(header, [[one_line(cell) for cell in row] for row in rows]), nl=False)
+    cells = ([one_line(cell) for cell in row] for row in rows)
+    if sys.stdout.isatty():
+        click.echo(rows_text(header, list(cells)), nl=False)
+    while some := list(islice(cells, _PART)):
+        click.echo(rows_text(header, some), nl=False)
 
 
 def rows_text(
@@ -96,6 +102,20 @@ def print_json(value: object) -> None:
     from json import dumps
 
     click.echo(dumps(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def print_json_list(name: str, items: Iterable[object]) -> None:
+    """Print ``{name: [item, ...]}`` as ``print_json`` does; to a pipe or file, a part at a time."""
+    from json import dumps
+
+    if sys.stdout.isatty():
+        print_json({name: list(items)})
+        return
+    texts, mark = map(dumps, items), f"{{{dumps(name)}: ["
+    while some := list(islice(texts, _PART)):
+        click.echo(mark + ", ".join(some), nl=False)
+        mark = ", "
+    click.echo("]}" if mark == ", " else f"{mark}]}}")
 
 
 def layout_of(form: RecordOptions) -> Layout:

@@ -44,7 +44,7 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
     with suppress(Exception):
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))
-        if values == "check":
+        if values == "code":
             from nsqtools.engine.doctor.findings import BY_CODE
 
             return tuple(BY_CODE)

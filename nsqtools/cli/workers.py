@@ -205,7 +205,9 @@ class _Crew:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LONGEST_ANSWER,
-            process_group=0,  # signals to the parent's group reach workers only through the parent
+            # Signals to the parent's group reach workers only through the parent. uvloop knows no
+            # process_group.
+            preexec_fn=os.setpgrp,
         )
         self._processes[number] = process
         try:

@@ -184,7 +184,7 @@ class DoctorOptions(ServerOptions, TimeoutOptions):
     topic: str = topic_name("Topic to examine.", own=True, default_note="the whole cluster")
     channel: str = channel_name("Channel to examine.", own=True, needs="topic")
     skip: tuple[str, ...] = texts(
-        "Code of findings to leave out; may be repeated.", metavar="CODE", values="check", own=True
+        "Code of findings to leave out; may be repeated.", metavar="CODE", values="code", own=True
     )
     save: str = path(
         "Save what was seen of the whole cluster, for --compare and prune.",

@@ -46,7 +46,7 @@ Kind = Literal[
 ]
 """An ``address`` is HOST:PORT or HOST. A ``url`` may also have a scheme and a path."""
 
-Values = Literal["", "topic", "channel", "node", "profile", "check", "decoder"]
+Values = Literal["", "topic", "channel", "node", "profile", "code", "decoder"]
 
 MASK = "********"
 """Shown instead of a secret."""

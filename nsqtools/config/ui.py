@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 
 from nsqtools.config.connection import read_secret
 from nsqtools.config.consuming import DeadLetterOptions
-from nsqtools.config.option import Options, duration, flag, like, path, text, texts
+from nsqtools.config.option import Option, Options, duration, flag, like, path, text, texts
 from nsqtools.config.records import DECODE
 from nsqtools.errors import ConfigError
 from nsqtools.names import listening_address
@@ -27,22 +28,19 @@ def _base_path(value: str) -> None:
         raise ConfigError(f"{value!r}: expected a path such as /nsq")
 
 
+def _host_name(value: str) -> None:
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", value):
+        raise ConfigError(f"{value!r}: expected a name such as nsq.example.com, without a port")
+
+
+def _header_name(value: str) -> None:
+    if not re.fullmatch(r"[\w-]+", value, re.ASCII):
+        raise ConfigError(f"{value!r}: expected a name such as X-Forwarded-User")
+
+
 def _endpoint(value: str) -> None:
     if not value.startswith(("http://", "https://")):
         raise ConfigError(f"{value!r}: expected http:// or https://")
-
-
-def read_passwords(path: str) -> dict[str, str]:
-    """Return the passwords in a file by user; raises ConfigError naming the faulty line."""
-    where = f"--password-file {path}"
-    found = {}
-    for number, line in enumerate(read_secret(path, where).splitlines(), 1):
-        name, colon, password = line.strip().partition(":")
-        if line.strip() and not (name and colon and password):
-            raise ConfigError(f"{where}: line {number}: expected NAME:PASSWORD")
-        if line.strip():
-            found[name] = password
-    return found
 
 
 class UiOptions(Options):
@@ -63,6 +61,7 @@ class UiOptions(Options):
     server_name: tuple[str, ...] = texts(
         "Further host name by which browsers reach the page, such as the proxy's; may be repeated.",
         metavar="HOST",
+        rule=_host_name,
     )
     password_file: str = path(
         "File with a line NAME:PASSWORD for each user.",
@@ -73,6 +72,7 @@ class UiOptions(Options):
         "Header in which an authenticating proxy names the user, such as X-Forwarded-User. "
         "Requests without it are refused.",
         metavar="HEADER",
+        rule=_header_name,
     )
     admin_user: tuple[str, ...] = texts(
         "User who may make changes; may be repeated.", metavar="NAME", default_note="every user"
@@ -81,8 +81,12 @@ class UiOptions(Options):
     audit_log: str = path(
         "File to which each change is appended as a line of JSON.", metavar="FILE"
     )
-    notification_http_endpoint: str = text(
-        "URL to which each change is sent as JSON, as by nsqadmin.", metavar="URL", rule=_endpoint
+    notification_http_endpoint: str = Option(  # type: ignore[assignment] # as text() does
+        "url",
+        "URL to which each change is sent as JSON, as by nsqadmin.",
+        "",
+        metavar="URL",
+        rule=_endpoint,
     )
     dead_letter_dir: str = like(
         DeadLetterOptions.dead_letter_dir,
@@ -108,3 +112,22 @@ class UiOptions(Options):
         if self.admin_user and not is_guarded:
             text = "--admin-user needs --password-file or --acl-http-header"
             raise ConfigError(text, options=("admin_user",))
+
+
+def read_passwords(options: UiOptions) -> dict[str, str]:
+    """Return the passwords in a file by user.
+
+    Raises ConfigError naming the faulty line, or a user of --admin-user without a line.
+    """
+    where = f"--password-file {options.password_file}"
+    found = {}
+    for number, line in enumerate(read_secret(options.password_file, where).splitlines(), 1):
+        name, colon, password = line.strip().partition(":")
+        if line.strip() and not (name and colon and password):
+            raise ConfigError(f"{where}: line {number}: expected NAME:PASSWORD")
+        if line.strip():
+            found[name] = password
+    for name in options.admin_user:
+        if name not in found:
+            raise ConfigError(f"--admin-user {name}: {where} has no such user")
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
@@ -82,6 +84,30 @@ def parse_time(text: str, now: float = 0.0) -> int:
         raise ConfigError(
             f"{text!r} is not a time: write 2026-11-22T21:00:00Z, or a duration such as 1h30m"
         ) from None
+
+
+def format_time(seconds: float) -> str:
+    """Return a time in seconds since the epoch as UTC; ``-`` for one beyond the calendar."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "-"
+
+
+def format_number(value: float | None) -> str:
+    """Return a count or a rate; ``-`` for an unknown value."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def format_age(seconds: float | None) -> str:
+    """Return an estimated age; ``-`` for an unknown one, infinite if no message leaves."""
+    if seconds is None:
+        return "-"
+    if math.isinf(seconds):
+        return "none leaves"
+    return format_duration(round(seconds)) if seconds >= 1 else "0s"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

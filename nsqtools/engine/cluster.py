@@ -14,6 +14,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.lookup import no_answer
 from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import HTTPError, UnreachableError
+from nsqtools.names import is_ephemeral
 from nsqtools.net.http.api import Deadline
 from nsqtools.net.http.daemons import (
     Answers,
@@ -91,6 +92,10 @@ class Snapshot:
         """The time of this nsqd's answer, in monotonic seconds."""
         return self.times.get(name, self.at)
 
+    def has(self, name: str, topic: str) -> bool:
+        """Whether this nsqd has answered, and has the topic."""
+        return name in self.stats and any(each.name == topic for each in self.stats[name].topics)
+
     def samples(self) -> dict[str, CounterSample | None]:
         """Return the input of Rates by node name; None for a silent node."""
         return {
@@ -129,16 +134,18 @@ class Snapshot:
     def having(self, topic: str, channel: str | None, messages: int | None = None) -> list[Address]:
         """Return the TCP addresses of the answering nsqds that have a topic with this channel.
 
-        An empty ``channel`` means any channel, None that the topic needs none. With ``messages``,
-        only as many nsqds are returned as have this number waiting in the channel, the deepest
-        first: a consumer's RDY is divided evenly, and an nsqd without messages would waste a part.
+        An empty ``channel`` means any that stays when its clients leave, None that the topic needs
+        none. With ``messages``, only as many nsqds are returned as have this number waiting in the
+        channel, the deepest first: a consumer's RDY is divided evenly, and an nsqd without messages
+        would waste a part.
         """
         depths: dict[Address, int] = {}
         for name, stats in self.stats.items():
             tcp = self.nodes[name].tcp
             for each in stats.topics:
                 parts = {part.name: part.depth for part in each.channels}
-                has = channel is None or (channel in parts if channel else bool(parts))
+                stays = not all(map(is_ephemeral, parts))
+                has = channel is None or (channel in parts if channel else stays)
                 if each.name == topic and has and tcp:
                     depths[tcp] = parts.get(channel or "", 0)
         if messages is None:
@@ -149,6 +156,12 @@ class Snapshot:
                 found.append(tcp)
                 messages -= depths[tcp]
         return found
+
+    def taking(self, topic: str) -> list[Address]:
+        """Return the TCP addresses to publish to: of the nsqds with the topic, or of all."""
+        return self.having(topic, None) or [
+            node.tcp for name, node in self.nodes.items() if node.tcp and name in self.stats
+        ]
 
 
 class Cluster:
@@ -226,6 +239,36 @@ class Cluster:
         self._tell(snapshot, answers)
         return snapshot
 
+    async def again(self, snapshot: Snapshot, topic: str) -> Snapshot:
+        """Ask the nsqds of a snapshot that have a topic for this topic, with its consumers.
+
+        Nobody waits for nsqds that were silent: their errors stay.
+        """
+        for name in self._clients.keys() - snapshot.nodes.keys():
+            await self._hang_up(name)
+        nodes = {
+            name: node
+            for name, node in snapshot.nodes.items()
+            if (self._has(node, topic) if name in snapshot.failures else snapshot.has(name, topic))
+        }
+        failures = {name: each for name, each in snapshot.failures.items() if name in nodes}
+        self._deadline.begin(self._timeout)
+        stats, failures = await self._report(nodes, failures, topic, None, clients=True)
+        times = {name: self._clients[name].at for name in stats}
+        at = fmean(times.values()) if times else monotonic()
+        return Snapshot(at, stats, failures, nodes, times=times)
+
+    async def unheld(self, snapshot: Snapshot) -> list[str]:
+        """Return the topics that nsqlookupds know, although no answering nsqd has them.
+
+        Only the nsqlookupds that answered for the snapshot are asked.
+        """
+        clients = [each for each in self._lookupds if not snapshot.lookupds.get(str(each.address))]
+        self._deadline.begin(_PART * self._timeout)
+        answers = await ask_all(clients, lambda client: client.topics())
+        held = {topic.name for stats in snapshot.stats.values() for topic in stats.topics}
+        return sorted({name for names in answers.values for name in names} - held)
+
     async def _look(
         self, topic: str | None, channel: str | None, clients: bool, *, everywhere: bool = False
     ) -> tuple[Snapshot, Answers[list[Registration]]]:
@@ -238,6 +281,24 @@ class Cluster:
             await self._hang_up(name)
         nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
         failures = {name: failed[name] for name in nodes if name in failed}
+        stats, failures = await self._report(nodes, failures, topic, channel, clients=clients)
+        times = {name: self._clients[name].at for name in stats}
+        listed = {str(address): answer for address, answer in answers.answers}
+        lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
+        lookupds |= {str(address): error for address, error in answers.failures}
+        at = fmean(times.values()) if times else monotonic()
+        return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
+
+    async def _report(
+        self,
+        nodes: Mapping[str, Node],
+        silent: Mapping[str, HTTPError],
+        topic: str | None,
+        channel: str | None,
+        *,
+        clients: bool,
+    ) -> tuple[dict[str, NsqdStats], dict[str, HTTPError]]:
+        """Ask all nsqds at once, but not the ``silent``; return answers and errors by name."""
 
         async def report(name: str) -> NsqdStats:
             self._deadline.check(nodes[name].api)
@@ -250,8 +311,8 @@ class Cluster:
                 await self._hang_up(name)
             return answer
 
-        asked = [name for name in nodes if name not in failures]
-        stats: dict[str, NsqdStats] = {}
+        asked = [name for name in nodes if name not in silent]
+        stats, failures = {}, dict(silent)
         for name, answer in zip(asked, await call_each(asked, ask), strict=True):
             if isinstance(answer, HTTPError):
                 failures[name] = answer
@@ -259,12 +320,7 @@ class Cluster:
                 stats[name] = answer
                 if name in self._infos and self._infos[name].start_time != answer.start_time:
                     del self._infos[name]  # nsqd was restarted, perhaps with other options
-        times = {name: self._clients[name].at for name in stats}
-        listed = {str(address): answer for address, answer in answers.answers}
-        lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
-        lookupds |= {str(address): error for address, error in answers.failures}
-        at = fmean(times.values()) if times else monotonic()
-        return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
+        return stats, failures
 
     async def _discover(self) -> tuple[Answers[list[Registration]], dict[str, HTTPError]]:
         """Ask nsqlookupds for nsqds, and given nsqds without a known /info for it.

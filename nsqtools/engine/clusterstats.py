@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
@@ -66,6 +66,19 @@ def topics_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats]]:
     for name, stats in snapshot.stats.items():
         for topic in stats.topics:
             yield name, topic
+
+
+def by_node(snapshot: Snapshot, channel: str) -> list[tuple[str, TopicStats | ChannelStats | None]]:
+    """The numbers of a snapshot's only topic, or of a channel, by nsqd; None for a silent nsqd."""
+    found: list[tuple[str, TopicStats | ChannelStats | None]] = [
+        (name, None) for name in snapshot.failures
+    ]
+    for name, topic in topics_of(snapshot):
+        parts: Sequence[TopicStats | ChannelStats] = [topic]
+        if channel:
+            parts = [part for part in topic.channels if part.name == channel]
+        found += [(name, part) for part in parts]
+    return found
 
 
 def measured(each: TopicStats | ChannelStats) -> Percentiles:

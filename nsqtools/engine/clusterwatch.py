@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.config.units import counted
+from nsqtools.engine.clusterstats import ConsumerRates
 from nsqtools.engine.doctor import findings_of
 from nsqtools.policy.checks import age
 from nsqtools.policy.history import SPACING, History
-from nsqtools.policy.rates import Rates
+from nsqtools.policy.rates import Counters, Rates, Row
 from nsqtools.tasks import SharedCall, end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.engine.cluster import Cluster, Snapshot
+    from nsqtools.engine.clusterstats import ConsumerRow
     from nsqtools.engine.doctor.findings import Finding
-    from nsqtools.policy.rates import ChannelKey, Row
+    from nsqtools.policy.rates import ChannelKey
 
 _MAX_DETAILS = 50  # topics whose consumers are kept until they are asked for again
 
@@ -30,7 +34,8 @@ class TopicLine(NamedTuple):
     """A topic with its channels, over all nsqds that answer; ``missing`` nsqds do not.
 
     Rates are per second, None while unknown. ``oldest`` is the estimated age of the oldest message
-    in seconds, infinite if messages wait and none leaves.
+    in seconds, infinite if messages wait and none leaves. A topic that only nsqlookupd knows is not
+    ``is_held``.
     """
 
     name: str
@@ -40,10 +45,18 @@ class TopicLine(NamedTuple):
     ingress: float | None
     egress: float | None
     oldest: float | None
-    channels: int
     clients: int
     paused: bool
     missing: int
+    is_held: bool
+    keys: Sequence[ChannelKey]
+
+
+class TopicDetail(NamedTuple):
+    """The answers about one topic; rates of consumers are those since the last look at it."""
+
+    snapshot: Snapshot
+    consumers: Sequence[ConsumerRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ class ClusterWatch:
         self.interval = interval
         self.history = History()
         self.picture: Picture
-        """Set by the first poll."""
+        """Set by the first poll, which comes before ``run``."""
         self.polls = 0
         self.poll = SharedCall(self._poll)
         self._cluster = cluster
@@ -83,7 +96,8 @@ class ClusterWatch:
         self._recorded = 0.0
         self._details = details
         self._asking = asyncio.Lock()
-        self._found: dict[str, tuple[float, asyncio.Task[Snapshot]]] = {}
+        self._found: dict[str, tuple[float, asyncio.Task[TopicDetail]]] = {}
+        self._consumers: dict[str, ConsumerRates] = {}
         self._turned = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -93,14 +107,26 @@ class ClusterWatch:
         return f"{len(snapshot.stats)} of {counted(len(snapshot.nodes), 'nsqd')} answering"
 
     async def run(self) -> None:
-        """Poll until ``stop``."""
+        """Poll again after each interval, until ``stop``, or until cancelled, which stops too."""
         loop = asyncio.get_running_loop()
-        while not self._stopping.is_set():
-            next_at = loop.time() + self.interval
+        next_at = loop.time()
+        try:
+            while True:
+                next_at = max(next_at + self.interval, loop.time())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_at):
+                        await self._stopping.wait()
+                        return
+                await self.poll()
+        finally:
+            self.stop()
+
+    async def refresh(self) -> None:
+        """Poll from now on: a poll under way or an earlier look may have asked before a change."""
+        self._found = {topic: (-math.inf, task) for topic, (_, task) in self._found.items()}
+        if self.poll.is_running:
             await self.poll()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(next_at):
-                    await self._stopping.wait()
+        await self.poll()
 
     def stop(self) -> None:
         """End ``run``, and everybody's wait for a turn."""
@@ -118,22 +144,28 @@ class ClusterWatch:
         await self._turned.wait()
         return not self._stopping.is_set()
 
-    async def detail(self, topic: str) -> Snapshot:
-        """Return the answers about one topic, with consumers, at most one interval old."""
+    async def detail(self, topic: str) -> TopicDetail:
+        """Return the answers about one topic, at most one interval old."""
         now = asyncio.get_running_loop().time()
         asked, task = self._found.get(topic, (0.0, None))
         if task is None or task.cancelled() or (task.done() and now - asked > self.interval * 0.9):
             task = asyncio.get_running_loop().create_task(self._ask(topic))
             self._found.pop(topic, None)
             self._found[topic] = now, task
+            self._consumers.setdefault(topic, ConsumerRates())
             for old in [each for each in self._found if self._found[each][1].done()]:
                 if len(self._found) > _MAX_DETAILS:
-                    del self._found[old]
+                    del self._found[old], self._consumers[old]
         return await asyncio.shield(task)
 
-    async def _ask(self, topic: str) -> Snapshot:
+    async def now(self, topic: str) -> Snapshot:
+        """Return new answers about one topic."""
         async with self._asking:  # looks share the deadline of their cluster
-            return await self._details.look(topic, include_clients=True)
+            return await self._details.again(self.picture.snapshot, topic)
+
+    async def _ask(self, topic: str) -> TopicDetail:
+        snapshot = await self.now(topic)
+        return TopicDetail(snapshot, self._consumers[topic].record(snapshot))
 
     async def _poll(self) -> None:
         at = time.time()
@@ -141,7 +173,11 @@ class ClusterWatch:
         found = self._rates.record(snapshot.samples(), snapshot.topics())
         self._record(snapshot)
         rows = {(row.topic, row.channel): row for row in found}
-        topics = [_line(name, list(some)) for name, some in groupby(found, lambda row: row.topic)]
+        silent = Counter(name for each in snapshot.failures for name in snapshot.nodes[each].topics)
+        for name in await self._cluster.unheld(snapshot):
+            rows.setdefault((name, ""), Row(name, "", Counters(), nodes=0, missing=silent[name]))
+        by_topic = groupby(sorted(rows), lambda key: key[0])
+        topics = [_line(name, [rows[key] for key in keys]) for name, keys in by_topic]
         self.picture = Picture(at, snapshot, rows, topics, list(findings_of(snapshot)))
         self.polls += 1
         self._turned.set()
@@ -177,8 +213,9 @@ def _line(name: str, rows: Sequence[Row]) -> TopicLine:
         ingress=own.ingress if own else None,
         egress=None if None in outs else sum(filter(None, outs)),
         oldest=max(known_ages, default=0.0) if len(known_ages) == len(ages) else None,
-        channels=len(channels),
         clients=sum(row.totals.clients for row in channels),
         paused=any(row.totals.paused for row in rows),
         missing=max(row.missing for row in rows),
+        is_held=any(row.is_held for row in rows),
+        keys=[(row.topic, row.channel) for row in rows],
     )

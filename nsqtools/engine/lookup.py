@@ -75,6 +75,7 @@ async def _lookup(client: Lookupd, topic: str) -> Lookup:
     try:
         _check_number(client.address, topic, len(found.producers))
     except ConfigError as error:
+        del found  # the error keeps this frame
         raise HTTPError(str(error), client.address) from error
     return found
 

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 POINTS = 180
 """Number of points kept."""
 SPACING = 20.0
-"""Seconds between two points, so that ``POINTS`` cover an hour."""
+"""Seconds between two points: ``POINTS`` cover an hour, or for some intervals of polls less."""
 
 FIELDS = ("depth", "in_flight", "deferred", "ingress", "egress", "requeues", "timeouts")
 """The recorded numbers: counts, then rates per second."""
+
+_MAX_TOTALS = 500
 
 _NOT_ASKED, _SILENT, _ANSWERED = range(3)
 
@@ -45,6 +47,7 @@ class History:
 
     def __init__(self) -> None:
         self._count = 0
+        self._totals: dict[tuple[tuple[ChannelKey, ...], str], Points] = {}
         self._times = array("d", [math.nan]) * POINTS
         self._nodes: dict[str, bytearray] = {}
         self._series: dict[ChannelKey, dict[str, _Series]] = {}
@@ -54,8 +57,9 @@ class History:
 
         ``at`` is in monotonic seconds.
         """
-        slot = self._count % POINTS
         self._count += 1
+        slot = self._count % POINTS
+        self._totals.clear()
         self._times[slot] = at
         for states in self._nodes.values():
             states[slot] = _NOT_ASKED
@@ -83,53 +87,60 @@ class History:
 
     def of_node(self, key: ChannelKey, node: str, name: str) -> Points:
         """Return a number of a topic or channel on one nsqd; ``name`` is one of ``FIELDS``."""
-        series = self._series.get(key, {}).get(node)
-        slots = self._slots()
-        values = [series.value(slot, self._count, name) if series else None for slot in slots]
-        return Points([self._times[slot] for slot in slots], values)
+        series = self._series.get(key, {}).get(node) or _Series()
+        return self._known(series.at(self._points(), name))
 
     def total(self, keys: Iterable[ChannelKey], name: str) -> Points:
         """Return the sum of a number over topics, channels and nsqds.
 
         The sum is unknown where an nsqd that has one of them was silent, or where it has no rate.
+        It is kept until the next point, because many look at it meanwhile.
         """
-        slots = self._slots()
-        sums: list[float | None] = [None] * len(slots)
-        unknown: set[int] = set()
+        wanted = (*keys,), name
+        if wanted not in self._totals:
+            if len(self._totals) >= _MAX_TOTALS:
+                self._totals.clear()
+            self._totals[wanted] = self._sum(*wanted)
+        return self._totals[wanted]
+
+    def _sum(self, keys: Iterable[ChannelKey], name: str) -> Points:
+        points = self._points()
+        sums: list[float | None] = [None] * len(points)
         for by_node in filter(None, map(self._series.get, keys)):
             for node, series in by_node.items():
                 states = self._nodes[node]
-                for position, slot in enumerate(slots):
-                    value = series.value(slot, self._count, name)
+                for position, value in enumerate(series.at(points, name)):
                     if value is not None:
                         sums[position] = (sums[position] or 0.0) + value
-                    elif states[slot] == _SILENT or series.is_present(slot, self._count):
-                        unknown.add(position)
-        values = [None if position in unknown else each for position, each in enumerate(sums)]
-        return Points([self._times[slot] for slot in slots], values)
+                    elif states[points[position] % POINTS] == _SILENT:
+                        sums[position] = math.nan
+        return self._known(sums)
 
-    def _slots(self) -> list[int]:
-        """Return the used positions of the ring, the oldest first."""
-        return [n % POINTS for n in range(max(0, self._count - POINTS), self._count)]
+    def _points(self) -> range:
+        """Return the numbers of the points kept, counted from 1."""
+        return range(max(0, self._count - POINTS) + 1, self._count + 1)
+
+    def _known(self, values: Sequence[float | None]) -> Points:
+        times = [self._times[point % POINTS] for point in self._points()]
+        return Points(
+            times, [None if each is None or math.isnan(each) else each for each in values]
+        )
 
 
 class _Series:
     """The numbers of a topic or channel on one nsqd. A number without an array was always 0."""
 
-    __slots__ = ("_present", "_values", "last")
+    __slots__ = ("_points", "_values", "last")
 
     def __init__(self) -> None:
         self.last = 0
         """The number of the last point."""
-        self._present = bytearray(POINTS)
+        self._points = array("I", [0]) * POINTS  # the number of the point at each position
         self._values: list[array[float] | None] = [None] * len(FIELDS)
 
     def put(self, count: int, slot: int, row: Row) -> None:
         """Record point number ``count`` at this position."""
-        for skipped in range(max(self.last, count - POINTS), count - 1):
-            self._present[skipped % POINTS] = False
-        self.last = count
-        self._present[slot] = True
+        self.last = self._points[slot] = count
         for position, number in enumerate(numbers_of(row)):
             values = self._values[position]
             if values is None:
@@ -138,16 +149,11 @@ class _Series:
                 values = self._values[position] = array("f", bytes(4 * POINTS))
             values[slot] = math.nan if number is None else number
 
-    def is_present(self, slot: int, count: int) -> bool:
-        """Whether a position has a point, when ``count`` points were added in all."""
-        missed = count - self.last
-        since = (count - 1 - slot) % POINTS
-        return since >= missed and bool(self._present[slot])
-
-    def value(self, slot: int, count: int, name: str) -> float | None:
-        """Return a number at a position; None if it is unknown."""
-        if not self.is_present(slot, count):
-            return None
+    def at(self, points: range, name: str) -> list[float | None]:
+        """Return a number at these points: NaN where it is unknown, None without a point."""
         values = self._values[FIELDS.index(name)]
-        value = values[slot] if values else 0.0
-        return None if math.isnan(value) else value
+        slots = [point % POINTS for point in points]
+        return [
+            None if self._points[slot] != point else values[slot] if values else 0.0
+            for point, slot in zip(points, slots, strict=True)
+        ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nsqtools.policy.rates import ChannelKey, Counters, CounterSample
 
 CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
-"""The first time without a date, in seconds since the epoch."""
+"""The first time that no date can show, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,11 @@ class Row:
     measured: int = 0
 
     @property
+    def is_held(self) -> bool:
+        """Whether an nsqd has it, or may have it."""
+        return bool(self.nodes or self.missing)
+
+    @property
     def whole(self) -> bool:
         """Whether the rates cover the same nsqds as the totals."""
         return self.measured == self.nodes

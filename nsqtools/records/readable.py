@@ -29,10 +29,23 @@ def readable(body: bytes, limit: int) -> ReadableBody:
     if has_controls(text):
         return ReadableBody("bytes", _hex(body, limit))
     try:
-        indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-        return ReadableBody("json", _cut(indented, limit, len(body)))
+        return ReadableBody("json", _cut(_indented(text, limit), limit, len(body)))
     except (ValueError, RecursionError):
         return ReadableBody("text", _cut(text, limit, len(body)))
+
+
+def _indented(text: str, limit: int) -> str:
+    """Indent JSON, up to a bit more than ``limit`` characters.
+
+    The whole may be a thousand times as long as the text: each line has the indent of its depth.
+    """
+    parts, size = [], 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(text)):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            break
+    return "".join(parts)
 
 
 def _hex(body: bytes, limit: int) -> str:

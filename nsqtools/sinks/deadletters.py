@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SUFFIX = ".dead.jsonl"
+MAX_SCAN = 16 << 20
+"""Maximum number of bytes in which ``read_dead_letters`` looks for a text: a second's work."""
 _WRITER = make_writer(Layout("json"))
 _START = b'{"reason":'
 """The start of each dead letter's line."""
@@ -58,25 +60,32 @@ def dead_letter_files(folder: str) -> dict[str, os.stat_result]:
 
 
 def read_dead_letters(
-    path: str, start: int, count: int, max_size: int
+    path: str, start: int, count: int, max_size: int, text: str = ""
 ) -> tuple[list[DeadLetter], int]:
     """Return at most ``count`` dead letters from an offset on, and the offset after them.
 
-    No more than about ``max_size`` bytes are read. A line that is longer is an error, and the file
-    cannot be read beyond it. Raises OSError.
+    Those without ``text`` in the body or the reason, in any case, are left out. Several lines
+    returned have ``max_size`` bytes at most, and about ``MAX_SCAN`` bytes are read. A line longer
+    than that is an error, and the file cannot be read beyond it. Raises OSError.
     """
     found: list[DeadLetter] = []
+    wanted, size = text.encode().lower(), 0
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         file.seek(start)
-        while len(found) < count and file.tell() - start < max_size:
+        while len(found) < count and file.tell() - start < MAX_SCAN:
             offset = file.tell()
-            line = file.readline(max_size)
+            line = file.readline(MAX_SCAN)
             if not line.endswith(b"\n"):  # the end, a line being written, or a line too long
-                if len(line) == max_size:
-                    found.append(DeadLetter(offset, error=f"a line over {max_size} bytes"))
+                if len(line) == MAX_SCAN:
+                    found.append(DeadLetter(offset, error=f"a line over {MAX_SCAN} bytes"))
                 return found, offset
-            found.append(dead_letter(offset, line))
+            each = dead_letter(offset, line)
+            if each.error or wanted in each.body.lower() + each.reason.lower().encode():
+                size += len(line)
+                if found and size > max_size:
+                    return found, offset
+                found.append(each)
         return found, file.tell()
 
 
@@ -88,8 +97,12 @@ def dead_letter(offset: int, line: bytes) -> DeadLetter:
     except RecordError as error:
         return DeadLetter(offset, error=str(error))
     numbers = [envelope.get(name) for name in ("timestamp", "attempts")]
-    timestamp, attempts = (each if type(each) is int else 0 for each in numbers)
-    reason, topic = (str(envelope.get(name, "")) for name in ("reason", "topic"))
+    timestamp, attempts = (
+        each if type(each) is int and 0 <= each < 1 << 63 else 0 for each in numbers
+    )
+    topic = envelope.get("topic")
+    topic = topic if isinstance(topic, str) else ""
+    reason = str(envelope.get("reason", "")).encode(errors="backslashreplace").decode()
     return DeadLetter(offset, body, reason, topic, timestamp, attempts)
 
 

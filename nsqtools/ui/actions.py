@@ -17,16 +17,14 @@ from nsqtools.engine.changes import (
     plan,
     plan_tombstone,
 )
-from nsqtools.errors import ConfigError, NSQError, OutputError
-from nsqtools.names import check_name
-from nsqtools.ui.site import WebPage, visitor_of, why_read_only
+from nsqtools.ui.site import SentForm, WebPage, checked
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
     from nsqtools.engine.changes import Discard, Stages
-    from nsqtools.ui.site import SentForm, Site
+    from nsqtools.ui.site import Site
 
 _VERBS = (*get_args(Verb), "tombstone")
 _LOSING = ("delete", "empty")
@@ -52,31 +50,20 @@ class Wish:
         """Whether messages may be lost, so that the name must be typed."""
         return self.verb in _LOSING
 
-    @property
-    def confirmation(self) -> str:
-        """The name to type."""
-        return self.target.channel or self.target.topic
 
-
-def _wish(verb: str, topic: str, channel: str, nsqd: str) -> Wish:
+def _wish(form: SentForm) -> Wish:
     """Check what a visitor has sent; raises HTTPException."""
+    verb, topic, channel, nsqd = (form[name] for name in ("verb", "topic", "channel", "nsqd"))
     if verb not in _VERBS or (verb == "tombstone" and (channel or not nsqd)):
         raise HTTPException(400, f"no such change: {verb[:20]}")
-    try:
-        check_name("topic", topic)
-        if channel:
-            check_name("channel", channel)
-    except ConfigError as error:
-        raise HTTPException(400, str(error)) from None
-    return Wish(verb, Target(topic, channel), nsqd)
+    return Wish(
+        verb, Target(checked("topic", topic), channel and checked("channel", channel)), nsqd
+    )
 
 
 async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
     """Ask the servers and plan the requests; raises HTTPException if there is nothing to do."""
-    try:
-        found = await survey(site.servers, wish.target.topic)
-    except NSQError as error:
-        raise HTTPException(502, str(error)) from None
+    found = await survey(site.servers, wish.target.topic)
     if wish.verb == "tombstone":
         producer = find_producer(wish.nsqd, found)
         if producer is None or wish.target.topic not in producer.topics:
@@ -96,12 +83,9 @@ async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
 
 async def ask(site: Site, request: Request) -> WebPage:
     """Show what a change would do, with a form to confirm it."""
-    query, visitor = request.query_params, visitor_of(request)
-    wish = _wish(
-        query.get("verb", ""), query.get("topic", ""), query.get("channel", ""),
-        query.get("nsqd", ""),
-    )  # fmt: skip
-    found, stages = await _prepare(site, wish)
+    wish = _wish(SentForm(request.query_params))
+    async with site.looking():
+        found, stages = await _prepare(site, wish)
     discard: Discard = "channels" if wish.verb == "delete" else "messages"
     context = {
         "wish": wish,
@@ -109,35 +93,26 @@ async def ask(site: Site, request: Request) -> WebPage:
         "steps": [step for steps in stages for step in steps],
         "nodes": [each.node.name for each in found.holdings if each.has(wish.target)],
         "silent": [each.node.name for each in found.holdings if each.may_have(wish.target)],
-        "refusal": "" if visitor.may_change else why_read_only(site, visitor),
     }
     return WebPage("change.html", context, live=False)
 
 
 async def change(site: Site, request: Request, form: SentForm) -> Response:
     """Carry out a confirmed change, log it, and show the outcome on each server."""
-    wish = _wish(form["verb"], form["topic"], form["channel"], form["nsqd"])
-    if wish.loses and form["confirm"] != wish.confirmation:
-        text = f"nothing was done: type the name {wish.confirmation} to {wish.verb} it"
-        raise HTTPException(409, text)
+    wish = _wish(form)
+    name = wish.target.names[-1]
+    if wish.loses and form["confirm"] != name:
+        raise HTTPException(409, f"nothing was done: type the name {name} to {wish.verb} it")
     _, stages = await _prepare(site, wish)
     names = {"topic": wish.target.topic, "channel": wish.target.channel, "node": wish.nsqd}
-    try:
-        site.audit.record(request, wish.action, **names)
-    except OutputError as error:
-        raise HTTPException(500, f"nothing was done: {error}") from None
+    await site.audit.record(request, wish.action, "begun", **names)
     taken = await carry_out(site.servers, stages)
     outcome = [
         {"server": step.name, "error": str(step.error or ""), "note": step.note} for step in taken
     ]
-    try:
-        site.audit.record(request, f"{wish.action}: done", **names, servers=outcome)
-    except OutputError as error:
-        raise HTTPException(500, f"it was done, but not logged: {error}") from None
-    await site.audit.notify(request, wish.action, **names)
-    await site.watch.poll()
-    is_failed = any(step.error for step in taken)
-    page = WebPage(
-        "outcome.html", {"wish": wish, "taken": taken}, live=False, status=502 if is_failed else 200
-    )
-    return site.respond(page, request)
+    site.audit.notify(request, wish.action, **names)
+    await site.audit.record(request, wish.action, "done", **names, servers=outcome)
+    await site.watch.refresh()
+    status = 502 if any(step.error for step in taken) else 200
+    context = {"wish": wish, "taken": taken}
+    return site.respond(WebPage("outcome.html", context, live=False, status=status), request)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import RedirectResponse
+from starlette.routing import Mount, Route, Router
+from starlette.staticfiles import StaticFiles
 
+from nsqtools.errors import NSQError
 from nsqtools.ui.access import AccessGuard
 from nsqtools.ui.actions import ask, change
 from nsqtools.ui.overview import doctor, nodes, overview, topic
@@ -18,6 +20,7 @@ from nsqtools.ui.site import FILES, posted, viewed
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.routing import BaseRoute
 
     from nsqtools.ui.site import Site
@@ -37,30 +40,25 @@ _VIEWS = {
 }
 _FORMS = {"/change": change, "/edit": edit, "/publish": publish}
 _SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
-_FILES = {"/ui.js": "text/javascript", "/ui.css": "text/css"}
 
 
 def application(site: Site) -> AccessGuard:
     """Return the ASGI application; every request passes the guard first."""
-    readers_too = posted(site, sample, changes=False)
     routes: list[BaseRoute] = [
         *(Route(path, viewed(site, view), methods=["GET"]) for path, view in _VIEWS.items()),
         *(Route(path, posted(site, view), methods=["POST"]) for path, view in _FORMS.items()),
-        *(Route(path, readers_too, methods=["POST"]) for path in _SAMPLES),
-        *(Route(path, partial(_file, path)) for path in _FILES),
+        *(Route(path, posted(site, sample, changes=False), methods=["POST"]) for path in _SAMPLES),
+        Mount("/static", StaticFiles(directory=FILES / "static")),
     ]
     if site.base:
-        routes = [Route(site.base, RedirectResponse(site.url())), Mount(site.base, routes=routes)]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: partial(_refused, site)})
+        pages = Mount(site.base, Router(routes, redirect_slashes=False))
+        routes = [Route(site.base, RedirectResponse(site.url())), pages]
+    refused = partial(_refused, site)
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refused, NSQError: refused})
     app.router.redirect_slashes = False
     return AccessGuard(app, site.options)
 
 
-async def _file(path: str, request: Request) -> Response:
-    return Response((FILES / f"static{path}").read_bytes(), media_type=_FILES[path])
-
-
 async def _refused(site: Site, request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = "there is no such page" if error.detail == "Not Found" else error.detail
-    return site.notice(request, text, error.status_code)
+    text, status = getattr(error, "detail", str(error)), getattr(error, "status_code", 502)
+    return site.notice(request, "there is no such page" if text == "Not Found" else text, status)

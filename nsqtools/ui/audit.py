@@ -7,28 +7,27 @@ import json
 import logging
 import os
 import time
+from functools import partial
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import OutputError
+from starlette.exceptions import HTTPException
+
+from nsqtools.errors import NSQError
 from nsqtools.net.http.api import post_json
-from nsqtools.net.http.client import DialError
-from nsqtools.net.http.wire import ReplyError
 from nsqtools.sinks.files.disk import named_option
+from nsqtools.tasks import Tasks
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nsqtools.config.ui import UiOptions
-    from nsqtools.ui.access import Visitor
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT = 5.0
-
 
 class Audit:
-    """Writes an entry per change.
+    """Writes an entry before and after each change.
 
     Raises ConfigError if the audit log cannot be written.
     """
@@ -36,60 +35,60 @@ class Audit:
     def __init__(self, options: UiOptions) -> None:
         self._path = os.path.abspath(options.audit_log) if options.audit_log else ""
         self._endpoint = options.notification_http_endpoint
+        self._telling = Tasks(partial(log.error, "--notification-http-endpoint: %r"))
         if self._path:
             with named_option("--audit-log", self._path):
-                os.close(self._open())
+                self._append(b"")
 
-    def record(self, request: Request, action: str, **facts: Any) -> None:
-        """Append an entry: who did what, when, from where, and the ``facts``.
+    async def record(self, request: Request, action: str, state: str, **facts: Any) -> None:
+        """Append an entry: who did what, when, from where, and the ``facts``; raises HTTPException.
 
-        Raises OutputError; call this before a change, so that no change goes without an entry.
+        The ``state`` is "begun" before a change, which is not made without an entry, then "done".
         """
-        visitor: Visitor = request.scope["state"]["visitor"]
         entry = {
             "at": round(time.time(), 3),
-            "user": visitor.name,
+            "user": request.state.visitor.name,
             "remote": request.client.host if request.client else "",
             "action": action,
+            "state": state,
             **facts,
         }
-        log.info("%s", json.dumps(entry))
-        if not self._path:
-            return
+        text = json.dumps(entry)
+        log.info("%s", text)
         try:
-            fd = self._open()
-            try:
-                os.write(fd, json.dumps(entry).encode() + b"\n")
-            finally:
-                os.close(fd)
+            if self._path:
+                await asyncio.to_thread(self._append, f"{text}\n".encode())
         except OSError as error:
-            raise OutputError(f"--audit-log {self._path}: {error.strerror}") from error
+            done = "nothing was done" if state == "begun" else "it was done, but not logged"
+            text = f"{done}: --audit-log {self._path}: {error.strerror}"
+            raise HTTPException(500, text) from None
 
-    def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        return os.open(self._path, flags, 0o640)
+    def _append(self, line: bytes) -> None:
+        with open(self._path, "ab", opener=partial(os.open, mode=0o640)) as file:
+            file.write(line)
 
-    async def notify(self, request: Request, action: str, **names: str) -> None:
-        """Send nsqadmin's AdminAction (nsqadmin/notify.go) to the endpoint; a failure is logged."""
+    def notify(self, request: Request, action: str, **names: str) -> None:
+        """Begin to send nsqadmin's AdminAction (nsqadmin/notify.go) to the endpoint."""
         if not self._endpoint:
             return
-        visitor: Visitor = request.scope["state"]["visitor"]
         body = {
             "action": action,
             **{name: value for name, value in names.items() if value},
             "timestamp": int(time.time()),
-            "user": visitor.name,
+            "user": request.state.visitor.name,
             "remote_ip": request.client.host if request.client else "",
             "user_agent": request.headers.get("user-agent", ""),
             "url": str(request.url),
             "via": gethostname(),
         }
+        self._telling.begin(self._tell(json.dumps(body).encode()))
+
+    async def _tell(self, body: bytes) -> None:
         try:
-            async with asyncio.timeout(_TIMEOUT):
-                status = await post_json(self._endpoint, json.dumps(body).encode())
-        except (DialError, ReplyError, TimeoutError) as error:
-            text = str(error) or "no response"
-            log.error("--notification-http-endpoint %s: %s", self._endpoint, text)
-            return
-        if not 200 <= status < 300:
-            log.error("--notification-http-endpoint %s: status %d", self._endpoint, status)
+            await post_json(self._endpoint, body)
+        except NSQError as error:
+            log.error("--notification-http-endpoint: %s", error)
+
+    async def close(self) -> None:
+        """Wait a moment for the endpoint's answers."""
+        await self._telling.wait(within=1)

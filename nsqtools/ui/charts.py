@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 HOUR = POINTS * SPACING
 _SHORTEST = 60.0
+_MAX_NODES = 7  # more lines could not be told apart
 WIDTH, HEIGHT = 480, 96
 SPARK_WIDTH, SPARK_HEIGHT = 96, 20
 
@@ -47,12 +48,12 @@ class Chart(NamedTuple):
 
 
 def charts(history: History, key: ChannelKey, at: float, row: Row) -> list[Chart]:
-    """Return the charts of a topic or channel: the sum, and a line for each of several nsqds.
+    """Return the charts of a topic or channel: the sum, and a line for each of a few nsqds.
 
     The sum ends with the newest numbers, ``row`` at the time ``at``.
     """
     names = list(_TITLES) if key[1] else ["depth", "ingress"]
-    nodes = history.nodes(key)
+    nodes = history.nodes(key)[:_MAX_NODES]
     found = []
     for name in names:
         times, values = history.total([key], name)

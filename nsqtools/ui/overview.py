@@ -2,73 +2,71 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
 from nsqtools.config.connection import ExaminedConfig
-from nsqtools.engine.clusterstats import latencies, topics_of
+from nsqtools.config.units import counted
+from nsqtools.engine.administration import survey
+from nsqtools.engine.changes import Target
+from nsqtools.engine.clusterstats import by_node, latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
-from nsqtools.names import is_valid_name
 from nsqtools.policy.checks import age
 from nsqtools.ui.charts import charts, spark
-from nsqtools.ui.site import WebPage, name_in
+from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from starlette.requests import Request
 
-    from nsqtools.engine.cluster import Snapshot
-    from nsqtools.engine.clusterwatch import TopicLine
-    from nsqtools.policy.rates import ChannelKey
+    from nsqtools.policy.rates import Row
     from nsqtools.ui.site import Site
 
 _PER_PAGE = 50
 _MAX_FINDINGS = 20
-_MAX_CLIENTS = 500
-_MAX_CHANNELS = 500
+_MAX_ROWS = 500
 _DOCTOR_TIMEOUT = 8.0
 
-SORTS: dict[str, Callable[[TopicLine], float | str | None]] = {
-    "topic": lambda line: line.name,
-    "depth": lambda line: line.depth,
-    "in_flight": lambda line: line.in_flight,
-    "deferred": lambda line: line.deferred,
-    "in": lambda line: line.ingress,
-    "out": lambda line: line.egress,
-    "oldest": lambda line: line.oldest,
-    "clients": lambda line: line.clients,
+COLUMNS = {
+    "name": "Topic",
+    "depth": "Waiting",
+    "in_flight": "In flight",
+    "deferred": "Deferred",
+    "ingress": "In/s",
+    "egress": "Out/s",
+    "oldest": "Oldest, about",
+    "clients": "Consumers",
 }
-"""How topics can be sorted: names from the first, numbers from the highest."""
+"""The numbers of TopicLine by which topics can be sorted, with their titles."""
 
 
 async def overview(site: Site, request: Request) -> WebPage:
     """Show all topics, filtered, sorted and in portions, and what doctor finds."""
     picture, query = site.watch.picture, request.query_params
-    text, sort = query.get("q", "")[:100], query.get("sort", "depth")
-    value = SORTS.get(sort, SORTS["depth"])
+    text, sort = query.get("q", "")[:100], query.get("sort", "")
+    sort = sort if sort in COLUMNS else "depth"
+    value = attrgetter(sort)
     found = [line for line in picture.topics if text.lower() in line.name.lower()]
     known = [line for line in found if value(line) is not None]
-    known.sort(key=value, reverse=sort != "topic")  # type: ignore[arg-type] # one type each
+    known.sort(key=value, reverse=sort != "name")  # names from the first, numbers from the highest
     found = [*known, *(line for line in found if value(line) is None)]
     pages = max(1, -(-len(found) // _PER_PAGE))
-    number = min(pages, int(query.get("page", "")) if query.get("page", "").isdecimal() else 1)
-    start = _PER_PAGE * (max(number, 1) - 1)
+    wanted = query.get("page", "")[:9]
+    number = max(1, min(pages, int(wanted) if wanted.isdecimal() else 1))
+    start = _PER_PAGE * (number - 1)
     shown = found[start : start + _PER_PAGE]
-    keys: dict[str, list[ChannelKey]] = {line.name: [] for line in shown}
-    for key in picture.rows:
-        if key[0] in keys:
-            keys[key[0]].append(key)
     context = {
-        "lines": [(line, spark(site.watch.history, keys[line.name], "depth")) for line in shown],
+        "lines": [(line, spark(site.watch.history, line.keys, "depth")) for line in shown],
         "count": len(found),
         "pages": pages,
-        "page": max(number, 1),
+        "page": number,
         "q": text,
         "sort": sort,
-        "sorts": list(SORTS),
+        "columns": COLUMNS,
         "findings": picture.findings[:_MAX_FINDINGS],
         "more_findings": len(picture.findings) - _MAX_FINDINGS,
     }
@@ -79,53 +77,37 @@ async def topic(site: Site, request: Request) -> WebPage:
     """Show a topic or one of its channels: charts, numbers by nsqd, channels or consumers."""
     name, channel = name_in(request, "topic"), name_in(request, "channel")
     picture = site.watch.picture
-    row = picture.rows.get((name, channel))
+    row, own = (picture.rows.get((name, each)) for each in (channel, ""))
+    listed: list[Row] = []
+    if own and not own.is_held:  # only nsqlookupd knows it, with channels that no nsqd has
+        async with site.looking():
+            known = (await survey(site.servers, name)).channels
+        listed = [replace(own, channel=each) for each in sorted(known)]
+        row = row or next((each for each in listed if each.channel == channel), None)
     if row is None:
-        what = f"channel {channel} of topic {name}" if channel else f"topic {name}"
-        silent = f"; no answer from {len(picture.silent)} servers" if picture.silent else ""
-        raise HTTPException(404, f"no answering nsqd has {what}{silent}")
-    snapshot = await site.watch.detail(name)
-    clients = [
-        (node, client)
-        for node, found in topics_of(snapshot)
-        for each in found.channels
-        if channel and each.name == channel
-        for client in each.clients
-    ]
-    channels = [
-        (each, age(each)) for key, each in picture.rows.items() if key[0] == name and key[1]
-    ]
+        silent = "; no answer from " + counted(len(picture.silent), "server")
+        text = f"no answering nsqd has {Target(name, channel)}"
+        raise HTTPException(404, text + silent if picture.silent else text)
+    snapshot, consumers = await site.watch.detail(name)
+    clients = [each for each in consumers if each.channel == channel]
+    held = [each for key, each in picture.rows.items() if key[0] == name and key[1]]
+    channels = [(each, age(each)) for each in held or listed]
     context = {
         "topic": name,
         "channel": channel,
         "row": row,
         "oldest": age(row),
         "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
-        "nodes": _by_node(snapshot, name, channel),
-        "channels": [] if channel else channels[:_MAX_CHANNELS],
-        "more_channels": 0 if channel else len(channels) - _MAX_CHANNELS,
-        "clients": clients[:_MAX_CLIENTS],
-        "more_clients": len(clients) - _MAX_CLIENTS,
+        "nodes": by_node(snapshot, channel),
+        "channels": [] if channel else channels[:_MAX_ROWS],
+        "more_channels": 0 if channel else len(channels) - _MAX_ROWS,
+        "clients": clients[:_MAX_ROWS],
+        "more_clients": len(clients) - _MAX_ROWS,
         "latencies": latencies(snapshot).get((name, channel), ()),
         "findings": [each for each in picture.findings if each.topic == name],
         "silent": [str(error) for error in snapshot.failures.values()],
     }
-    return WebPage("topic.html", context)
-
-
-def _by_node(snapshot: Snapshot, topic: str, channel: str) -> list[tuple[str, object]]:
-    """Return the numbers of a topic or channel on each nsqd that has it; None for a silent nsqd."""
-    found: list[tuple[str, object]] = []
-    for name in snapshot.nodes:
-        if name not in snapshot.stats:
-            found.append((name, None))
-            continue
-        for each in snapshot.stats[name].topics:
-            parts: Sequence[object] = [each]
-            if channel:
-                parts = [part for part in each.channels if part.name == channel]
-            found += [(name, part) for part in parts if each.name == topic]
-    return found
+    return WebPage("topic.html", context, live=not listed)
 
 
 async def nodes(site: Site, request: Request) -> WebPage:
@@ -136,16 +118,22 @@ async def nodes(site: Site, request: Request) -> WebPage:
         for name, node in snapshot.nodes.items()
     ]
     chosen = snapshot.nodes.get(request.query_params.get("nsqd", ""))
-    held = snapshot.stats[chosen.name].topics if chosen and chosen.name in snapshot.stats else ()
-    names = sorted({*chosen.topics, *(each.name for each in held)}) if chosen else []
-    return WebPage("nodes.html", {"nodes": found, "chosen": chosen, "names": names})
+    stats = snapshot.stats.get(chosen.name) if chosen else None
+    held = {each.name: each for each in stats.topics} if stats else {}
+    context = {
+        "nodes": found,
+        "listings": Counter(each.tcp for some in snapshot.listed.values() for each in some),
+        "chosen": chosen,
+        "held": held,
+        "names": sorted({*chosen.topics, *held}) if chosen else [],
+    }
+    return WebPage("nodes.html", context)
 
 
 async def doctor(site: Site, request: Request) -> WebPage:
     """Examine a topic or channel as ``nsqtools doctor`` does."""
     name, channel = request.query_params.get("topic", ""), request.query_params.get("channel", "")
-    if not is_valid_name(name) or (channel and not is_valid_name(channel)):
-        raise HTTPException(404, "no topic or channel can have this name")
+    name, channel = checked("topic", name), channel and checked("channel", channel)
     question = Question(
         topic=name,
         channel=channel,
@@ -154,7 +142,7 @@ async def doctor(site: Site, request: Request) -> WebPage:
         urls=site.servers.nsqds,
         timeout=_DOCTOR_TIMEOUT,
     )
-    async with site.lookers:
+    async with site.looking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))
     context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
     return WebPage("doctor.html", context, live=False)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.lookup import Backlog
@@ -21,7 +21,7 @@ from nsqtools.sinks.threads import as_output_error
 from nsqtools.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from nsqtools.config.connection import ConsumerConfig, ProducerConfig
     from nsqtools.engine.connector import Subscription
@@ -47,7 +47,12 @@ class PublishedEntry(NamedTuple):
 
 
 class Republication:
-    """Messages on their way to ``topic``; each has its ``origin``, such as an nsqd and an id."""
+    """Messages on their way to ``topic``; each has its ``origin``, such as an nsqd and an id.
+
+    The form that asked for them has a ``nonce`` of its own, so that it is sent only once.
+    """
+
+    nonce = ""
 
     def __init__(self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float) -> None:
         self.topic = topic
@@ -201,10 +206,10 @@ class Republications:
         """Whether no further job may begin until one has ended."""
         return len(self._tasks) >= _MAX_RUNNING
 
-    def begin(self, job: Republication, nsqds: Sequence[Address], config: ProducerConfig) -> None:
-        """Run a job in the background."""
+    def begin(self, job: Republication, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work of a job in the background."""
         self.jobs.appendleft(job)
-        self._tasks.begin(job.run(nsqds, config))
+        self._tasks.begin(work)
 
     async def close(self) -> None:
         """End all jobs; the messages that are left are not published."""

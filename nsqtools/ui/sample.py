@@ -7,6 +7,8 @@ import base64
 import json
 import os
 import random
+import secrets
+from hashlib import sha256
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +19,7 @@ from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerCon
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import ConfigError, NSQError, OutputError
-from nsqtools.names import is_valid_name
-from nsqtools.proto.messages import Message
+from nsqtools.errors import ConfigError
 from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
@@ -32,7 +32,7 @@ from nsqtools.ui.republication import (
     Republication,
     lines_published,
 )
-from nsqtools.ui.site import WebPage, name_in, visitor_of, why_read_only
+from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from nsqtools.names import Address
+    from nsqtools.proto.messages import Message
+    from nsqtools.sinks.deadletters import DeadLetter
     from nsqtools.ui.site import SentForm, Site
 
 MAX_MESSAGES = 100
 _MAX_SHOWN = 64 << 10
-_MAX_BYTES = 2 << 20  # of the messages of a page, so that a form can send them back
+_MAX_BYTES = 768 << 10  # of the messages of a page: a form has them in base64 and percent-encoded
 _IDLE = 2.0
 
 
@@ -53,11 +55,11 @@ class ShownMessage(NamedTuple):
     """A message as a page shows it; ``pick`` sends it back in a form.
 
     ``command`` publishes the message again. ``reason`` is that of a dead letter. ``note`` tells
-    whether the body was decoded.
+    whether the body was decoded. A message too large for a form has no ``pick``.
     """
 
     origin: str
-    message: Message
+    message: Message | DeadLetter
     readable: ReadableBody
     pick: str
     command: str
@@ -66,7 +68,12 @@ class ShownMessage(NamedTuple):
 
 
 def shown(
-    site: Site, topic: str, origin: str, message: Message, text: bytes | None, reason: str = ""
+    site: Site,
+    topic: str,
+    origin: str,
+    message: Message | DeadLetter,
+    text: bytes | None,
+    reason: str = "",
 ) -> ShownMessage:
     """Return a message with its body, or the decoded ``text`` of it, in a readable form."""
     encoded = base64.b64encode(message.body).decode()
@@ -77,28 +84,20 @@ def shown(
     note = ""
     if site.decoder:
         note = "did not decode" if text is None else "decoded"
-    return ShownMessage(
-        origin, message, found, json.dumps([origin, encoded]), command, reason, note
-    )
+    pick = json.dumps([origin, encoded]) if len(message.body) <= _MAX_BYTES else ""
+    return ShownMessage(origin, message, found, pick, command, reason, note)
 
 
-async def sample_form(site: Site, request: Request) -> WebPage:
-    """Offer to look at the messages of a channel, or at copies of a topic's new messages."""
-    return _sample_page(site, request)
-
-
-def _sample_page(site: Site, request: Request, **found: Any) -> WebPage:
+async def sample_form(site: Site, request: Request, **found: Any) -> WebPage:
+    """Offer to look at the messages of a channel, or at copies of a topic's; show those found."""
     topic, channel = name_in(request, "topic"), name_in(request, "channel")
     row = site.watch.picture.rows.get((topic, channel))
     if row is None:
         raise HTTPException(404, "no answering nsqd has it")
-    visitor = visitor_of(request)
-    refusal = "" if visitor.may_change else why_read_only(site, visitor)
     context: dict[str, Any] = {
         "topic": topic,
         "channel": channel,
         "row": row,
-        "refusal": refusal,
         "messages": None,
         "count": "10",
         "q": "",
@@ -114,28 +113,29 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     """Receive messages, give them back, and show those that the filters let through.
 
     A channel is only looked at by visitors who may change things: it costs an attempt. A copy of a
-    topic comes through an ephemeral channel on nsqds where the topic has another channel: the first
-    channel would take the messages waiting in the topic.
+    topic comes through an ephemeral channel on nsqds where the topic has a channel that stays: the
+    first channel would take the messages waiting in the topic, and nsqd would drop them with it.
     """
     topic, channel = name_in(request, "topic"), name_in(request, "channel")
-    visitor, count = visitor_of(request), int(form.number("count", 10, 1, MAX_MESSAGES))
-    if channel and not visitor.may_change:
-        text = f"looking at a channel costs each message an attempt; {why_read_only(site, visitor)}"
+    count, refusal = int(form.number("count", 10, 1, MAX_MESSAGES)), request.state.visitor.refusal
+    if channel and refusal:
+        text = f"looking at a channel costs each message an attempt; {refusal}"
         raise HTTPException(403, text)
-    snapshot = site.watch.picture.snapshot
-    nsqds = snapshot.having(topic, channel, count if channel else None)
-    if not nsqds:
-        text = "no channel" if not channel and snapshot.having(topic, None) else "no reachable nsqd"
-        raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
-    _record(site, request, "peek_channel" if channel else "copy_topic", topic, channel)
-    async with site.lookers:
+    async with site.looking():
+        snapshot = await site.watch.now(topic)  # the picture may be older than a deletion
+        nsqds = snapshot.having(topic, channel, count if channel else None)
+        if not nsqds:
+            is_known = not channel and snapshot.having(topic, None)
+            text = "no channel that stays" if is_known else "no reachable nsqd"
+            raise HTTPException(409, f"topic {topic} has {text}: there is nothing to look at")
+        names = {"topic": topic, "channel": channel}
+        action = "peek_channel" if channel else "copy_topic"
+        await site.audit.record(request, action, "begun", **names)
         found = await _receive(site, topic, channel, nsqds, count)
-    try:
+        await site.audit.record(request, action, "done", **names, received=len(found))
         texts = await _texts(site, [message.body for _, message in found])
         candidates = [(*each, text) for each, text in zip(found, texts, strict=True)]
         kept = await _filtered(candidates, form["q"], form["jq"])
-    except ConfigError as error:
-        raise HTTPException(400, str(error)) from None
     messages: list[ShownMessage] = []
     size = 0
     for nsqd, message, decoded in kept:
@@ -143,7 +143,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         if size <= _MAX_BYTES or not messages:
             origin = f"{nsqd} {message.id.decode('latin-1')}"
             messages.append(shown(site, topic, origin, message, decoded))
-    page = _sample_page(
+    page = await sample_form(
         site, request, messages=messages, received=len(found), left_out=len(kept) - len(messages),
         count=str(count), q=form["q"], jq=form["jq"],
     )  # fmt: skip
@@ -157,10 +157,7 @@ async def _receive(
     values = {**vars(site.config), "max_in_flight": count, "max_in_flight_bytes": 8 << 20}
     stop = StopOptions(idle_timeout=_IDLE, max_duration=_IDLE if channel else 5 * _IDLE)
     name = channel or f"ui{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-    try:
-        await Runner([topic], name, glimpse, ConsumerConfig(**values), nsqds=nsqds, stop=stop).run()
-    except NSQError as error:
-        raise HTTPException(502, str(error)) from None
+    await Runner([topic], name, glimpse, ConsumerConfig(**values), nsqds=nsqds, stop=stop).run()
     return glimpse.found
 
 
@@ -168,16 +165,13 @@ async def _texts(site: Site, bodies: Sequence[bytes]) -> list[bytes | None]:
     """Return the JSON texts of bodies, None for each that does not decode."""
     if not site.decoder:
         return [None] * len(bodies)
-    try:
-        return await asyncio.to_thread(site.decoder.decode_all, bodies)
-    except NSQError as error:
-        raise HTTPException(502, str(error)) from None
+    return await asyncio.to_thread(site.decoder.decode_all, bodies)
 
 
 async def _filtered(
     found: Sequence[tuple[Address, Message, bytes | None]], text: str, program: str
 ) -> list[tuple[Address, Message, bytes | None]]:
-    """Return the messages with a text, and whose JSON fulfils a jq program; raises ConfigError.
+    """Return the messages with a text, and whose JSON fulfils a jq program.
 
     Both are looked for in the decoded text of a message, if there is one.
     """
@@ -185,23 +179,11 @@ async def _filtered(
     kept = [(each, body) for each, body in kept if text.encode().lower() in body.lower()]
     if not program:
         return [each for each, _ in kept]
-    readable = []
-    for each, body in kept:
-        try:
-            readable.append((each, body.decode()))
-        except UnicodeDecodeError:
-            continue
-    positions = await fulfilling(program, [body for _, body in readable])
-    return [readable[position][0] for position in positions]
-
-
-def _record(
-    site: Site, request: Request, action: str, topic: str, channel: str, **facts: Any
-) -> None:
+    texts = [body.decode(errors="replace") for _, body in kept]
     try:
-        site.audit.record(request, action, topic=topic, channel=channel, **facts)
-    except OutputError as error:
-        raise HTTPException(500, f"nothing was done: {error}") from None
+        return [kept[position][0] for position in await fulfilling(program, texts)]
+    except ConfigError as error:
+        raise HTTPException(400, str(error)) from None
 
 
 async def dead(site: Site, request: Request) -> WebPage:
@@ -216,13 +198,14 @@ async def dead(site: Site, request: Request) -> WebPage:
             return WebPage("dead.html", {"files": sorted(files.items()), "file": ""}, live=False)
         if name not in files or not start.isdecimal() or len(start) > 18:
             raise HTTPException(404, "there is no such file of dead letters")
+        path, wanted = os.path.join(folder, name), "" if site.decoder else q
         letters, end = await asyncio.to_thread(
-            read_dead_letters, os.path.join(folder, name), int(start), MAX_MESSAGES, _MAX_BYTES
+            read_dead_letters, path, int(start), MAX_MESSAGES, _MAX_BYTES, wanted
         )
     except OSError as error:
         raise HTTPException(500, f"{folder}: {error.strerror}") from None
     size = site.config.max_msg_size
-    published = await asyncio.to_thread(lines_published, os.path.join(folder, name), size)
+    published = await asyncio.to_thread(lines_published, path, size)
     topic = name.removesuffix(SUFFIX)
     usable = [each for each in letters if not each.error]
     texts = await _texts(site, [each.body for each in usable])
@@ -231,7 +214,7 @@ async def dead(site: Site, request: Request) -> WebPage:
             site,
             topic,
             f"{name} byte {each.offset}",
-            Message(b"", each.body, each.timestamp, each.attempts),
+            each,
             text,
             f"{each.reason} (published again)" if covers(published, each.offset) else each.reason,
         )
@@ -240,7 +223,6 @@ async def dead(site: Site, request: Request) -> WebPage:
     ]
     context = {
         "file": name,
-        "files": [],
         "messages": messages,
         "target": topic,
         "source": name,
@@ -254,7 +236,7 @@ async def dead(site: Site, request: Request) -> WebPage:
 async def edit(site: Site, request: Request, form: SentForm) -> Response:
     """Show the chosen messages, to be edited before they are published again."""
     picked = []
-    for pick, (origin, body) in zip(form.all("pick"), _picks(form), strict=True):
+    for pick, (origin, body) in zip(form.getlist("pick"), _picks(form), strict=True):
         kind, text = readable(body, _MAX_SHOWN)
         is_text = kind != "bytes"
         picked.append((origin, len(body), pick, body.decode() if is_text else text, is_text))
@@ -262,6 +244,7 @@ async def edit(site: Site, request: Request, form: SentForm) -> Response:
     context = {
         "picked": picked,
         "target": form["target"],
+        "nonce": secrets.token_hex(),
         "source": source,
         "is_channel": "/" in source,
         "finishes": source.partition("/")[0].endswith(DEAD),
@@ -271,7 +254,7 @@ async def edit(site: Site, request: Request, form: SentForm) -> Response:
 
 def _picks(form: SentForm) -> list[tuple[str, bytes]]:
     try:
-        picks = [json.loads(each) for each in form.all("pick")]
+        picks = [json.loads(each) for each in form.getlist("pick")]
         found = [(str(origin), base64.b64decode(body, validate=True)) for origin, body in picks]
     except (ValueError, TypeError):
         raise HTTPException(400, "the chosen messages are not usable") from None
@@ -282,28 +265,42 @@ def _picks(form: SentForm) -> list[tuple[str, bytes]]:
 
 async def publish(site: Site, request: Request, form: SentForm) -> Response:
     """Begin to publish messages, and show the log."""
-    topic, rate = form["topic"], form.number("rate", 10, 0.01, 10000)
-    if not is_valid_name(topic):
-        raise HTTPException(400, "nothing was done: no topic can have this name")
+    topic, rate = checked("topic", form["topic"]), form.number("rate", 10, 0.01, 10000)
     messages = [
-        (origin, _edited(body, *form.all(f"text{position}")))
+        (origin, _edited(body, form.getlist(f"text{position}"), position))
         for position, (origin, body) in enumerate(_picks(form))
     ]
     job = await _job(site, form, topic, messages, rate)
-    snapshot = site.watch.picture.snapshot
-    nsqds = snapshot.having(topic, None) or [
-        node.tcp for name, node in snapshot.nodes.items() if node.tcp and name in snapshot.stats
-    ]
-    if not nsqds:
+    job.nonce = form["nonce"]
+    if not (nsqds := site.watch.picture.snapshot.taking(topic)):
         raise HTTPException(502, "nothing was done: no nsqd answers")
-    if site.republications.is_full:
-        raise HTTPException(429, "nothing was done: wait until another publication has ended")
-    origins = [origin for origin, _ in messages]
-    _record(site, request, "publish_again", topic, "", rate=rate, messages=origins)
+    log = RedirectResponse(site.url("publications"), 303)
+    async with site.publishing:
+        if job.nonce and job.nonce in [each.nonce for each in site.republications.jobs]:
+            return log  # a double click
+        if site.republications.is_full:
+            raise HTTPException(429, "nothing was done: wait until another publication has ended")
+        sent = [
+            {"from": origin[:200], "bytes": len(body), "sha256": sha256(body).hexdigest()}
+            for origin, body in messages
+        ]
+        facts = {"topic": topic, "rate": rate, "messages": sent}
+        await site.audit.record(request, "publish_again", "begun", **facts)
+        site.republications.begin(job, _published(site, request, job, nsqds))
+    return log
+
+
+async def _published(
+    site: Site, request: Request, job: Republication, nsqds: Sequence[Address]
+) -> None:
+    """Publish all messages of a job, and tell the audit log at its end."""
     shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
     config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
-    site.republications.begin(job, nsqds, config)
-    return RedirectResponse(site.url("publications"), 303)
+    try:
+        await job.run(nsqds, config)
+    finally:
+        numbers = {"published": job.published, "failed": job.failed}
+        await site.audit.record(request, "publish_again", "done", topic=job.topic, **numbers)
 
 
 async def _job(
@@ -337,15 +334,15 @@ async def _job(
     return ChannelAgain(topic, messages, rate, source, urls, config)
 
 
-def _edited(body: bytes, text: str = "") -> bytes:
-    """Return the body, or its edited text.
+def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:
+    """Return the body, or the text that a browser sent for it; raises HTTPException.
 
-    Browsers send line ends as CRLF: those of the original stay as they were.
+    Browsers send line ends as CRLF; no body with CR is shown as text.
     """
-    plain = text.replace("\r\n", "\n")
-    if not text or plain.encode() == body.replace(b"\r\n", b"\n"):
-        return body
-    return (text if b"\r\n" in body else plain).encode()
+    if "" in texts:
+        text = f"message {position + 1} is empty, which nsqd refuses: go back and do not choose it"
+        raise HTTPException(400, f"nothing was done: {text}")
+    return texts[0].replace("\r\n", "\n").encode() if texts else body
 
 
 async def publications(site: Site, request: Request) -> WebPage:

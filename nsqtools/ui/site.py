@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
-from nsqtools.config.units import counted, format_duration
-from nsqtools.names import is_valid_name
+from nsqtools.config.units import counted, format_age, format_number, format_time
+from nsqtools.errors import ConfigError, NSQError
+from nsqtools.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -59,18 +62,12 @@ class WebPage:
     status: int = 200
 
 
-class SentForm:
+class SentForm(ImmutableMultiDict[str, str]):
     """The fields of a submitted form; a field may occur several times."""
 
-    def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        self._pairs = pairs
-
     def __getitem__(self, name: str) -> str:
-        return next((value for key, value in self._pairs if key == name), "")
-
-    def all(self, name: str) -> list[str]:
-        """Return all values of a field."""
-        return [value for key, value in self._pairs if key == name]
+        """Return a field, empty if it is missing."""
+        return next(iter(self.getlist(name)), "")
 
     def number(self, name: str, default: float, least: float, most: float) -> float:
         """Return a number within bounds; raises HTTPException."""
@@ -83,31 +80,29 @@ class SentForm:
         return value
 
 
+@dataclass(eq=False)
 class Site:
     """Everything that pages need."""
 
-    def __init__(
-        self,
-        watch: ClusterWatch,
-        options: UiOptions,
-        servers: Servers,
-        config: ClientConfig,
-        audit: Audit,
-        republications: Republications,
-        decoder: BodyDecoder | None = None,
-    ) -> None:
-        self.watch = watch
-        self.options = options
-        self.servers = servers
-        self.config = config
-        self.audit = audit
-        self.republications = republications
-        self.decoder = decoder
+    watch: ClusterWatch
+    options: UiOptions
+    servers: Servers
+    config: ClientConfig
+    audit: Audit
+    republications: Republications
+    decoder: BodyDecoder | None = None
+
+    def __post_init__(self) -> None:
+        """Load the templates."""
         self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
-        """For requests that keep connections to servers open for seconds; more of them wait."""
+        """For requests that keep connections to servers open for seconds."""
+        self.publishing = asyncio.Lock()
+        """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
         """Number of browsers that get new pictures."""
-        self.base = options.base_path.rstrip("/")
+        self._turn = 0
+        self._drawings: dict[str, asyncio.Task[str]] = {}
+        self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
             autoescape=True,
@@ -115,35 +110,56 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals |= {"url": self.url, "version": __version__, "options": options}
-        self._templates.filters |= {
-            "number": number,
-            "age": age,
-            "clock": clock,
-            "counted": counted,
-        }
-        macros = self._templates.get_template("macros.html")
-        self._templates.globals["m"] = macros.module
+        shared = {"url": self.url, "version": __version__, "options": self.options}
+        self._templates.globals |= shared
+        filters = {"number": format_number, "age": format_age, "clock": format_time}
+        self._templates.filters |= {**filters, "counted": counted}
+        self._templates.globals["m"] = self._templates.get_template("macros.html").module
 
     def url(self, *parts: str, **query: object) -> str:
         """Return the path of a page, with the names of topics and channels escaped."""
-        path = "/".join([self.base, *(quote(part, safe="") for part in parts)]) or "/"
-        path = path if parts else f"{self.base}/"
+        path = "/".join([self.base, *(quote(part, "", None, "replace") for part in parts or ("",))])
         given = {name: value for name, value in query.items() if value not in ("", None)}
-        return f"{path}?{urlencode(given)}" if given else path
+        return f"{path}?{urlencode(given, errors='replace')}" if given else path
+
+    @asynccontextmanager
+    async def looking(self) -> AsyncIterator[None]:
+        """Ask servers for seconds; raises HTTPException at once if many others do so."""
+        if self.lookers.locked():
+            raise HTTPException(503, "too many requests ask servers now: try again in some seconds")
+        async with self.lookers:
+            yield
 
     def render(self, page: WebPage, request: Request, *, block: str = "") -> str:
         """Return the HTML of a page, or of one of its blocks."""
         template = self._templates.get_template(page.template)
         context = {
-            "visitor": visitor_of(request),
+            "visitor": request.state.visitor,
             "picture": self.watch.picture,
             "live": page.live,
             **page.context,
         }
-        if not block:
-            return template.render(context)
-        return "".join(template.blocks[block](template.new_context(context)))
+        found = template.new_context(context)
+        text = "".join((template.blocks[block] if block else template.root_render_func)(found))
+        # Servers and dead letters may have halves of surrogate pairs, which are no characters.
+        return text.encode(errors="backslashreplace").decode()
+
+    def event(self, page: WebPage, request: Request) -> str:
+        """Return the live part of a page as a server-sent event."""
+        html = self.render(page, request, block="live")
+        return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+
+    async def drawn(self, view: PageView, request: Request) -> str:
+        """Return the live part of a page, drawn once in a turn for all who look at this page.
+
+        No live part depends on the visitor.
+        """
+        if self._turn != self.watch.polls:
+            self._turn, self._drawings = self.watch.polls, {}
+        key = str(request.url)
+        if key not in self._drawings:
+            self._drawings[key] = asyncio.ensure_future(_draw(self, view, request))
+        return await asyncio.shield(self._drawings[key])
 
     def respond(self, page: WebPage, request: Request) -> HTMLResponse:
         """Return a whole page."""
@@ -151,9 +167,8 @@ class Site:
 
     def notice(self, request: Request, text: str, status: int) -> HTMLResponse:
         """Return a page with one sentence."""
-        return self.respond(
-            WebPage("notice.html", {"text": text}, live=False, status=status), request
-        )
+        page = WebPage("notice.html", {"text": text}, live=False, status=status)
+        return self.respond(page, request)
 
 
 def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response]]:
@@ -166,26 +181,27 @@ def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response
             return site.respond(page, request)
         if site.streams >= _MAX_STREAMS:
             return site.notice(request, "too many browsers are looking: reload later", 503)
-        return StreamingResponse(_stream(site, view, request), media_type="text/event-stream")
+        return StreamingResponse(_live(site, view, request, page), media_type="text/event-stream")
 
     return endpoint
 
 
-async def _stream(site: Site, view: PageView, request: Request) -> AsyncIterator[str]:
+async def _live(site: Site, view: PageView, request: Request, page: WebPage) -> AsyncIterator[str]:
     site.streams += 1
     try:
-        yield "retry: 2000\n\n"
+        yield "retry: 2000\n\n" + site.event(page, request)
         while await site.watch.turn():
-            try:
-                page = await view(site, request)
-                html = site.render(page, request, block="live")
-            except HTTPException as error:
-                html = site.render(
-                    WebPage("notice.html", {"text": error.detail}), request, block="live"
-                )
-            yield "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
+            yield await site.drawn(view, request)
     finally:
         site.streams -= 1
+
+
+async def _draw(site: Site, view: PageView, request: Request) -> str:
+    try:
+        page = await view(site, request)
+    except (HTTPException, NSQError) as error:
+        page = WebPage("notice.html", {"text": getattr(error, "detail", str(error))})
+    return site.event(page, request)
 
 
 def posted(
@@ -198,12 +214,12 @@ def posted(
 
     @wraps(post)
     async def endpoint(request: Request) -> Response:
-        visitor = visitor_of(request)
+        visitor: Visitor = request.state.visitor
         form = await _read_form(request)
         if not hmac.compare_digest(form["token"].encode(), visitor.token.encode()):
             raise HTTPException(403, "the form is out of date: go back, reload the page, try again")
-        if changes and not visitor.may_change:
-            raise HTTPException(403, why_read_only(site, visitor))
+        if changes and visitor.refusal:
+            raise HTTPException(403, visitor.refusal)
         return await post(site, request, form)
 
     return endpoint
@@ -222,51 +238,20 @@ async def _read_form(request: Request) -> SentForm:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except TimeoutError:
         raise HTTPException(408, f"no form within {_FORM_TIMEOUT:g} s") from None
-    except ValueError:
+    except (ValueError, ClientDisconnect):
         raise HTTPException(400, "the form is not usable") from None
     return SentForm(pairs)
 
 
-def visitor_of(request: Request) -> Visitor:
-    """Return the user of a request."""
-    found: Visitor = request.scope["state"]["visitor"]
-    return found
-
-
-def why_read_only(site: Site, visitor: Visitor) -> str:
-    """Return the reason why a visitor cannot change anything, with the fix."""
-    if not site.options.allow_changes:
-        return "the page is read-only: start nsqtools ui with --allow-changes"
-    return f"user {visitor.name} only reads: --admin-user {visitor.name} would allow changes"
-
-
 def name_in(request: Request, kind: str) -> str:
-    """Return the topic or channel named by the path, empty if there is none.
-
-    Raises HTTPException for a name that no server has.
-    """
+    """Return the topic or channel named by the path, empty if there is none."""
     found: str = request.path_params.get(kind, "")
-    if found and not is_valid_name(found):
-        raise HTTPException(404, f"no {kind} can have this name")
-    return found
+    return found and checked(kind, found)
 
 
-def number(value: float | None) -> str:
-    """Return a count or a rate; ``-`` for an unknown value."""
-    if value is None:
-        return "-"
-    return f"{value:.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
-
-
-def age(value: float | None) -> str:
-    """Return an estimated age; ``-`` for an unknown value."""
-    if value is None:
-        return "-"
-    if math.isinf(value):
-        return "none leaves"
-    return format_duration(round(value)) if value >= 1 else "0s"
-
-
-def clock(value: float) -> str:
-    """Return a time in seconds since the epoch as UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(value))
+def checked(kind: str, name: str) -> str:
+    """Return the name of a topic or channel; raises HTTPException for one that no server has."""
+    try:
+        return check_name(kind, name)
+    except ConfigError as error:
+        raise HTTPException(404, str(error)) from None

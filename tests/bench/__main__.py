@@ -115,7 +115,8 @@ class Benches:
     def _delivering(self) -> Iterator[Pair]:
         """Until nsqd has heard of every message.
 
-        An HTTP request a message is so much dearer that there are only a tenth.
+        An HTTP request a message is so much dearer that there are only a third: enough that the
+        start of a worker after the first does not count.
         """
 
         def side(name: str, messages: int, *argv: str) -> Side:
@@ -127,9 +128,11 @@ class Benches:
         post = ["--post", self._endpoint, "-n", "100"]
         goal = ["--destination-topic", "benchrelay#ephemeral"]
         goal += ["--destination-nsqd-tcp-address", str(self._nsqd.tcp)]
-        fewer = self._n // 10
+        fewer = self._n // 3
         go_http = side("nsq_to_http -n 100", fewer, self._go("nsq_to_http"), *post)
         yield Pair(side("to-http -n 100", fewer, *OURS, "to-http", *post), go_http)
+        two = [*OURS, "to-http", *post, "--workers", "2"]
+        yield Pair(side("to-http -n 100 --workers 2", fewer, *two), go_http)
         batches = [*OURS, "to-http", *post, "--batch", "100"]
         yield Pair(side("to-http --batch 100", self._n, *batches), go_http)
         nsq_to_nsq = side("nsq_to_nsq", self._n // 4, self._go("nsq_to_nsq"), *goal)

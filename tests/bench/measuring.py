@@ -26,7 +26,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTEC
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a whole process; ``cpu`` in seconds, ``memory`` in MiB."""
+    """One run of a process with its workers; ``cpu`` in seconds, ``memory`` in MiB."""
 
     messages: int
     seconds: float
@@ -42,6 +42,17 @@ def peak_of(pid: int) -> float:
     """MiB of a process that runs; rusage would count what its parent had when it forked."""
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
+
+
+def workers_of(pid: int) -> list[int]:
+    """The children of a process."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def spent(pid: int) -> float:
+    """Seconds of CPU time of a process that runs."""
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -69,13 +80,16 @@ def measure(
         reader = subprocess.Popen(["cat"], stdin=process.stdout, stdout=null) if to_pipe else None
         if process.stdout:
             process.stdout.close()
-        ended, memory = os.pidfd_open(process.pid), 0.0
+        ended, memory, workers = os.pidfd_open(process.pid), 0.0, list[int]()
         while not select.select([ended], [], [], _LOOK)[0]:
-            memory = max(memory, peak_of(process.pid))
+            workers = workers_of(process.pid)
+            memory = max(memory, sum(map(peak_of, (process.pid, *workers))))
             if is_done and is_done():
                 break
         seconds = time.perf_counter() - started
-        os.kill(process.pid, signal.SIGKILL)
+        cpu = sum(map(spent, workers)) if is_done else 0.0
+        for pid in (process.pid, *(workers if is_done else ())):  # they would begin another worker
+            os.kill(pid, signal.SIGKILL)
         os.close(ended)
         _, status, usage = os.wait4(process.pid, 0)
         if reader:
@@ -83,7 +97,7 @@ def measure(
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != (-signal.SIGKILL if is_done else 0):
         raise RuntimeError(f"{argv[0]} ended with {process.returncode}")
-    return Run(messages, seconds, usage.ru_utime + usage.ru_stime, memory)
+    return Run(messages, seconds, cpu + usage.ru_utime + usage.ru_stime, memory)
 
 
 @contextmanager

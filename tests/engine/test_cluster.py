@@ -86,6 +86,25 @@ async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> 
     assert "topic=t&channel=c" in having.asked[-1]
 
 
+async def test_a_topic_of_a_snapshot_is_asked_for_where_it_was_and_silent_nsqds_are_left_alone(
+    stage: Stage,
+) -> None:
+    having, other, dead = await stage.nsqd("t"), await stage.nsqd("u"), await stage.nsqd("t")
+    lookupd = await stage.lookupd(having, other, dead)
+    cluster, details = stage.cluster(lookupd), stage.cluster(lookupd)
+    await dead.stop()
+    whole = await cluster.look()
+    asked = [len(each.asked) for each in (lookupd, other)]
+    found = await details.again(whole, "t")
+    assert [len(each.asked) for each in (lookupd, other)] == asked
+    assert "include_clients=true&include_mem=false&topic=t" in having.asked[-1]
+    assert (set(found.stats), set(found.failures)) == ({having.name}, {dead.name})
+    assert found.failures[dead.name] is whole.failures[dead.name]
+    assert await cluster.unheld(whole) == []
+    lookupd.answers["/topics"] = {"topics": ["t", "ghost"]}
+    assert await cluster.unheld(whole) == ["ghost"]
+
+
 @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
 async def test_a_dead_server_is_a_failure_and_a_warning_once_until_it_answers(
     kind: str, stage: Stage, caplog: pytest.LogCaptureFixture

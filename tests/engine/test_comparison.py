@@ -62,6 +62,19 @@ def test_nothing_comes_or_goes_that_may_have_been_there(
     assert set(same.still) == has
 
 
+def test_an_nsqd_comes_or_goes_unless_it_may_only_be_silent() -> None:
+    both, one = snapshot({"a": NsqdStats(), "b": NsqdStats()}), snapshot({"a": NsqdStats()})
+    changes, reverse = compare(both, one), compare(one, both)
+    assert (changes.nsqds_came, changes.nsqds_went) == ((), ("b",))
+    assert (reverse.nsqds_came, reverse.nsqds_went) == (("b",), ())
+    unlisted = replace(one, silent_lookupds={"l": "silent"})
+    silent = snapshot({"a": NsqdStats(), "b": None})
+    by_other_address = snapshot({"a": NsqdStats(), "b by HTTP": None})
+    for doubtful in (unlisted, silent, by_other_address):
+        assert compare(both, doubtful).nsqds_went == ()
+        assert compare(doubtful, both).nsqds_came == ()
+
+
 def test_what_is_published_to_or_restarted_does_not_stand_still() -> None:
     def look(published: int, depth: int, start: int = 1) -> SavedSnapshot:
         parts = channel("c", depth=depth, message_count=published), channel("d")

@@ -1,5 +1,7 @@
 """What is found wrong, judged from facts alone: what live servers do not show on demand."""
 
+# size: the faults of a topic and of a cluster are cases of one test
+
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -75,6 +77,7 @@ DEAF = refused("a")
 NO_SECRET = AuthError("E_AUTH_FAILED AUTH failed", AT)
 NOT_HERE = AuthError("E_UNAUTHORIZED AUTH failed", AT)
 UNTRUSTED = UnreachableError("unknown certificate", AT, reason="tls")
+DISTRUSTED = HTTPError("unknown certificate", Address("a", 4151), reason="tls")
 DEAD = lookupd("m", error=refused("m", 4161))
 LATE = HTTPError("not asked: --timeout had expired", reason="silence")
 A = "--nsqd-http-address a:4151"
@@ -229,6 +232,16 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(nsqd("a", WELL, **SWAPPED)),
         [("error", "tcp", "a:4150 is its HTTP port", "give its TCP port, 4150")],
     ),
+    "HTTPS with a certificate of an unknown CA": (
+        facts(
+            nsqd("a", tcp=None, features=None, http_error=DISTRUSTED, http_speaks="tls"),
+            lookupds=[lookupd(error=DISTRUSTED, speaks="tls")],
+        ),
+        [
+            ("error", "nsqlookupd", "a:4151: unknown certificate", "--tls-root-ca-file"),
+            ("error", "http", "a:4151: unknown certificate", "--tls-root-ca-file"),
+        ],
+    ),
     "a TCP port registered as the HTTP port": (
         facts(nsqd("a", http_error=DEAF, http_speaks="nsqd", **AT_A), lookupds=HAVING),
         [("error", "http", "a:4151 is its TCP port", "--broadcast-http-port=PORT")],
@@ -265,7 +278,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "an nsqd whose certificate is unknown": (
         facts(nsqd("a", WELL, features=None, tcp_error=UNTRUSTED)),
-        [("error", "tls", "a:4150: unknown certificate", "")],
+        [("error", "tls", "a:4150: unknown certificate", "--tls-root-ca-file")],
     ),
     "a clock that is behind, and one that is hardly": (
         facts(nsqd("a", WELL, skew=5.0), lookupds=[listing("a", skew=-90.4)]),
@@ -351,6 +364,13 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             known("b", WELL, offers_tls=True, expiry=NOW + 31 * DAY),
         ),
         [("warning", "tls", "nsqd a:4150 expires on 2001-10-08", "renew")],
+    ),
+    "TLS on one of three": (
+        whole(
+            known("a", WELL, offers_tls=True),
+            *(known(host, WELL, offers_tls=False) for host in "bd"),
+        ),
+        [("warning", "tls", "nsqd a:4150 offers TLS, and nsqd b:4150, d:4150 do not", "start")],
     ),
     "TLS here, and there nobody knows": (
         whole(known("a", WELL, offers_tls=True), known("b", WELL)),
@@ -439,6 +459,16 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         whole(known("a", consumed(client(2, 2), client(0, port=2)))),
         [("warning", "consumers", "depth 5, 2 consumers, and none has settled", "stats --clients")],
     ),
+    "all consumers are stuck, and messages time out": (
+        whole(
+            known(
+                "a",
+                consumed(client(2, 2), timeout_count=3),
+                later=[consumed(client(2, 2), timeout_count=5)],
+            )
+        ),
+        [("error", "consumers", "while 2 messages timed out", "whether they hang")],
+    ),
     "a consumer that takes ten seconds for a message": (
         whole(known("a", consumed(replace(client(2, 2), finish_count=9, connect_ts=NOW_S - 90)))),
         [],
@@ -505,6 +535,22 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             lookupds=[lookupd(nodes=(producer("a", "events"), producer("a", "events")))],
         ),
         [],
+    ),
+    "a topic, with a channel, that only an nsqlookupd knows": (
+        whole(
+            known("a", WELL),
+            lookupds=[
+                lookupd(
+                    nodes=(producer("a", "events"),),
+                    topics=frozenset({"events", "gone"}),
+                    stale_channels=(("events", "old"), ("gone", "c")),
+                )
+            ],
+        ),
+        [
+            ("warning", "listing", "has topic gone", "topic delete gone"),
+            ("warning", "listing", "channel old of topic events", "channel delete events old"),
+        ],
     ),
     "no nsqd is registered": (
         whole(known("a", WELL, producer=None), lookupds=[lookupd()]),
@@ -574,10 +620,29 @@ PASSING = "c#ephemeral"
 def test_what_to_do_is_a_command_with_the_servers_in_question(
     topic: TopicStats | None, channel: str, listed: bool, command: str
 ) -> None:
-    found = facts(nsqd("a", topic), channel=channel, lookupds=[listing("a")] if listed else [])
+    at = nsqd("a", topic, **(AT_A if listed else {}))
+    found = facts(at, channel=channel, lookupds=[listing("a")] if listed else [])
     fixes = [each.fix for each in diagnose(found) if each.fix]
     assert any(f": {fix}".endswith(f": nsqtools {command}") for fix in fixes), fixes
     assert CliRunner().invoke(cli, [*shlex.split(command), "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "command"),
+    [
+        (UNUSED, f"topic delete events {L} {A}"),
+        (events(depth=1), f"channel create events NAME {L} {A}"),
+        (events(channel("c", depth=1)), f"channel delete events c {L} {A}"),
+        (events(channel("c", depth=1)), f"tail --topic events --channel c {T}"),
+        (consumed(client(0)), f"stats --clients --topic events --channel c {L} {A}"),
+    ],
+)
+def test_what_to_do_reaches_an_nsqd_that_no_nsqlookupd_lists(
+    topic: TopicStats, command: str
+) -> None:
+    found = whole(known("a", topic, producer=None), lookupds=[lookupd(nodes=(producer("b"),))])
+    fixes = [each.fix for each in diagnose(found)]
+    assert any(f" nsqtools {command};" in f" {fix};" for fix in fixes), fixes
 
 
 @pytest.mark.parametrize(

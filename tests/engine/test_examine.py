@@ -71,7 +71,7 @@ async def test_nsqds_too_many_to_be_examined_may_have_what_is_listed_for_them(
     question = Question(topic="", channel="", nsqds=(), lookupds=(lookupd.name,), urls=())
     facts = await examine(question, ConsumerConfig())
     found = {(each.topic, each.channel) for each in diagnose(facts) if each.code == "NSQ025"}
-    assert found == {("gone", ""), ("gone", "c"), ("a", "c")}
+    assert found == {("gone", ""), ("a", "c")}
     assert (len(facts.nsqds), facts.maybe) == (1, {"b"})
     assert "only the first 1" in caplog.text
 
@@ -86,6 +86,25 @@ async def test_an_nsqd_is_saved_by_its_broadcast_address(
     question = Question(topic="", channel="", nsqds=(given,), lookupds=(), urls=())
     saved = SavedSnapshot.of(await examine(question, ConsumerConfig()), ())
     assert list(saved.stats) == [f"127.0.0.1:{nsqd.answers['/info']['tcp_port']}"]
+
+
+async def test_nsqds_with_one_broadcast_address_are_all_examined_and_saved(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As containers that broadcast the name of their host."""
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+    first, second = await stage.nsqd("t"), await stage.nsqd("u")
+    info = first.answers["/info"]
+    second.answers["/info"] = {**info, "hostname": "other"}
+    again = f"localhost:{first.port}"  # the first one, in another spelling
+    urls = (first.name, second.name, again)
+    question = Question(topic="", channel="", nsqds=(), lookupds=(), urls=urls)
+    facts = await examine(question, ConsumerConfig())
+    found = diagnose(facts)
+    (shared,) = (each for each in found if each.code == "NSQ029")
+    assert all(name in shared.text for name in (first.name, second.name))
+    assert {each.topic for each in found if each.code == "NSQ033"} == {"t", "u"}
+    assert set(SavedSnapshot.of(facts, ()).stats) == {first.name, second.name}
 
 
 class Moving(dict[str, Any]):

@@ -38,6 +38,24 @@ def test_a_snapshot_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert samples["a:4150"].counters["events", "c"].held == 10
 
 
+def test_a_link_is_followed_and_its_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path, link = tmp_path / "seen.json", tmp_path / "latest.json"
+    path.touch(0o600)
+    link.symlink_to(path)
+    save(str(link), SEEN)
+    assert load(str(path)) == SEEN
+    assert (link.is_symlink(), path.stat().st_mode & 0o777) == (True, 0o600)
+
+
+def test_a_file_never_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OutputError, match=f"^{pipe}: not a regular file$"):
+        save(str(pipe), SEEN)
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

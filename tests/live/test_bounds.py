@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import archives
-from tests.support.dead import dead_cluster
+from tests.support.dead import answering, dead_cluster
 from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.servers import MakeNsqd, Nsqd, at, drained, empty
@@ -18,6 +18,8 @@ from tests.support.servers import MakeNsqd, Nsqd, at, drained, empty
 MIB = 1 << 20
 LIMIT = 200 << 10
 """KiB that no command may take."""
+NSQDS, LOOKUP_LIMIT = 200_000, 150 << 10
+"""KiB for so many nsqds."""
 HUGE = 400
 """MiB of a line, which take no room where they are compressed."""
 TIMEOUT = 4
@@ -105,6 +107,24 @@ def test_a_command_ends_in_time_and_stays_small_however_many_nsqds_are_dead(
             assert ended.code in {1, 3, 4}, ended.stderr[-2000:]
             assert "Traceback" not in ended.stderr
             assert ended.peak < LIMIT
+
+
+def test_two_hundred_thousand_nsqds_take_little_memory(nsqtools_cli: Cli) -> None:
+    def nsqd(number: int) -> dict[str, object]:
+        address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        fields = {"broadcast_address": address, "hostname": f"nsqd-{number}.prod.example"}
+        ports = {"tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
+        return fields | ports | {"remote_address": f"{address}:51234", "topics": ["t"]}
+
+    listed = {"channels": [], "producers": [nsqd(each) for each in range(NSQDS)]}
+    with answering({"/nodes": listed, "/lookup": listed}) as lookupd:
+        where = ("--lookupd-http-address", str(lookupd))
+        nodes = nsqtools_cli.measured("lookup", "nodes", "--json", "--timeout", "100s", *where)
+        assert (nodes.code, nodes.stdout.count(b'"hostname"')) == (0, NSQDS)
+        assert nodes.peak < LOOKUP_LIMIT
+        tail = nsqtools_cli.measured("tail", "--topic", "t", "--max-duration", "100s", *where)
+        assert (tail.code, "lists 200,000 nsqds" in tail.stderr) == (2, True)
+        assert tail.peak < LOOKUP_LIMIT
 
 
 def test_too_few_open_files_lose_nothing_and_the_fix_is_named(

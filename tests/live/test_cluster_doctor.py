@@ -4,6 +4,8 @@ What is found in which facts is tested in tests/engine/test_diagnosis.py; these 
 """
 
 import json
+import os
+import signal
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -88,6 +90,22 @@ def test_nothing_is_found_where_nothing_is_wrong_and_what_has_changed_is_told(
     changes = examined(nsqtools_cli, "--compare", saved, "--skip", "NSQ025", *where)["changes"]
     assert [each["code"] for each in changes["gone"]] == ["NSQ036"]
     assert [each["channel"] for each in changes["went"]] == ["", "archive"]
+    left = examined(nsqtools_cli, "--compare", saved, *http(consumed[:1]))["changes"]
+    assert left["nsqds_went"] == [str(consumed[1].tcp)]
+    text = nsqtools_cli("doctor", "--compare", saved, *http(consumed[:1]))
+    assert f"went     nsqd {consumed[1].tcp}" in text.stdout.decode().splitlines()
+
+
+def test_what_was_seen_is_saved_though_nobody_reads_the_output(
+    nsqtools_cli: Cli, consumed: list[Nsqd], tmp_path: Path
+) -> None:
+    saved = tmp_path / "seen.json"
+    unread, output = os.pipe()
+    os.close(unread)
+    process = nsqtools_cli.start("doctor", "--save", str(saved), *http(consumed), stdout=output)
+    os.close(output)
+    assert process.wait(60) == -signal.SIGPIPE
+    assert saved.exists()
 
 
 @pytest.mark.nsqd_only("the sandbox does not report an end of its certificate")

@@ -83,14 +83,13 @@ class IcebergPlace(Place):
         return load_catalog("here", uri=uri, **store).load_table("lake.events")
 
 
-@pytest.fixture(params=["delta", "iceberg", "iceberg in a store"])
+@pytest.fixture(params=["delta", "iceberg in a store"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> DeltaPlace | IcebergPlace:
-    """The place of a table."""
-    path = str(tmp_path / "table")
+    """The place of a table: one on a disk, one in a store."""
     if request.param == "delta":
+        path = str(tmp_path / "table")
         return DeltaPlace(path, path)
-    is_stored = request.param == "iceberg in a store"
-    place = request.getfixturevalue("minio").place() if is_stored else Place(path, path)
+    place = request.getfixturevalue("minio").place()
     catalog = {
         f"{CATALOG}URI": f"sqlite:///{tmp_path}/catalog.db",
         f"{CATALOG}WAREHOUSE": f"{place.url.replace('s3a:', 's3:')}/warehouse",

@@ -13,9 +13,9 @@ def row(channel: str, depth: int, ingress: float | None = None) -> Row:
 def test_a_sum_has_a_gap_where_an_nsqd_that_has_the_channel_was_silent() -> None:
     history = History()
     history.add(0.0, {"a": [row("c", 1)], "b": [row("c", 10)]})
-    history.add(15.0, {"a": [row("c", 2)], "b": None})
-    history.add(30.0, {"a": [row("c", 3)], "b": []})
-    assert history.total([("t", "c")], "depth") == ([0.0, 15.0, 30.0], [11.0, None, 3.0])
+    history.add(SPACING, {"a": [row("c", 2)], "b": None})
+    history.add(2 * SPACING, {"a": [row("c", 3)], "b": []})
+    assert history.total([("t", "c")], "depth") == ([0.0, SPACING, 2 * SPACING], [11.0, None, 3.0])
     assert history.of_node(("t", "c"), "a", "depth").values == [1.0, 2.0, 3.0]
     assert history.of_node(("t", "c"), "b", "depth").values == [10.0, None, None]
     assert history.nodes(("t", "c")) == ["a", "b"]
@@ -24,7 +24,7 @@ def test_a_sum_has_a_gap_where_an_nsqd_that_has_the_channel_was_silent() -> None
 def test_a_rate_that_is_unknown_is_no_zero() -> None:
     history = History()
     history.add(0.0, {"a": [row("c", 0)]})
-    history.add(15.0, {"a": [row("c", 0, 7.0)]})
+    history.add(SPACING, {"a": [row("c", 0, 7.0)]})
     assert history.total([("t", "c")], "ingress").values == [None, 7.0]
     assert history.total([("t", "c"), ("t", "d")], "requeues").values == [None, None]
 
@@ -32,11 +32,11 @@ def test_a_rate_that_is_unknown_is_no_zero() -> None:
 def test_the_ring_keeps_an_hour_and_forgets_what_is_gone() -> None:
     history = History()
     history.add(0.0, {"gone": [row("c", 5)]})
-    history.add(15.0, {"a": [row("c", 4)]})
+    history.add(SPACING, {"a": [row("c", 4)]})
     for n in range(POINTS):
-        history.add(30.0 + SPACING * n, {"a": [row("d", n)]})
+        history.add(SPACING * (n + 2), {"a": [row("d", n)]})
     times, values = history.total([("t", "d")], "depth")
-    assert (len(times), times[0], values[-1]) == (POINTS, 30.0, POINTS - 1.0)
+    assert (len(times), times[0], values[-1]) == (POINTS, 2 * SPACING, POINTS - 1.0)
     assert history.nodes(("t", "c")) == []
 
 

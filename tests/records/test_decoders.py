@@ -231,12 +231,13 @@ class TestPrograms:
             decoded(spec, b"1", b"2", b"3")
         assert str(caught.value).startswith(f"--decode {spec}: ")
 
-    def test_a_program_that_keeps_its_lines_is_told_to_flush(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("spec", ["cmd:sort", "cmd:cat /dev/zero"])
+    def test_a_program_without_line_ends_is_told_to_flush(
+        self, spec: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("nsqtools.records.bodies.programdecoder._SILENCE", 0.1)
         with pytest.raises(NSQError, match="does the program flush each line"):
-            decoded("cmd:sort", b"1")
+            decoded(spec, b"1")
 
     def test_a_decoder_is_closed_while_it_waits_for_lines(self) -> None:
         decoder = make_decoder("cmd:sort")

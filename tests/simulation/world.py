@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools import tasks
 from nsqtools.cli import cli, exits, logs
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.engine import cluster
@@ -177,7 +178,7 @@ class World:
         replace(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))
         replace(os, "urandom", self._urandom.randbytes)
         patch.setattr(os, "_exit", self._exit)
-        patch.setattr(asyncio, "run", self._run_main)
+        patch.setattr(tasks, "run_loop", self._run_main)
         patch.setattr(exits, "_write", lambda text: self._said(text))
         patch.setattr(logs, "configure", lambda *_, **__: None)
         patch.setattr("nsqtools.cli.service.tune_memory", lambda: None)
@@ -261,7 +262,7 @@ class World:
         return next(s for s in self.servers.values() if s.nsqd.broker is channel.broker)
 
     def _run_main(self, main: Coroutine[Any, Any, Any], **_: Any) -> Any:
-        """asyncio.run, called in a thread of a command."""
+        """run_loop, called in a thread of a command."""
         ended: list[asyncio.Task[Any]] = []
         process = CURRENT.get()
         assert process

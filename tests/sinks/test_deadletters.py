@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import OutputError, PublishError
 from nsqtools.records.readers import JsonLines
-from nsqtools.sinks.deadletters import DeadLetters, ToDirectory, ToTopic
+from nsqtools.sinks import deadletters
+from nsqtools.sinks.deadletters import DeadLetters, ToDirectory, ToTopic, read_dead_letters
 from tests.support.archiving import START, batch
 from tests.support.faults import broken, file_limit
 
@@ -187,3 +188,20 @@ async def test_a_refusal_of_a_topic_is_an_error_that_names_it_and_its_publisher_
         with pytest.raises(OutputError, match="graveyard: nobody took it"):
             await letters.write(batch(b"1"), batch(b"1"), REASON)
     assert publisher.is_closed
+
+
+def test_a_text_is_looked_for_in_one_part_of_a_file_after_the_other(
+    folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, *(b"body %d" % n for n in range(9)))
+    write(folder, b"last", reason="Body 10")
+    length = len(file.read_bytes().split(b"\n")[0]) + 1
+    letters, end = read_dead_letters(str(file), length, 2, 1 << 20, "BODY")
+    assert [each.body for each in letters] == [b"body 1", b"body 2"]
+    assert end == 3 * length
+    letters, end = read_dead_letters(str(file), end, 2, 1 << 20, "body 10")
+    assert [each.body for each in letters] == [b"last"]
+    monkeypatch.setattr(deadletters, "MAX_SCAN", 2 * length)
+    assert read_dead_letters(str(file), 0, 2, 1 << 20, "10") == ([], 2 * length)
+    assert read_dead_letters(str(file), 0, 2, 1, "body")[1] == length  # at least one
+    assert read_dead_letters(str(file), 0, 9, 2 * length - 1)[1] == length

@@ -145,6 +145,19 @@ class Tab:
 
         return eventually(value)
 
+    def event(self, method: str) -> dict[str, Any]:
+        """The parameters of the first event of a kind, once the browser has told it."""
+
+        def found() -> list[dict[str, Any]]:
+            self.run("1")
+            return [
+                event["params"]
+                for event in self._browser.events
+                if event["method"] == method and event.get("sessionId") == self._session
+            ]
+
+        return eventually(found)[0]
+
     def press(self, *keys: str) -> None:
         """Press keys: characters, or names such as Enter and Tab.
 

@@ -4,15 +4,17 @@ They show the sandbox under some load, and are written to ``.github``.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import tempfile
-import threading
-import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event, Thread
 
-from nsqtools import Address, Handler, Producer, Runner, StopOptions
+from nsqtools import Address, Batch, ConsumerConfig, Handler, Producer, Runner
+from nsqtools.tasks import end
 from tests.support.chromium import Chromium
 from tests.support.forkserver import ROOT
 from tests.support.process import Cli
@@ -20,38 +22,50 @@ from tests.support.servers import SandboxNsqd, SandboxNsqlookupd, lookup
 from tests.support.visiting import Visited
 
 TOPICS = ("orders", "payments", "clicks", "mails", "stock", "invoices")
-SECONDS = 150.0
-BROWSED = 6.0
+ROUNDS = 75
+"""Pictures of the page for which messages are published before it is photographed."""
 
 
 class Slow(Handler):
-    """Takes 0.05 s for each batch, and refuses one message in twenty."""
+    """Keeps each batch until the next round, and refuses one message in twenty."""
 
-    async def handle(self, batch) -> None:  # type: ignore[no-untyped-def]
-        await asyncio.sleep(0.05)
+    def __init__(self, rounds: asyncio.Condition) -> None:
+        self.rounds = rounds
+
+    async def handle(self, batch: Batch) -> None:
+        async with self.rounds:
+            await self.rounds.wait()
         batch.requeue([each for each in batch if random.random() < 0.05], delay=2, backoff=False)
 
 
-async def load(nsqds: list[Address], seconds: float) -> None:
-    """Publish to all topics, and consume most of them."""
-    stop = StopOptions(max_duration=seconds)
+async def load(
+    nsqds: list[Address], pictures: Iterator[str], is_full: Event, is_over: Event
+) -> None:
+    """Publish to all topics with each new picture of the page, and consume most of them.
+
+    Sets ``is_full`` after ``ROUNDS``, and goes on until ``is_over``.
+    """
+    rounds = asyncio.Condition()
+    config = ConsumerConfig(max_in_flight=30)
     runners = [
-        Runner([topic], channel, Slow(), nsqds=nsqds, stop=stop)
+        asyncio.ensure_future(Runner([topic], channel, Slow(rounds), config, nsqds=nsqds).run())
         for topic in TOPICS[:4]
         for channel in ("archive", "billing")
     ]
-
-    async def publish() -> None:
-        async with Producer(nsqds) as producer:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                for number, topic in random.sample(list(enumerate(TOPICS)), len(TOPICS)):
-                    order = {"id": random.randrange(10**6), "user": "ann", "amount": 9.5}
-                    count = random.randrange(1, 6 + 3 * number)
-                    await producer.publish(topic, [json.dumps(order).encode()] * count)
-                await asyncio.sleep(0.4)
-
-    await asyncio.gather(publish(), *(runner.run() for runner in runners))
+    async with Producer(nsqds) as producer:
+        for count in itertools.count(1):
+            await asyncio.to_thread(next, pictures)
+            for number, topic in random.sample(list(enumerate(TOPICS)), len(TOPICS)):
+                order = {"id": random.randrange(10**6), "user": "ann", "amount": 9.5}
+                size = random.randrange(5, 30 + 15 * number)
+                await producer.publish(topic, [json.dumps(order).encode()] * size)
+            async with rounds:
+                rounds.notify_all()
+            if count == ROUNDS:
+                is_full.set()
+            if is_over.is_set():
+                break
+    await end(runners)
 
 
 def main() -> None:
@@ -66,14 +80,15 @@ def main() -> None:
             for topic in TOPICS[:5]:
                 nsqd.create(topic, "archive")
         addresses = [each.tcp for each in nsqds]
-        loading = threading.Thread(
-            target=lambda: asyncio.run(load(addresses, SECONDS + BROWSED)), daemon=True
-        )
-        loading.start()
         cli = Cli(folder)
         running.callback(cli.close)
         visited = Visited(cli, *lookup([lookupd]), "--allow-changes", "--interval", "2s")
-        time.sleep(SECONDS)
+        pictures, is_full, is_over = running.enter_context(visited.stream("/")), Event(), Event()
+        loading = Thread(
+            target=lambda: asyncio.run(load(addresses, pictures, is_full, is_over)), daemon=True
+        )
+        loading.start()
+        is_full.wait()
         browser = running.enter_context(Chromium(folder / "chromium"))
         for picture, path, dark in (
             ("overview", "?sort=depth", False),
@@ -88,6 +103,7 @@ def main() -> None:
             else:
                 tab.until("document.getElementById('state').textContent == 'live'")
             (ROOT / ".github" / f"ui-{picture}.png").write_bytes(tab.picture())
+        is_over.set()
         loading.join()
 
 

@@ -8,6 +8,7 @@ from http.client import HTTPConnection
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from tests.support.eventually import eventually
 from tests.support.process import Cli
 
 PATIENCE = 30.0
@@ -61,8 +62,11 @@ class Visited:
 
     def token(self, headers: Mapping[str, str] = {}) -> str:
         path = "/change?verb=create&topic=anything&channel=&nsqd="
-        found = re.search(r'name="token" value="(\w+)"', self.ask("GET", path, "", headers).text)
-        return found[1] if found else ""
+        return _token_in(self.ask("GET", path, "", headers).text)
+
+    def reader_token(self, path: str) -> str:
+        """The token in a page that visitors may use who change nothing, once there is one."""
+        return eventually(lambda: _token_in(self.get(path).text))
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Iterator[str]]:
@@ -83,6 +87,11 @@ class Visited:
                         lines = []
 
             yield events()
+
+
+def _token_in(page: str) -> str:
+    found = re.search(r'name="token" value="(\w+)"', page)
+    return found[1] if found else ""
 
 
 def _spelled(headers: Mapping[str, str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def test_a_page_is_live_and_pauses_while_its_tab_is_hidden(
 ) -> None:
     tab = browser.tab(f"{visited.url}topic/t/c")
     tab.until(f"{SHOWN} == 'live'")
-    path = "document.querySelector('.chart .line0').getAttribute('d')"
+    path = "document.querySelector('.chart .hue0').getAttribute('d')"
     before = tab.run(path)
     nsqd.publish("t", [b"x"] * 5)
     tab.until(f"{path} != {before!r} && document.querySelector('dd').textContent.startsWith('7')")
@@ -51,6 +51,44 @@ def test_a_page_is_live_and_pauses_while_its_tab_is_hidden(
     tab.until("document.querySelector('dd').textContent.startsWith('10')")
     assert all(url.startswith(visited.url) for url in tab.requests())
     assert tab.problems() == []
+
+
+def test_an_update_keeps_what_a_visitor_is_at(
+    browser: Chromium, visited: Visited, nsqd: Nsqd
+) -> None:
+    tab = browser.tab(visited.url, width=390)
+    tab.until(f"{SHOWN} == 'live'")
+    tab.run("getSelection().selectAllChildren(document.querySelector('tbody th'))")
+    tab.run("document.querySelector('.wide').scrollLeft = 200")
+    link = "document.querySelector('tbody th a')"
+    x, y = tab.run(f"(at => [at.x + 5, at.y + 5])({link}.getBoundingClientRect())")
+    mouse = {"x": x, "y": y, "button": "left", "clickCount": 1}
+    nsqd.publish("t", [b"x"] * 5)
+    tab.until("document.querySelector('tbody td').textContent.startsWith('7')")
+    assert tab.run("getSelection().toString()") == "t"
+    assert tab.run("document.querySelector('.wide').scrollLeft") == 200
+    tab.call("Input.dispatchMouseEvent", type="mousePressed", **mouse)
+    nsqd.create("zero")
+    tab.until("document.querySelectorAll('tbody tr').length == 2")
+    tab.call("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
+    tab.until("location.pathname == '/topic/t'")
+    assert tab.problems() == []
+
+
+def test_a_page_is_live_again_after_a_proxy_had_no_answer(
+    browser: Chromium, visited: Visited, nsqd: Nsqd
+) -> None:
+    """As while ui is started again behind the proxy."""
+    tab = browser.tab(visited.url)
+    tab.until(f"{SHOWN} == 'live'")
+    failing = {"urlPattern": "*", "requestStage": "Response"}
+    tab.call("Fetch.enable", patterns=[failing])
+    tab.run("source.close(), source = null, listen()")
+    paused = tab.event("Fetch.requestPaused")
+    tab.call("Fetch.fulfillRequest", requestId=paused["requestId"], responseCode=502)
+    tab.until(f"{SHOWN}.startsWith('no connection')")
+    tab.call("Fetch.disable")
+    tab.until(f"{SHOWN} == 'live'")
 
 
 def test_a_channel_is_paused_and_deleted_by_keyboard_alone(
@@ -84,13 +122,37 @@ def test_a_channel_is_paused_and_deleted_by_keyboard_alone(
     assert tab.problems() == []
 
 
+def test_a_dead_letter_is_copied_chosen_edited_and_published_again(
+    browser: Chromium, visited: Visited, nsqd: Nsqd
+) -> None:
+    tab = browser.tab(f"{visited.url}dead/t.dead.jsonl")
+    button = "document.querySelector('[data-copy]')"
+    tab.run(f"{button}.closest('details').open = true")
+    tab.run(f"{button}.click()")
+    tab.until(f"{button}.textContent != 'Copy'")
+    assert tab.run("getSelection().toString()").startswith("nsqtools pub --topic t --json '{")
+    tab.run("document.getElementById('all').click()")
+    assert tab.run("document.querySelectorAll('[name=pick]:checked').length") == 1
+    tab.run("document.querySelector('form[method=post] button').click()")
+    tab.until("location.pathname == '/edit' && document.readyState == 'complete'")
+    tab.run("document.querySelector('textarea').value = 'edited <b>'")
+    tab.run("document.querySelector('.danger').click()")
+    tab.until("document.body.textContent.includes('1 of 1 message published')")
+    eventually(lambda: nsqd.channel("t", "c")["depth"] == 3)
+    assert tab.problems() == []
+
+
 def test_every_page_fits_a_phone_and_follows_the_dark_scheme(
-    browser: Chromium, visited: Visited
+    browser: Chromium, visited: Visited, nsqd: Nsqd
 ) -> None:
     phone = browser.tab(visited.url, width=390, dark=True)
     background = "getComputedStyle(document.body).backgroundColor"
     assert phone.run(background) == "rgb(17, 24, 31)"
+    long = "x" * 64
+    nsqd.create(long, long)
+    eventually(lambda: visited.get(f"/topic/{long}/{long}").status == 200)
     for path in (
+        *(f"topic/{long}/{long}", f"change?verb=delete&topic={long}&channel={long}"),
         *("", "nodes", "topic/t", "topic/t/c", "doctor?topic=t", "messages/t/c", "dead"),
         *("dead/t.dead.jsonl", "publications", "change?verb=delete&topic=t", "none"),
     ):

@@ -3,8 +3,11 @@
 import html
 import json
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
 from tests.support.visiting import Visited
-from tests.support.webserver import WebServer
+from tests.support.webserver import Answer, WebServer
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def test_topics_are_filtered_sorted_and_shown_with_what_doctor_finds(
     assert "page 1 of 2" in first
     assert first.index("orders") < first.index("quiet00")
     assert "<b>warning</b> <code>NSQ036</code> channel archive of topic orders: depth 3" in first
-    by_name = visited.get("/?sort=topic&page=2").text
+    by_name = visited.get("/?sort=name&page=2").text
     assert "quiet59" in by_name
     assert ">orders<" not in by_name.partition("doctor finds")[0]
     found = visited.get("/?q=ORD").text
@@ -53,7 +56,13 @@ def test_a_topic_and_a_channel_show_numbers_charts_and_consumers(
     assert page.count('<svg class="chart"') == 2
     page = eventually(lambda: _with(visited.get(f"/topic/{topic}/busy").text, "nsqtools/"))
     assert page.count('<svg class="chart"') == 7
-    assert "Finished" in page
+    rate = r"<td>\d+</td><td>[1-9][\d.]*</td><td>0</td><td>0</td>"  # finished, but not requeued
+
+    def finishes() -> bool:
+        nsqd.publish(topic, [b"x"])
+        return bool(re.search(rate, visited.get(f"/topic/{topic}/busy").text))
+
+    eventually(finishes)
     assert f"<td>{nsqd.http}</td>" in page
     assert "no answering nsqd has channel none" in visited.get(f"/topic/{topic}/none").text
     assert f"topic {topic}" in visited.get(f"/doctor?topic={topic}&channel=c").text
@@ -83,6 +92,10 @@ def test_numbers_of_which_an_nsqd_did_not_answer_say_so(
     assert "no answer: " in visited.get("/nodes").text
 
 
+def entries(audit: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in audit.read_text().splitlines()]
+
+
 def test_a_change_is_confirmed_made_logged_and_told(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, endpoint: WebServer
 ) -> None:
@@ -94,13 +107,10 @@ def test_a_change_is_confirmed_made_logged_and_told(
     names = {"topic": topic, "channel": "c", "nsqd": ""}
     assert visited.post("/change", {"verb": "pause", **names}).status == 200
     assert nsqd.channel(topic, "c")["paused"]
-    entry = json.loads(audit.read_text().splitlines()[0])
-    assert (entry["action"], entry["topic"], entry["remote"]) == (
-        "pause_channel",
-        topic,
-        "127.0.0.1",
-    )
-    notice = json.loads(endpoint.requests[0].body)
+    for entry, state in zip(entries(audit), ("begun", "done"), strict=True):
+        about = (entry["action"], entry["state"], entry["topic"], entry["remote"])
+        assert about == ("pause_channel", state, topic, "127.0.0.1")
+    notice = json.loads(eventually(lambda: endpoint.requests)[0].body)
     assert (notice["action"], notice["channel"]) == ("pause_channel", "c")
 
     question = visited.get(f"/change?verb=delete&topic={topic}&channel=c").text
@@ -113,6 +123,17 @@ def test_a_change_is_confirmed_made_logged_and_told(
     names = {"topic": f"{topic}2", "channel": "", "nsqd": str(nsqd.http)}
     assert visited.post("/change", {"verb": "create", **names}).status == 200
     assert visited.get(f"/topic/{topic}2").status == 200
+
+
+def test_an_endpoint_that_hangs_delays_no_change(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> None:
+    nsqd.create(topic)
+    with WebServer(Answer(hangs=True)) as endpoint:
+        told = ("--notification-http-endpoint", endpoint.url("/hook"))
+        visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", *told)
+        fields = {"verb": "pause", "topic": topic, "channel": "", "nsqd": ""}
+        assert visited.post("/change", fields).status == 200
+        visited.process.kill()
+        assert "no response" not in visited.error()  # which is logged after 5 s
 
 
 def test_a_change_on_one_nsqd_leaves_the_others_alone(
@@ -131,16 +152,41 @@ def test_a_change_on_one_nsqd_leaves_the_others_alone(
     registered(topic, [nsqlookupd], 1)
 
 
+def test_topics_that_only_nsqlookupd_knows_are_shown_and_deleted(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    holder = make_nsqd(lookupds=[nsqlookupd])
+    fill(holder, f"{topic}-held", "c")
+    registered(f"{topic}-held", [nsqlookupd])
+    visited = Visited(nsqtools_cli, *lookup([nsqlookupd]), "--allow-changes")
+    names = {"topic": topic, "channel": "ghost", "nsqd": ""}
+    assert visited.post("/change", {"verb": "create", **names}).status == 200
+    page = visited.get("/").text
+    assert page.count("only nsqlookupd<") == 1
+    page = visited.get(f"/topic/{topic}").text
+    assert "Only nsqlookupd knows it" in page
+    assert f'href="/topic/{topic}/ghost"' in page
+    assert "Only nsqlookupd knows it" in visited.get(f"/topic/{topic}/ghost").text
+    assert visited.get(f"/topic/{topic}/none").status == 404
+    for name in ("ghost", topic):
+        wanted = {"verb": "delete", "confirm": name, **names}
+        assert visited.post("/change", wanted).status == 200
+        assert visited.get(f"/topic/{topic}/ghost").status == 404
+        names["channel"] = ""
+    assert "only nsqlookupd<" not in visited.get("/").text
+
+
 def test_behind_a_proxy_all_links_have_the_base_path(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
     visited = Visited(nsqtools_cli, *http([nsqd]), "--base-path", "/nsq")
     assert visited.url.endswith("/nsq")
     assert visited.get("/nsq").headers["location"] == "/nsq/"
     page = visited.get("/nsq/").text
     links = re.findall(r'(?:href|src|action)="([^"]*)"', page)
-    assert {link.partition("?")[0] for link in links} > {"/nsq/", "/nsq/ui.js", "/nsq/nodes"}
+    assert {link.partition("?")[0] for link in links} > {"/nsq/", "/nsq/static/ui.js", "/nsq/nodes"}
     assert all(link.startswith(("/nsq/", "#")) for link in links)
-    assert visited.get("/nsq/ui.css").status == 200
+    assert visited.get("/nsq/static/ui.css").status == 200
     assert visited.get("/").status == 404
+    assert visited.get("/nsq/nodes/").status == 404  # no redirect built from the Host header
 
 
 def picks(page: str) -> list[str]:
@@ -166,6 +212,8 @@ def test_messages_of_a_channel_are_looked_at_filtered_and_given_back(
     assert "2 attempts" in page
     page = visited.post(f"/messages/{topic}/c", {"count": "3", "q": '"AMOUNT":5}'}).text
     assert "3 messages received, 1 shown" in page
+    large = visited.post(f"/messages/{topic}/c", {"jq": '"x" * 1000000000 | length > 0'})
+    assert (large.status, "without a result" in large.text) == (400, True)
     endless = visited.post(f"/messages/{topic}/c", {"jq": "range(1e18) | select(. < 0)"})
     assert (endless.status, "within 2 s" in endless.text) == (400, True)
 
@@ -193,9 +241,7 @@ def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     visited = Visited(nsqtools_cli, *http([nsqd]))
     nsqd.create(topic)
     nsqd.publish(topic, [b"waits"])
-    token = re.search(r'name="token" value="(\w+)"', _page(visited, f"/messages/{topic}"))
-    assert token
-    copy = {"token": token[1], "count": "2"}
+    copy = {"token": visited.reader_token(f"/messages/{topic}"), "count": "2"}
     assert visited.post(f"/messages/{topic}", copy).status == 409  # it would take what waits
     nsqd.create(topic, "c")
     eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">c<"))
@@ -211,15 +257,28 @@ def test_copies_of_a_topic_leave_its_channels_alone_even_for_readers(
     assert visited.post(f"/messages/{topic}/c", copy).status == 403
 
 
+def test_copies_are_refused_without_a_channel_that_stays_whatever_the_picture_says(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic)
+    visited = Visited(nsqtools_cli, *http([nsqd]), "--allow-changes", "--interval", "1s")
+    nsqd.create(topic, "c")
+    copy = {"token": visited.token(), "count": "1"}
+    eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">c<"))
+    nsqd.delete(topic, "c")
+    assert visited.post(f"/messages/{topic}", copy).status == 409
+    assert nsqd.topic(topic)["channels"] == []
+    tail = ("tail", "--topic", topic, "--channel", "tail#ephemeral")
+    nsqtools_cli.start(*tail, "--nsqd-tcp-address", str(nsqd.tcp))
+    eventually(lambda: _with(visited.get(f"/topic/{topic}").text, ">tail#ephemeral<"))
+    assert visited.post(f"/messages/{topic}", copy).status == 409
+
+
 def _field(page: str, name: str) -> str:
     """The value of a hidden field."""
     found = re.search(f'type="hidden" name="{name}" value="([^"]*)"', page)
     assert found
     return found[1]
-
-
-def _page(visited: Visited, path: str) -> str:
-    return eventually(lambda: (answer := visited.get(path)).status == 200 and answer.text) or ""
 
 
 def test_dead_letters_are_edited_and_published_again_with_a_log(
@@ -229,15 +288,17 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     folder = tmp_path / "dead"
     folder.mkdir()
     lines = [
-        {"reason": "bad & worse", "topic": topic, "timestamp": 10**18, "body": "one\ntwo"},
+        {"reason": "bad & worse \ud800", "topic": topic, "timestamp": 10**18, "body": "one\ntwo"},
         {"reason": "", "topic": topic, "body_b64": "/wA="},
+        {"reason": "", "topic": topic, "body": "a\r\nb\r", "timestamp": 10**400},
         {"reason": "", "topic": topic, "body": "stays"},
     ]
     text = "\n".join(map(json.dumps, lines)) + "\n{broken}\n" + '{"reason":"torn'
     (folder / f"{topic}.dead.jsonl").write_text(text)
     (folder / "secret").write_text("secret")
     (folder / "link.dead.jsonl").symlink_to(folder / "secret")
-    options = ("--dead-letter-dir", str(folder), "--allow-changes")
+    audit = tmp_path / "audit"
+    options = ("--dead-letter-dir", str(folder), "--allow-changes", "--audit-log", str(audit))
     visited = Visited(nsqtools_cli, *http([nsqd]), *options)
     assert "link.dead" not in visited.get("/dead").text
     for name in ("secret", "link.dead.jsonl", "..%2fsecret", "%2e%2e"):
@@ -245,27 +306,38 @@ def test_dead_letters_are_edited_and_published_again_with_a_log(
     page = visited.get(f"/dead/{topic}.dead.jsonl").text
     assert "bad &amp; worse" in page
     assert "not JSON" in page
-    chosen = picks(page)[:2]
+    many = "".join(json.dumps({"reason": "", "body": f"n{n}"}) + "\n" for n in range(300))
+    (folder / "many.dead.jsonl").write_text(many)
+    assert picks(visited.get("/dead/many.dead.jsonl?q=N299").text)
+    (folder / "many.dead.jsonl").unlink()
+    chosen = picks(page)[:3]
     source = _field(page, "source")
     form = [("token", visited.token()), ("target", topic), ("source", source)]
     page = visited.post("/edit", [*form, *(("pick", each) for each in chosen)]).text
     assert _field(page, "source") == source
     assert "one\ntwo</textarea>" in page
-    fields = [("topic", topic), ("source", source), ("rate", "1000"), ("text0", "one\r\n2")]
+    assert page.count("<textarea") == 1  # a browser would change the line ends of the third
+    nonce = ("nonce", _field(page, "nonce"))
+    fields = [("topic", topic), ("source", source), ("rate", "1000"), nonce]
     sent = [("token", visited.token()), *fields, *(("pick", each) for each in picks(page))]
-    assert visited.post("/publish", sent).status == 303
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 2)
-    log = eventually(lambda: _with(visited.get("/publications").text, "2 of 2 messages"))
+    emptied = visited.post("/publish", [*sent, ("text0", "")])
+    assert (emptied.status, "message 1 is empty" in emptied.text) == (400, True)
+    for _ in range(2):  # a double click
+        assert visited.post("/publish", [*sent, ("text0", "one\r\n2")]).status == 303
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 3)
+    log = eventually(lambda: _with(visited.get("/publications").text, "3 of 3 messages"))
+    assert log.count("<section>") == 1
+    begun, ended = eventually(lambda: entries(audit)[1:] and entries(audit))
+    origin = {"from": f"{topic}.dead.jsonl byte 0", "bytes": 5}
+    assert begun["messages"][0] == {**origin, "sha256": sha256(b"one\n2").hexdigest()}
+    assert (ended["state"], ended["published"], ended["failed"]) == ("done", 3, 0)
     assert f"{topic}.dead.jsonl byte 0, 5 bytes: published to {topic}" in log
     done = nsqtools_cli(
-        "tail", "--topic", topic, "--channel", "c", "-n", "2", "--nsqd-tcp-address", str(nsqd.tcp)
+        "tail", "--topic", topic, "--channel", "c", "-n", "3", "--nsqd-tcp-address", str(nsqd.tcp)
     )
-    assert done.stdout == b"one\n2\n\xff\x00\n"
+    assert done.stdout == b"one\n2\n\xff\x00\na\r\nb\r\n"
     page = visited.get(f"/dead/{topic}.dead.jsonl").text
-    assert (page.count("(published again)"), "bad &amp; worse (published again)" in page) == (
-        2,
-        True,
-    )
+    assert page.count("(published again)") == 3
     plan = nsqtools_cli("redrive", "--from-dir", str(folder), "--topic", topic, "--dry-run")
     assert plan.stdout == f"{topic}\t-\t1\n".encode()
 
@@ -298,6 +370,22 @@ def test_messages_of_a_dead_letter_topic_are_finished_once_they_are_published(
     assert nsqd.channel(topic, "c")["depth"] == 2
 
 
+def test_what_a_page_lets_choose_fits_a_form(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    bodies = ["%" * size for size in (900_000, 700_000, 90_000)]
+    lines = [json.dumps({"reason": "", "body": body}) + "\n" for body in bodies]
+    (tmp_path / "large.dead.jsonl").write_text("".join(lines))
+    options = ("--dead-letter-dir", str(tmp_path), "--allow-changes")
+    visited = Visited(nsqtools_cli, *http([nsqd]), *options)
+    assert picks(visited.get("/dead/large.dead.jsonl").text) == []
+    chosen = picks(visited.get(f"/dead/large.dead.jsonl?start={len(lines[0])}").text)
+    assert len(chosen) == 1  # with the third message, they would be too large together
+    fields = [("token", visited.token()), ("topic", topic), ("pick", chosen[0])]
+    assert visited.post("/publish", [*fields, ("text0", bodies[1])]).status == 303
+    eventually(lambda: nsqd.topic(topic)["depth"] == 1)
+
+
 def test_a_look_at_a_channel_finds_messages_wherever_they_are(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
 ) -> None:
@@ -305,9 +393,9 @@ def test_a_look_at_a_channel_finds_messages_wherever_they_are(
     for nsqd, count in zip(nsqds, (0, 4, 1), strict=True):
         nsqd.create(topic, "c")
         nsqd.publish(topic, [b"x"] * count)
-    visited = Visited(nsqtools_cli, *http(nsqds), "--allow-changes")
-    eventually(lambda: _with(visited.get(f"/topic/{topic}/c").text, "<dd>5 "))
-    for wanted, received in (("4", 4), ("100", 5)):
+    visited = Visited(nsqtools_cli, *http(nsqds), "--allow-changes", "--interval", "10m")
+    nsqds[0].publish(topic, [b"after the only poll"] * 3)
+    for wanted, received in (("4", 4), ("100", 8)):
         page = visited.post(f"/messages/{topic}/c", {"count": wanted}).text
         assert f"{received} messages received" in page
 
@@ -322,4 +410,23 @@ def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
     page = visited.get("/nodes").text
     assert f'<th scope="row">{nsqlookupd.http}</th><td class="">answers</td><td>1</td>' in page
     assert f">{topic}<" not in page
-    assert f">{topic}<" in visited.get(f"/nodes?nsqd={nsqd.http}").text
+    assert "<td>1 of 1</td>" in page
+    nsqd.create("unheard")
+    page = eventually(lambda: _with(visited.get(f"/nodes?nsqd={nsqd.http}").text, ">unheard<"))
+    line = page.partition(f">{topic}</a></th>\n")[2].partition("</tr>")[0]
+    assert line == "<td>2</td><td>1</td><td>0</td><td>2</td>"
+
+
+def test_a_signal_ends_it_without_a_word_while_browsers_look(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    fill(nsqd, topic, "c")
+    visited = Visited(nsqtools_cli, *http([nsqd]))
+    fields = {"token": visited.reader_token(f"/messages/{topic}")}
+    with visited.stream("/") as events, ThreadPoolExecutor(1) as pool:
+        assert next(events)
+        pool.submit(visited.post, f"/messages/{topic}", fields)
+        eventually(lambda: len(nsqd.topic(topic)["channels"]) == 2)
+        visited.process.send_signal(signal.SIGINT)
+        assert visited.error() == ""
+    assert visited.process.returncode == 130

@@ -106,9 +106,9 @@ def demo() -> None:
     demo starts a sandbox on free ports, runs command lines as you would type them, and cleans up at
     the end, even when interrupted. It reads no configuration file or variable.
     """
-    import asyncio
 
     from nsqtools.cli.service import until_signal
+    from nsqtools.tasks import run_loop
 
     # Under "stty tostop" a background process group could not write to the terminal otherwise.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -119,7 +119,7 @@ def demo() -> None:
         await _play()
         is_over = True
 
-    asyncio.run(until_signal(play()))
+    run_loop(until_signal(play()))
     if not is_over:
         raise click.ClickException("stopped by a signal before the end")
 

@@ -43,7 +43,6 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     with their codes, and what to do about each. It changes nothing. The exit status is 4 if there
     are warnings, 1 if there are errors, and 3 if no server answers.
     """
-    import asyncio
 
     from nsqtools.cli.remotes import with_secret
     from nsqtools.engine.doctor import diagnose
@@ -51,26 +50,29 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     from nsqtools.engine.doctor.examine import examine
     from nsqtools.engine.doctor.findings import without
     from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
+    from nsqtools.tasks import run_loop
 
     skipped = _skipped(options.skip)
     before = None
     if options.compare and not _is_first_run(options):
         before = load(options.compare)
-    facts = asyncio.run(examine(_question(options), with_secret(config)))
+    facts = run_loop(examine(_question(options), with_secret(config)))
     found = diagnose(facts)
     findings = without(found, skipped)
     seen = SavedSnapshot.of(facts, found)
     changes = compare(before, seen, skipped) if before else None
-    if options.json:
-        _print_json(options, findings, changes)
-    else:
-        _print(findings)
-        if changes:
-            _print_changes(changes)
+    try:
+        if options.json:
+            _print_json(options, findings, changes)
+        else:
+            _print(findings)
+            if changes:
+                _print_changes(changes)
+    finally:  # also if nobody reads the output
+        if options.save and facts.anybody:
+            save(options.save, seen)
     if not facts.anybody:
         raise Ended(Exit.UNREACHABLE)
-    if options.save:
-        save(options.save, seen)
     severities = {finding.severity for finding in findings}
     if "error" in severities:
         raise Ended(Exit.FAILURE)
@@ -144,10 +146,16 @@ def _print_changes(changes: Changes) -> None:
 def _kinds(changes: Changes) -> Iterator[tuple[str, list[str]]]:
     yield "new", [_line(each) for each in changes.new_findings]
     yield "gone", [_line(each) for each in changes.gone_findings]
-    for kind, keys in (("came", changes.came), ("went", changes.went), ("still", changes.still)):
+    places = (
+        ("came", changes.nsqds_came, changes.came),
+        ("went", changes.nsqds_went, changes.went),
+        ("still", (), changes.still),
+    )
+    for kind, nsqds, keys in places:
         topics = {topic for topic, channel in keys if not channel}
         others = [f"channel {key[1]} of topic {key[0]}" for key in keys if key[0] not in topics]
-        yield kind, [*(f"topic {topic}" for topic in sorted(topics)), *others]
+        named = [f"nsqd {name}" for name in nsqds] + [f"topic {name}" for name in sorted(topics)]
+        yield kind, [*named, *others]
 
 
 def _print_json(
@@ -170,5 +178,7 @@ def _print_json(
                 kind: [{"topic": topic, "channel": channel} for topic, channel in keys]
                 for kind, keys in places.items()
             },
+            "nsqds_came": list(changes.nsqds_came),
+            "nsqds_went": list(changes.nsqds_went),
         }
     print_json(shown)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nsqtools.cli.options import CommandGroup, argument, options
-from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.output import print_json, print_json_list, print_rows
 from nsqtools.cli.remotes import client_limits
 from nsqtools.config.admin import LookupOptions
 from nsqtools.config.option import Option
@@ -94,13 +94,13 @@ def _look_up(options: LookupOptions, topic: str) -> list[Lookup]:
 
 def _ask(options: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
     """The answers of all nsqlookupds; raises UnreachableError if no nsqlookupd answers."""
-    import asyncio
     import logging
 
     from nsqtools.engine.lookup import ask_lookupds
+    from nsqtools.tasks import run_loop
 
     limits = {**client_limits(options), "request_timeout": options.timeout}  # the only request
-    answers = asyncio.run(ask_lookupds(options.lookupd_http_address, call, **limits))
+    answers = run_loop(ask_lookupds(options.lookupd_http_address, call, **limits))
     for _, error in answers.failures:
         logging.getLogger(__name__).warning("nsqlookupd %s", error)
     return answers.values
@@ -121,16 +121,16 @@ def _print_producers(
     found: Iterable[Registration], options: LookupOptions, *, topics: bool = False
 ) -> None:
     """Print nsqds. The TCP address is first, for ``cut -f1``."""
-    ordered = sorted(found, key=lambda producer: producer.tcp)
+    ordered = sorted(found, key=lambda producer: (producer.host, producer.tcp_port))
     if options.json:
-        print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
+        print_json_list("producers", (_as_json(each, topics=topics) for each in ordered))
         return
     header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
-    rows = [
+    rows = (
         [str(each.tcp), str(each.http), each.hostname, each.version]
         + ([_topics(each)] if topics else [])
         for each in ordered
-    ]
+    )
     print_rows(header, rows)
 
 

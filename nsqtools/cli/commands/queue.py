@@ -83,15 +83,15 @@ def cat(*, data_path: str, which: QueueOptions, form: QueueCatOptions) -> None:
     After damage, cat looks for the next message and logs the skipped bytes; the exit status is then
     4.
     """
-    import asyncio
     import logging
 
     from nsqtools.records.diskqueue.queuefiles import QueueReader
+    from nsqtools.tasks import run_loop
 
     found = _find(data_path, which)
     meta = _meta_of(found)
     reader = QueueReader(found, meta, form.max_msg_size, bad=form.damaged)
-    printed = asyncio.run(_print(found, reader, form))
+    printed = run_loop(_print(found, reader, form))
     if found.bad and not form.damaged:
         logging.getLogger(__name__).warning(
             "%s left out, which nsqd gave up: --damaged reads it",

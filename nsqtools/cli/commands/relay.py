@@ -40,12 +40,12 @@ def relay(
     A message is finished once the destination has it. By default messages go unchanged to the topic
     of the same name. Options rename topics, filter messages and edit them.
     """
-    import asyncio
     from math import ceil
 
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.remotes import beside_producer, with_secret
     from nsqtools.cli.service import consume
+    from nsqtools.tasks import run_loop
 
     config = with_secret(beside_producer(config))
     target = target.with_values(auth_secret=config.auth_secret, auth_secret_file="")
@@ -61,7 +61,7 @@ def relay(
         sink = _sink(source, relaying, dead, stop, config, target)
         await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
 
-    asyncio.run(work())
+    run_loop(work())
 
 
 def _sink(

@@ -27,11 +27,11 @@ def sandbox(*, options: SandboxOptions, nsqd: NsqdOptions) -> None:
     producers without Go. They lack HTTPS, auth servers, text stats, /config and /debug. They run
     until SIGINT or SIGTERM; their messages are then lost.
     """
-    import asyncio
 
     from nsqtools.cli.service import until_signal
+    from nsqtools.tasks import run_loop
 
-    asyncio.run(until_signal(_serve(options, nsqd)))
+    run_loop(until_signal(_serve(options, nsqd)))
 
 
 async def _serve(options: SandboxOptions, nsqd: NsqdOptions) -> None:

@@ -38,7 +38,6 @@ def tail(
     waiting messages. With --channel, tail consumes the channel: a message is finished when
     printed, or put back with --peek.
     """
-    import asyncio
     import random
 
     from nsqtools.cli.logs import show_status
@@ -47,6 +46,7 @@ def tail(
     from nsqtools.cli.service import consume
     from nsqtools.sinks.peek import PeekSink
     from nsqtools.sinks.stdout import StreamSink
+    from nsqtools.tasks import run_loop
 
     writer, count, selection = stream_writer(form), stop.count, selection_of(form)
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
@@ -65,7 +65,7 @@ def tail(
             sink = PeekSink(STDOUT, writer, count, selection=selection)
         await consume(source, channel, config, stop, sink, metrics=metrics)
 
-    asyncio.run(run())
+    run_loop(run())
 
 
 async def _require_channel(

@@ -37,11 +37,11 @@ def to_file(
     A message is finished once it is on disk, in a file readable even after a crash. The name of an
     incomplete file ends in .part. After a crash, the next start completes the files left behind.
     """
-    import asyncio
 
     from nsqtools.cli.logs import adjust
     from nsqtools.cli.service import consume
     from nsqtools.sinks.files.filesink import file_sink
+    from nsqtools.tasks import run_loop
 
     adjust(files.log_level, files.log_prefix)
     sink = file_sink(source, files, config)
@@ -57,7 +57,7 @@ def to_file(
         metrics=metrics,
         hangup=sink.reopen,
     )
-    asyncio.run(consuming)
+    run_loop(consuming)
 
 
 def choose_topics(source: ArchiveSourceOptions) -> Sequence[str] | re.Pattern[str]:

@@ -42,11 +42,11 @@ def to_http(
 
     A message is finished once an endpoint has accepted it. Until then to-http tries again.
     """
-    import asyncio
 
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.remotes import with_secret
     from nsqtools.cli.service import consume
+    from nsqtools.tasks import run_loop
 
     worker = None
     if http.workers > 1:
@@ -55,7 +55,7 @@ def to_http(
         check_shares(http, config, stop)
         worker = Worker.find()
         if not worker:
-            asyncio.run(run_workers(http.workers, metrics))
+            run_loop(run_workers(http.workers, metrics))
             return
         http = http.with_values(
             concurrency=worker.share(http.concurrency), rate=http.rate / worker.count
@@ -71,7 +71,7 @@ def to_http(
         sink = http_sink(source, http, dead, config)
         await consume(source, source.channel, config, stop, sink, metrics=metrics, worker=worker)
 
-    asyncio.run(deliver())
+    run_loop(deliver())
 
 
 def http_sink(

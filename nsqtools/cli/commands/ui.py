@@ -31,11 +31,11 @@ def ui(*, servers: ClusterOptions, page: UiOptions, config: ClientConfig) -> Non
     updates itself. It is read-only without --allow-changes. ui prints its address, and serves until
     SIGINT or SIGTERM.
     """
-    import asyncio
 
     from nsqtools.cli.service import until_signal
+    from nsqtools.tasks import run_loop
 
-    asyncio.run(until_signal(_serve(servers, page, config)))
+    run_loop(until_signal(_serve(servers, page, config)))
 
 
 async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig) -> None:
@@ -71,10 +71,9 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     allow_many_files()
     async with open_cluster(servers) as cluster, open_cluster(servers, quiet=True) as details:
         watch = ClusterWatch(cluster, details, page.interval)
-        again = Republications(_log_bug)
-        site = Site(watch, page, addresses, with_secret(config), Audit(page), again, decoder)
-        app = application(site)
-        server = PageServer(address)
+        again, audit = Republications(_log_bug), Audit(page)
+        site = Site(watch, page, addresses, with_secret(config), audit, again, decoder)
+        server = PageServer(address, application(site))
         notifier = Notifier()
         try:
             await watch.poll()
@@ -82,14 +81,15 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
             sys.stdout.flush()
             async with (
                 supervised(notifier, watch.status, None, list),  # without metrics
-                beside(watch.run(), watch.stop),
+                beside(server.serve(), server.stop),
             ):
                 notifier.ready()
-                await server.serve(app)
+                await watch.run()  # its end ends the streams, before the server waits for them
         finally:
             notifier.stopping()
             server.close()
             await again.close()
+            await audit.close()
             if decoder:
                 decoder.close()
             await watch.close()

@@ -301,11 +301,15 @@ def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
         fix = f"see whether they are in backoff, or are stopping: {look}"
         yield fault("NSQ040", f"{text}, and RDY 0 of all", fix, error=True, **about)
         return
-    is_late = any(channel.timeout_count for _, channel in found)
-    if not is_late and all(_is_slow(facts, client) for _, client in clients):
+    timeouts = _sum(found, "timeout_count")
+    if not timeouts and all(_is_slow(facts, client) for _, client in clients):
         return
     text += ", and none has settled a message in 1 s, with as many in flight as its RDY"
-    yield fault("NSQ041", text, f"see whether they hang: {look}", **about)
+    later = [nsqd.channel(facts.channel, later=True) for nsqd, _ in found]
+    late = sum(channel.timeout_count for channel in later if channel) - timeouts
+    if late > 0:
+        text += f", while {_messages(late)} timed out"
+    yield fault("NSQ041", text, f"see whether they hang: {look}", error=late > 0, **about)
 
 
 def _is_slow(facts: Facts, client: ClientStats) -> bool:

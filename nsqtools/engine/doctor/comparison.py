@@ -1,4 +1,4 @@
-"""What has changed between two snapshots: findings, topics and channels."""
+"""What has changed between two snapshots: findings, nsqds, topics and channels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Changes:
     ``still`` are those on which nothing was published and nothing consumed: a topic only with all
     its channels. Nothing is said of nsqds that were silent in either snapshot, or that a silent
     nsqlookupd may list, or of counters of an nsqd restarted since. While servers are silent, only
-    findings about a single nsqd that answers are gone.
+    findings about a single nsqd that answers are gone. ``nsqds_came`` and
+    ``nsqds_went`` are the nsqds that only one of the snapshots knows.
     """
 
     since: float
@@ -34,6 +35,8 @@ class Changes:
     came: tuple[ChannelKey, ...]
     went: tuple[ChannelKey, ...]
     still: tuple[ChannelKey, ...]
+    nsqds_came: tuple[str, ...]
+    nsqds_went: tuple[str, ...]
 
 
 def compare(before: SavedSnapshot, now: SavedSnapshot, skipped: Collection[str] = ()) -> Changes:
@@ -52,6 +55,8 @@ def compare(before: SavedSnapshot, now: SavedSnapshot, skipped: Collection[str] 
         _only_in_second(*samples, hidden=bool(before.silent_lookupds)),
         _only_in_second(*reversed(samples), hidden=bool(now.silent_lookupds)),
         _still(*samples),
+        _nsqds_only_in_second(before, now),
+        _nsqds_only_in_second(now, before),
     )
 
 
@@ -64,6 +69,17 @@ def _only_in_second(first: Samples, second: Samples, *, hidden: bool) -> tuple[C
     unseen = {name for name in second if first.get(name) is None and (hidden or name in first)}
     doubtful = _keys({name: second[name] for name in unseen})
     return tuple(sorted(_keys(second) - known - doubtful))
+
+
+def _nsqds_only_in_second(first: SavedSnapshot, second: SavedSnapshot) -> tuple[str, ...]:
+    """Return the nsqds that answered at the second only; none if the first may not tell.
+
+    A silent nsqlookupd may have listed them. An nsqd that was silent at the first, and is unknown
+    to the second, may be one of them under another address.
+    """
+    if first.silent_lookupds or first.failures.keys() - second.samples().keys():
+        return ()
+    return tuple(sorted(second.stats.keys() - first.samples().keys()))
 
 
 def _keys(samples: Samples) -> set[ChannelKey]:

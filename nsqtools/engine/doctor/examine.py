@@ -255,13 +255,24 @@ class _Examination:
             url = _url_of(tcp, infos, alone=len(self._question.nsqds) == len(infos) == 1)
             infos.pop(url, None)
             found.append(_given(tcp, url))
+        taken: dict[Address, list[NsqdInfo]] = {}
         for url, info in infos.items():
             own = info.tcp if info else None
+            if info and own:
+                others = taken.setdefault(own, [])
+                if info in others:
+                    continue  # the nsqd was given twice, with two spellings
+                others.append(info)
             index = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
             if index is None:
                 found.append(_given(own, url))
-            else:  # ask the nsqd at the given address: its listed address may not work
-                found[index] = replace(found[index], http=_address(url), url=url)
+                continue
+            # Ask the nsqd at the given address: its listed address may not work.
+            known = replace(found[index], http=_address(url), url=url)
+            if own and len(taken[own]) > 1:  # another nsqd with the same broadcast address
+                found.append(known)
+            else:
+                found[index] = known
         return found
 
     async def _info(self, url: str) -> NsqdInfo | None:
@@ -336,7 +347,7 @@ class _Examination:
                 certificate = connection.certificate
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
-            text = f"no response within {format_duration(limit)}"
+            text = f"no response within {format_duration(round(limit, 1))}"
             return _Greeting(error=UnreachableError(text, tcp, reason="silence"))
         except PeerError as refused:
             return _Greeting(needs_tls=_wants_tls(refused), error=refused.bare())

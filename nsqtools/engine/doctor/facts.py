@@ -206,20 +206,25 @@ class Facts:
         return {name for some in names for name in some}
 
     def command(self, *words: str, nsqds: tuple[NsqdFacts, ...] = ()) -> str:
-        """Return a ``nsqtools`` command with the HTTP addresses of ``nsqds``, or of all servers."""
-        nsqds = nsqds or (() if self.lookupds else self.nsqds)
+        """Return a ``nsqtools`` command with the HTTP addresses of ``nsqds``, or of all servers.
+
+        nsqlookupds stand for the nsqds that they list.
+        """
+        addressed = nsqds or (self._unlisted if self.lookupds else self.nsqds)
         return _line(
             *words,
-            *_each("--nsqd-http-address", (each.url for each in nsqds)),
             *(() if nsqds else self._lookupd_options),
+            *_each("--nsqd-http-address", (each.url for each in addressed)),
         )
 
     def consume(self, channel: str) -> str:
         """Return the command to print a channel's messages or, without a channel, copies of all."""
         words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
-        addresses = (each.right_tcp for each in self.nsqds if each.given and each.tcp)
-        nsqds = () if self.lookupds else _each("--nsqd-tcp-address", addresses)
-        return _line(*words, *self._lookupd_options, *nsqds)
+        if self.lookupds and not self._unlisted:
+            return _line(*words, *self._lookupd_options)
+        nsqds = [each for each in self.nsqds if each.topic or (each.given and not self.lookupds)]
+        addresses = (each.right_tcp for each in nsqds if each.tcp)
+        return _line(*words, *_each("--nsqd-tcp-address", addresses))
 
     def publish(self) -> str:
         """Return the command to publish a message to an answering nsqd."""
@@ -230,6 +235,11 @@ class Facts:
     def watch_consumers(self) -> str:
         """Return the command to show the finished messages of each consumer of the channel."""
         return self.command("stats", "--clients", "--topic", self.topic, "--channel", self.channel)
+
+    @property
+    def _unlisted(self) -> list[NsqdFacts]:
+        """The nsqds with the topic that were given, as no nsqlookupd lists them."""
+        return [each for each in self.nsqds if each.topic and each.given and not each.producer]
 
     @property
     def _lookupd_options(self) -> list[str]:

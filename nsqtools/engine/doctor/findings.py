@@ -190,7 +190,7 @@ CHECKS = (
         "NSQ029",
         "listing",
         "error",
-        "Several nsqds are registered with one broadcast address: consumers reach one of them.",
+        "Several nsqds have one broadcast address: consumers reach one of them.",
         "Start each with a `-broadcast-address` of its own.",
     ),
     Check(
@@ -279,7 +279,8 @@ CHECKS = (
         "warning",
         "A consumer of the channel examined, or every consumer of a channel, has as many messages "
         "in flight as its RDY, and settled none between the two looks. Without `--topic` only if "
-        "messages have timed out, or consumers were faster before. An error if messages time out.",
+        "messages have timed out, or consumers were faster before or have settled none at all. An "
+        "error if messages time out between the looks.",
         "See whether the consumers hang.",
     ),
     Check(

@@ -119,6 +119,7 @@ def _not_listed(nsqd: NsqdFacts, topic: str) -> Finding:
 def judge_registrations(facts: Facts) -> Iterator[Finding]:
     """Judge all registrations of a whole cluster against what nsqds have."""
     answering = [each for each in facts.lookupds if not each.error]
+    yield from _judge_addresses(facts, answering)
     if not answering:
         return
     for each in answering:
@@ -126,7 +127,6 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
     where = "" if len(answering) == len(facts.lookupds) else " that answers"
     if not any(each.nodes for each in answering):
         yield _nobody(where)
-    yield from _judge_addresses(answering)
     yield from _judge_agreement(answering)
     for nsqd in facts.nsqds:
         if nsqd.producer is None and nsqd.stats:
@@ -139,14 +139,18 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
     yield from _judge_leftovers(facts, answering)
 
 
-def _judge_addresses(answering: list[LookupdFacts]) -> Iterator[Finding]:
-    """Judge whether each nsqd has a broadcast address of its own."""
-    claims: dict[Address, set[str]] = {}
+def _judge_addresses(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge whether each nsqd, given or registered, has a broadcast address of its own."""
+    given: dict[Address, set[str]] = {}
+    for nsqd in facts.nsqds:
+        if nsqd.tcp:
+            given.setdefault(nsqd.tcp, set()).add(str(nsqd.http))
+    claims = {tcp: found for tcp, found in given.items() if len(found) > 1}
     for each in answering:
         claims |= claimed_twice(each.nodes)
     for tcp, found in sorted(claims.items()):
         names = some(sorted(found))
-        text = f"{len(found)} nsqds are registered with one broadcast address {tcp}: {names}"
+        text = f"{len(found)} nsqds have one broadcast address {tcp}: {names}"
         fix = "start each with a --broadcast-address of its own"
         yield fault("NSQ029", text, fix, server=tcp)
 
@@ -210,11 +214,14 @@ def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Fi
     having |= {each.name for n in facts.nsqds if n.later_stats for each in n.later_stats.topics}
     for each in answering:
         listed = _union(node.topics for node in each.nodes)
-        for topic in sorted(each.topics - having - listed):
+        forgotten = each.topics - having - listed
+        for topic in sorted(forgotten):
             text = f"nsqlookupd {each.address} has topic {topic}, but no nsqd has it"
             fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', topic)}"
             yield fault("NSQ025", text, fix, topic=topic, server=each.address)
         for topic, channel in each.stale_channels:
+            if topic in forgotten:
+                continue  # deleting the topic deletes its channels
             text = (
                 f"nsqlookupd {each.address} has channel {channel} of topic {topic}, but no nsqd "
                 "has it: the next nsqd with the topic creates it, and it keeps every message"

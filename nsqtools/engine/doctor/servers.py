@@ -28,6 +28,9 @@ _GROWN = 1000  # messages more on a disk after MOMENT
 
 _SECRET = "--auth-secret-file FILE"  # noqa: S105 - the name of an option
 _CA = "unless a CA of this system signed its certificate"
+_HANDSHAKE = (
+    "correct the address, or the options of TLS: --tls-root-ca-file, --tls-cert, --tls-min-version"
+)
 
 
 def judge_lookupds(facts: Facts) -> Iterator[Finding]:
@@ -40,7 +43,11 @@ def judge_lookupds(facts: Facts) -> Iterator[Finding]:
             continue
         wrong = _wrong_lookupd_port(each)
         text = f"{name} {wrong[0]}" if wrong else f"nsqlookupd {each.error}"
-        fix = wrong[1] if wrong else "start it, or give the address of one that runs"
+        fix = "start it, or give the address of one that runs"
+        if each.error.reason == "tls":
+            fix = _HANDSHAKE
+        if wrong:
+            fix = wrong[1]
         yield fault("NSQ001", text, fix, error=alone, server=each.address)
 
 
@@ -55,7 +62,7 @@ def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
             return "is its TCP port, which is for nsqds", f"give its HTTP port, as in {usual}"
         case "nsqd":
             return "is the TCP port of an nsqd", f"use --nsqd-tcp-address {each.address}"
-        case "tls":
+        case "tls" if each.error and each.error.reason != "tls":
             return "requires TLS", f"use --lookupd-http-address https://{each.address}"
     return None
 
@@ -119,7 +126,9 @@ def judge_tls(facts: Facts) -> Iterator[Finding]:
     offering = [nsqd.name for nsqd in facts.nsqds if nsqd.offers_tls]
     lacking = [nsqd.name for nsqd in facts.nsqds if nsqd.offers_tls is False]
     if offering and lacking:
-        text = f"nsqd {some(offering)} offers TLS, and nsqd {some(lacking)} does not"
+        offer = "offers" if len(offering) == 1 else "offer"
+        do = "does" if len(lacking) == 1 else "do"
+        text = f"nsqd {some(offering)} {offer} TLS, and nsqd {some(lacking)} {do} not"
         yield fault("NSQ006", text, "start all nsqds with --tls-cert and --tls-key")
     for nsqd in facts.nsqds:
         if nsqd.expiry and nsqd.expiry < facts.at + _SOON:
@@ -173,7 +182,10 @@ def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
         fix = "change the option that nsqd refuses"
         return fault("NSQ002", f"nsqd {error}", fix, server=tcp)
     if error.reason == "tls":
-        return fault("NSQ005", f"nsqd {error}", "", server=tcp)
+        fix = _HANDSHAKE
+        if "does not offer TLS" in error.text:
+            fix = "start it with --tls-cert and --tls-key, or leave --tls-v1 out"
+        return fault("NSQ005", f"nsqd {error}", fix, server=tcp)
     if nsqd.producer and not nsqd.given and not nsqd.is_there:
         return fault("NSQ024", f"nsqd {error}, and nsqlookupd lists it", _start(nsqd), server=tcp)
     return fault("NSQ002", f"nsqd {error}", _start(nsqd), server=tcp)
@@ -228,6 +240,8 @@ def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
 def _start(nsqd: NsqdFacts) -> str:
     if nsqd.http_error and "--timeout" in nsqd.http_error.text:
         return "give more time with --timeout"
+    if nsqd.http_error and nsqd.http_error.reason == "tls":
+        return _HANDSHAKE
     if nsqd.given or not nsqd.producer:
         return "start it, or give the address of one that runs"
     return "start it; if it runs, check its --broadcast-address, and firewalls on the way"
@@ -256,11 +270,13 @@ def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
             error=True,
             server=nsqd.name,
         )
-    elif nsqd.http_speaks == "tls":
+    elif nsqd.http_speaks == "tls" and error.reason != "tls":
         fix = f"use --nsqd-http-address https://{nsqd.http}"
         yield fault("NSQ003", f"{name} requires TLS: {unknown}", fix, server=nsqd.name)
     elif nsqd.answers:
         fix = "give the address of its HTTP API with --nsqd-http-address"
+        if error.reason == "tls":
+            fix = _HANDSHAKE
         yield fault("NSQ003", f"nsqd {error}: {unknown}", fix, server=nsqd.name)
     elif nsqd.tcp is None:
         yield fault("NSQ003", f"nsqd {error}", _start(nsqd), error=True, server=nsqd.name)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -42,11 +44,11 @@ _CLOCK = 60.0
 class SavedSnapshot:
     """The answers of all nsqds at time ``at``, in seconds since the epoch.
 
-    Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if the nsqd was
-    given by that and did not answer. ``stats`` has the nsqds that answered, ``failures`` the error
-    of each silent nsqd. ``listed`` has the topics that nsqlookupds list at each nsqd, silent or
-    not. ``silent_lookupds`` maps the address of each silent nsqlookupd to its error: nsqds may then
-    be missing.
+    Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if others claim the
+    same identity, or if the nsqd was given by that and did not answer. ``stats`` has the nsqds that
+    answered, ``failures`` the error of each silent nsqd. ``listed`` has the topics that nsqlookupds
+    list at each nsqd, silent or not. ``silent_lookupds`` maps the address of each silent nsqlookupd
+    to its error: nsqds may then be missing.
     """
 
     at: float
@@ -59,7 +61,12 @@ class SavedSnapshot:
     @classmethod
     def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
         """Return what a diagnosis of a whole cluster has seen at its last look."""
-        nsqds = {str(nsqd.broadcast or nsqd.name): nsqd for nsqd in facts.nsqds}
+        identities = [str(nsqd.broadcast or nsqd.name) for nsqd in facts.nsqds]
+        claims = Counter(identities)
+        nsqds = {
+            name if claims[name] == 1 else str(nsqd.http): nsqd
+            for name, nsqd in zip(identities, facts.nsqds, strict=True)
+        }
         looks = {name: nsqd.later_stats or nsqd.stats for name, nsqd in nsqds.items()}
         return cls(
             facts.at,
@@ -82,7 +89,11 @@ class SavedSnapshot:
 
 
 def save(path: str, snapshot: SavedSnapshot) -> None:
-    """Write a snapshot to a file that is complete once it has this name. Raises OutputError."""
+    """Write a snapshot to a file that is complete once it has this name. Raises OutputError.
+
+    A symbolic link is followed, and a file keeps its permissions. A device or a pipe is refused: a
+    file would take its place.
+    """
     data = {
         "format": FORMAT,
         "version": VERSION,
@@ -93,14 +104,19 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         "listed": {name: list(topics) for name, topics in snapshot.listed.items()},
         "findings": [asdict(each) for each in snapshot.findings],
     }
-    target = Path(path)
     try:
-        _replace(target, data)
+        _replace(path, data)
     except OSError as error:
         raise OutputError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
 
-def _replace(target: Path, data: object) -> None:
+def _replace(path: str, data: object) -> None:
+    mode = None
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError("not a regular file")
+    target = Path(os.path.realpath(path))
     new = target.parent / f".{target.name}.{token_hex(4)}"
     with open(new, "x", encoding="utf-8") as file:
         try:
@@ -108,7 +124,9 @@ def _replace(target: Path, data: object) -> None:
             file.write("\n")
             file.flush()
             if os.fstat(file.fileno()).st_size > _MAX_BYTES:
-                raise OutputError(f"{target}: {_TOO_LARGE} to save")
+                raise OutputError(f"{path}: {_TOO_LARGE} to save")
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
             os.fsync(file.fileno())
             os.replace(new, target)
         except BaseException:

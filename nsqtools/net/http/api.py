@@ -7,7 +7,6 @@ It reads version 1 of the API and the envelope of earlier servers, ``{"status_co
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import socket
@@ -23,6 +22,7 @@ from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
 from nsqtools.names import Address
 from nsqtools.net.http.client import Connections, DialError
+from nsqtools.net.http.longjson import LONG, loads
 from nsqtools.net.http.replies import ascii_host, is_host
 from nsqtools.net.http.wire import ClosedError, ReplyError, render, render_fields
 from nsqtools.net.tls import client_context, explain, plain, warn_of_secret_in_clear
@@ -38,7 +38,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_DIGITS = 25
 _POST_TIMEOUT = 5.0
 _POST_REPLY = 64 << 10
 _V1 = "nsq; version=1.0"
@@ -78,11 +77,8 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
     return URL(parts.scheme, address, quote(parts.path, safe="/%:@!$&'()*+,;=~"), query)
 
 
-async def post_json(url: str, body: bytes) -> int:
-    """POST a JSON body; returns the status. Raises DialError or ReplyError.
-
-    There is no timeout but for connecting: cancel the call.
-    """
+async def post_json(url: str, body: bytes) -> None:
+    """POST a JSON body; raises HTTPError unless a status of 2xx comes within 5 seconds."""
     scheme, address, path, _ = parse_url(url, 443 if url.startswith("https") else 80)
     _, mark, query = url.partition("?")  # sent as it was written
     fields = {
@@ -96,9 +92,14 @@ async def post_json(url: str, body: bytes) -> int:
     request = render("POST", f"{path or '/'}{mark}{query}".encode(), lines, body)
     connections = Connections(None, connect_timeout=_POST_TIMEOUT, max_body=_POST_REPLY)
     try:
-        return (await connections.exchange((scheme, *address), "POST", request)).status
+        async with asyncio.timeout(_POST_TIMEOUT):
+            reply = await connections.exchange((scheme, *address), "POST", request)
+    except (DialError, ReplyError, TimeoutError) as error:
+        raise HTTPError(str(error) or "no response", address) from error
     finally:
         connections.close()
+    if not 200 <= reply.status < 300:
+        raise HTTPError(f"status {reply.status}", address, status=reply.status)
 
 
 class Deadline:
@@ -220,16 +221,17 @@ class HTTPClient:
 
         ``decode`` raises ValueError for data of the wrong type, and notes left-out entries.
         """
-        reply = await self._exchange("GET", name, params)
         left_out: LeftOut = []
         try:
-            found = decode(self._data_of(name, reply), left_out)
+            # Nothing refers to the response any more when its data is decoded.
+            data = self._data_of(name, await self._exchange("GET", name, params))
+            found = decode(data, left_out)
         except HTTPError as error:
             if unknown is not None and error.code in _UNKNOWN_TOPIC:
                 return unknown
             raise
         except ValueError as error:
-            raise self._unexpected(name, reply, error) from error
+            raise self._unexpected(name, 200, error) from error
         for each in left_out:
             self._tell(name, each)
         return found
@@ -267,6 +269,8 @@ class HTTPClient:
         if reply.is_cut:
             text = f"/{name}: the response is larger than {self.max_reply >> 20} MiB"
             raise HTTPError(text, address, status=reply.status)
+        if len(reply.body) > LONG:
+            await asyncio.sleep(0)  # until then the event loop refers to the response
         return reply
 
     def _data_of(self, name: str, reply: Reply) -> Any:
@@ -274,7 +278,7 @@ class HTTPClient:
         try:
             status, code, data = _unwrap(reply, self._decode_object)
         except ValueError as error:
-            raise self._unexpected(name, reply, error) from error
+            raise self._unexpected(name, reply.status, error) from error
         if status == 200:
             return data
         text = show(code)
@@ -290,10 +294,10 @@ class HTTPClient:
         line = f"/{name}: {status} {text}".rstrip()
         raise HTTPError(line, self.address, status=status, code=code)
 
-    def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
+    def _unexpected(self, name: str, status: int, error: ValueError) -> HTTPError:
         """Return the error for an undecodable response."""
         text = f"/{name}: unexpected response: {error}"
-        return HTTPError(text, self.address, status=reply.status)
+        return HTTPError(text, self.address, status=status)
 
     def _explain(self, error: DialError | ReplyError | TimeoutError) -> tuple[str, Reason]:
         """Return one line with the reason for a missing response, and the kind of reason."""
@@ -337,12 +341,9 @@ def _unwrap(
     code.
     """
     try:
-        # A longer integer is out of range, and Python would refuse to parse it.
-        data = json.loads(
-            reply.body, parse_int=lambda digits: int(digits[:_DIGITS]), object_hook=decode_object
-        )
+        data = loads(reply.body, decode_object)
     except (ValueError, RecursionError) as error:
-        text = show(reply.body)
+        text = show(bytes(reply.body))
         if reply.status != 200:
             return reply.status, text, None
         raise ValueError(f"not JSON, but {text!r}") from error

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import socket
+from collections import defaultdict, deque
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, cast
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, cast
 
 from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, ReplyReader
+from nsqtools.tasks import end
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
     from ssl import SSLContext
 
 Origin = tuple[str, str, int]
@@ -19,6 +23,7 @@ Origin = tuple[str, str, int]
 _MAX_IDLE = 60.0
 """Maximum age of an idle connection, in seconds: a firewall may have dropped an older one."""
 _HAPPY_EYEBALLS = 0.25
+"""Seconds before the next address of a host is dialled too (RFC 8305)."""
 _BUFFER_SIZE = 64 << 10
 """Size of the shared read buffer; for a plain Protocol asyncio allocates 256 KiB per read."""
 
@@ -56,15 +61,25 @@ class Connections:
         to close its connection. Raises DialError or ReplyError.
         """
         link = self._take(origin)
-        reply = await link.exchange(method, data) if link else None
-        if link is None or reply is None:
-            link = await self._connect(origin)
-            reply = await link.exchange(method, data)
-            if reply is None:
+        while True:
+            is_new = link is None
+            link = link or await self._connect(origin)
+            try:
+                reply = await link.send(method, data)
+            except BaseException:
+                link.abort()
+                raise
+            if reply is not None:
+                break
+            link.abort()
+            if is_new:
                 text = "the server closed the connection without a response"
                 raise ClosedError(text) from link.error
-        if reply.reusable:
+            link = None
+        if reply.reusable and link.rest():
             self._keep(origin, link)
+        else:
+            link.abort()
         return reply
 
     def close(self) -> None:
@@ -89,31 +104,71 @@ class Connections:
             idle.pop(0).abort()
 
     async def _connect(self, origin: Origin) -> _ClientProtocol:
-        scheme, host, port = origin
+        scheme, name, port = origin
         loop = asyncio.get_running_loop()
+        context = (self._context or True) if scheme == "https" else None
+
+        async def dial(host: str) -> _ClientProtocol:
+            _, link = await loop.create_connection(
+                lambda: _ClientProtocol(self._links, self._buffer, self._max_body),
+                host,
+                port,
+                ssl=context,
+                server_hostname=name if context else None,
+            )
+            return link
+
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, link = await loop.create_connection(
-                    lambda: _ClientProtocol(self._links, self._buffer, self._max_body),
-                    host,
-                    port,
-                    ssl=(self._context or True) if scheme == "https" else None,
-                    happy_eyeballs_delay=_race_delay(host),
-                )
+                return await _first(dial, await _hosts(name, port))
         except (OSError, UnicodeError) as error:
             raise DialError(str(error)) from error
-        return link
 
 
-def _race_delay(host: str) -> float | None:
-    """Seconds before dialling a name's next address as well; None, no race, for an IP address.
-
-    Only names need the race: asyncio loses the socket of a race cancelled at the moment of success.
-    """
+async def _hosts(name: str, port: int) -> list[str]:
+    """Return the addresses of a host, IPv6 and IPv4 in turn. Raises OSError or UnicodeError."""
     with suppress(ValueError):
-        ip_address(host)
-        return None
-    return _HAPPY_EYEBALLS
+        ip_address(name)
+        return [name]
+    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    families: defaultdict[int, list[str]] = defaultdict(list)
+    for family, _, _, _, address in found:
+        families[family].append(str(address[0]))
+    turns = zip_longest(*families.values())
+    return [host for turn in turns for host in turn if host is not None]
+
+
+async def _first(
+    dial: Callable[[str], Coroutine[Any, Any, _ClientProtocol]], hosts: Sequence[str]
+) -> _ClientProtocol:
+    """Return the first connection to one of the hosts; the others are closed.
+
+    A dial begins after the one before has failed, or has taken a moment (RFC 8305). uvloop has no
+    such race, and asyncio's loses the socket if it is cancelled at the moment of success. Raises
+    the error of the last dial if all fail.
+    """
+    if len(hosts) == 1:
+        return await dial(hosts[0])
+    dials: list[asyncio.Task[_ClientProtocol]] = []
+    winner, waiting = None, deque(hosts)
+    try:
+        while waiting or not all(each.done() for each in dials):
+            if waiting:
+                dials.append(asyncio.get_running_loop().create_task(dial(waiting.popleft())))
+            await asyncio.wait(
+                [each for each in dials if not each.done()],
+                timeout=_HAPPY_EYEBALLS if waiting else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            winner = next((each for each in dials if each.done() and not each.exception()), None)
+            if winner:
+                return winner.result()
+        return dials[-1].result()
+    finally:
+        await end(dials)
+        for each in dials:
+            if each is not winner and not each.cancelled() and not each.exception():
+                each.result().abort()
 
 
 class _ClientProtocol(asyncio.BufferedProtocol):
@@ -131,24 +186,21 @@ class _ClientProtocol(asyncio.BufferedProtocol):
         self.error: Exception | None = None
         """The cause of a lost connection; None if the server closed it normally."""
 
-    async def exchange(self, method: str, data: bytes) -> Reply | None:
-        """Send a request; return None if the connection closed before any byte of a response."""
-        if self._lost:
-            return None
-        self._reader = ReplyReader(method, self._max_body)
+    def send(self, method: str, data: bytes) -> asyncio.Future[Reply | None]:
+        """Send a request; the result is None if the connection closed before a response began."""
         waiter: asyncio.Future[Reply | None] = self._loop.create_future()
+        if self._lost:
+            waiter.set_result(None)
+            return waiter
+        self._reader = ReplyReader(method, self._max_body)
         self._waiter = waiter
         self._transport.write(data)
-        try:
-            reply = await waiter
-        except BaseException:
-            self.abort()
-            raise
-        if reply is None or not reply.reusable or self._transport.get_write_buffer_size():
-            self.abort()
-            return reply._replace(reusable=False) if reply else None
+        return waiter
+
+    def rest(self) -> bool:
+        """Begin to be idle; return False if a part of the request is still unwritten."""
         self._since = self._loop.time()
-        return reply
+        return not self._transport.get_write_buffer_size()
 
     def is_usable(self) -> bool:
         """Whether the connection is open, and not idle for too long."""

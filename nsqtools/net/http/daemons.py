@@ -42,7 +42,7 @@ class Lookupd(HTTPClient):
     """
 
     kind, default_port = "nsqlookupd", LOOKUPD_HTTP_PORT
-    max_reply = 16 << 20  # about 100,000 nsqds; parsed they take ten times as much memory
+    max_reply = 64 << 20  # about 300,000 nsqds; parsed they take twice as much memory
 
     async def topics(self) -> list[str]:
         """Return all topics."""
@@ -113,11 +113,14 @@ def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, 
     """
     united: dict[Address, Registration] = {}
     for producer in (each for answer in answers for each in answer):
-        first = united.setdefault(producer.tcp, producer)
+        tcp = producer.tcp
+        first = united.setdefault(tcp, producer)
+        if first is producer:
+            continue
         dead = dict(zip(first.topics, first.tombstones, strict=True))
         for topic, tombstoned in zip(producer.topics, producer.tombstones, strict=True):
             dead[topic] = dead.get(topic, True) and tombstoned
-        united[producer.tcp] = replace(first, topics=tuple(dead), tombstones=tuple(dead.values()))
+        united[tcp] = replace(first, topics=tuple(dead), tombstones=tuple(dead.values()))
     return united
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import ip_address
-from sys import intern
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.errors import show
@@ -330,11 +329,18 @@ def _producer(entry: object, left_out: LeftOut) -> Registration:
         lambda pair: (_checked(pair[0]), pair[1]),
         left_out,
     )
+    shared = {name: _shared(fields[name]) for name in ("version", "tcp_port", "http_port")}
     return Registration(
-        **fields | {"version": intern(fields["version"])},
-        topics=tuple(intern(topic) for topic, _ in pairs),
-        tombstones=tuple(tombstoned for _, tombstoned in pairs),
+        **fields | shared,
+        topics=_shared(tuple(_shared(topic) for topic, _ in pairs)),
+        tombstones=_shared(tuple(tombstoned for _, tombstoned in pairs)),
     )
+
+
+@lru_cache(maxsize=10_000)
+def _shared(value: T) -> T:
+    """Return an equal value seen before: hundreds of thousands of nsqds have few versions."""
+    return value
 
 
 def is_host(text: str) -> bool:

@@ -7,6 +7,7 @@ them. h11 parses all others; it takes ten times as long, and is imported only wh
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Reply(NamedTuple):
 
     status: int
     fields: bytes
-    body: bytes
+    body: bytes | bytearray
     reusable: bool = False
     is_cut: bool = False
 
@@ -75,8 +76,7 @@ class Reply(NamedTuple):
 
 def render(method: str, target: bytes, fields: bytes, body: bytes = b"") -> bytes:
     """Return the bytes of a request; ``fields`` come from ``render_fields``."""
-    line = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target)
-    return b"".join((line, fields, b"\r\n", body))
+    return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method.encode("ascii"), target, fields, body)
 
 
 def render_fields(headers: Iterable[Header]) -> bytes:
@@ -157,11 +157,15 @@ class ReplyReader:
         is_cut = len(self._body) > self._max_body
         body, self._body = self._body, bytearray()
         del body[self._max_body :]
-        return Reply(self._head.status_code, fields, bytes(body), reusable, is_cut)
+        return Reply(self._head.status_code, fields, body, reusable, is_cut)
 
 
+@lru_cache(maxsize=16)
 def _simple(data: bytes) -> Reply | None:
-    """Return the response if it is complete and has no special headers."""
+    """Return the response if it is complete and has no special headers.
+
+    The responses of a server to the same kind of request are often equal for a second.
+    """
     match = _HEAD.match(data)
     if match is None or _SPECIAL.search(data, 0, match.end()):
         return None

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, RecordError
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 # The line break ends a comment, and first() makes one value of many.
 _WHERE = "first(({}\n), null) | if . then true else false end"
 _MOST_ERROR = 200
+_MAX_PROGRAM = 10_000
 _TIMEOUT = 2.0
+_MEMORY = 512 << 20
 
 
 def condition(program: str) -> Callable[[str], bool]:
@@ -46,6 +50,8 @@ async def fulfilling(program: str, texts: Sequence[str]) -> list[int]:
     for which the program fails does not fulfil it. Raises ConfigError for an invalid program, or
     after 2 seconds.
     """
+    if len(program) > _MAX_PROGRAM or "\0" in program:  # the system refuses such an argument
+        raise ConfigError(f"--where: expected at most {_MAX_PROGRAM} characters, without NUL")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, program),
         stdin=asyncio.subprocess.PIPE,
@@ -69,7 +75,12 @@ async def fulfilling(program: str, texts: Sequence[str]) -> list[int]:
 
 
 def _answer() -> None:
-    """Read a list of texts; print the list of positions, or an error."""
+    """Read a list of texts; print the list of positions, or an error.
+
+    Beyond ``_MEMORY`` the process ends: a program can ask for any amount.
+    """
+    with suppress(ValueError):  # the limit is already lower
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     try:
         holds = condition(sys.argv[1])
     except ConfigError as error:

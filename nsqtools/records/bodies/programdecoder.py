@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SILENCE = 30.0
-"""Seconds without a byte read or written after which the program counts as hung."""
+"""Seconds without a line read or a byte written after which the program counts as hung."""
 _LEAVE = 1.0
 """Seconds for the program to end after its input has ended."""
 _MOST_ENDS = 3
@@ -110,15 +110,14 @@ class ProgramDecoder(BodyDecoder):
             heard = monotonic()
             while answers.wanted:
                 ready = selector.select(1.0)
-                if not ready and (self._is_closed or monotonic() - heard > _SILENCE):
-                    self._hangs()
                 for key, _ in ready:
-                    heard = monotonic()
                     if key.fileobj is process.stdout:
                         if not (chunk := os.read(key.fd, _CHUNK)):
                             return answers.found
-                        answers.add(chunk)
+                        if answers.add(chunk):
+                            heard = monotonic()
                         continue
+                    heard = monotonic()
                     try:
                         unsent = unsent[os.write(key.fd, unsent[:_CHUNK]) :]
                     except BlockingIOError:
@@ -127,6 +126,8 @@ class ProgramDecoder(BodyDecoder):
                         unsent = unsent[:0]
                     if not unsent:
                         selector.unregister(process.stdin)
+                if (not ready and self._is_closed) or monotonic() - heard > _SILENCE:
+                    self._hangs()
         if answers.rest or unsent:
             raise NSQError(f"--decode {self.spec}: the program writes more lines than it reads")
         return answers.found
@@ -194,18 +195,19 @@ class _AnswerLines:
         """Whether further lines are wanted."""
         return len(self.found) < len(self._most)
 
-    def add(self, chunk: bytes) -> None:
-        """Take bytes."""
+    def add(self, chunk: bytes) -> bool:
+        """Take bytes; return whether they end a line."""
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         for number, line in enumerate(lines):
             if not self.wanted:
                 self.rest = b"\n".join([*lines[number:], self.rest])
-                return
+                return True
             is_long = self._is_long or len(line) > self._most[len(self.found)]
             self.found.append(b"" if is_long else line)
             self._is_long = False
         if self.wanted and len(self.rest) > self._most[len(self.found)]:
             self.rest, self._is_long = b"", True
+        return bool(lines)
 
 
 def _checked(line: bytes, body: bytes) -> bytes | None:

@@ -107,7 +107,12 @@ class OneOf(Courier):
                 states = self.states()
                 tried = {name for name in tried if states[name] != "down"}
             names = self._choice.choose(now=self._loop.time(), rng=self._rng)
-            if name := next((name for name in names if name not in tried), ""):
+            for name in names:
+                if name not in tried:
+                    break
+            else:
+                name = ""
+            if name:
                 result = await self._try(name, parcel)
                 if result.verdict is Verdict.GONE:
                     continue

@@ -180,7 +180,10 @@ class HttpSink(HoldingHandler):
 
     def _sound(self, parcel: Parcel) -> Parcel:
         """Return the messages not taken back by nsqd."""
-        if not any(batch.is_lost() for batch, _ in parcel):
+        for batch, _ in parcel:
+            if batch.is_lost():
+                break
+        else:
             return parcel
         lost = set()
         for held, batch, messages in self._by_batch(parcel):

@@ -21,7 +21,7 @@ class TimeLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task
         self._ends[task] = self._loop.time() + self.seconds
         if self._timer is None:
@@ -29,7 +29,7 @@ class TimeLimit:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """Raise TimeoutError instead of the cancellation."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task
         self._ends.pop(task, None)
         if task in self._expired:

@@ -107,6 +107,7 @@ class Post:
         # GET endpoints differ in the position of the body; all POST endpoints have one format.
         gets = [endpoint for endpoint in endpoints if endpoint.method == "GET"]
         self._judges = gets or endpoints[:1]
+        self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._statuses = statuses
         self._limit = TimeLimit(timeout)
@@ -116,12 +117,15 @@ class Post:
 
     def fits(self, parcel: Parcel) -> bool:
         """Whether requests can carry all of these bodies."""
-        return all(judge.fits(message.body) for judge in self._judges for _, message in parcel)
+        for judge in self._judges:
+            for _, message in parcel:
+                if not judge.fits(message.body):
+                    return False
+        return True
 
     async def send(self, name: str, parcel: Parcel) -> tuple[Outcome, float]:
         """Send a parcel; return the outcome and its duration in seconds."""
-        clock = asyncio.get_running_loop().time
-        started = clock()
+        started = self._loop.time()
         try:
             with self._limit:
                 outcome = await self._exchange(self.endpoints[name], parcel)
@@ -131,7 +135,7 @@ class Post:
             outcome = Outcome(Verdict.RETRY, reason=f"cannot connect: {error}", arrived=False)
         except httpx.TransportError as error:
             outcome = Outcome(Verdict.RETRY, reason=_reason(error))
-        took = clock() - started
+        took = self._loop.time() - started
         self._count(name, outcome, len(parcel), took)
         self.requests += 1
         if self._status_every and self.requests % self._status_every == 0:
@@ -179,8 +183,10 @@ class Post:
         response = await self._transport.handle_async_request(request)
         if self._follow_redirects:
             response = await follow(self._transport, request, response)
-        body = await read(response)
         verdict = self._statuses.verdict(response.status_code)
+        if verdict is Verdict.DONE and isinstance(response.stream, httpx.ByteStream):
+            return DONE
+        body = await read(response)
         return DONE if verdict is Verdict.DONE else self._judged(verdict, response, body)
 
     def _judged(self, verdict: Verdict, response: httpx.Response, body: bytes) -> Outcome:
@@ -203,12 +209,12 @@ class Post:
         )
 
     def _count(self, name: str, outcome: Outcome, messages: int, took: float) -> None:
-        tally, now = self.tallies[name], asyncio.get_running_loop().time()
+        tally = self.tallies[name]
         if outcome is DONE:
             tally.delivered += messages
             tally.latency.add(took)
             if tally.fails:
-                tally.fails, tally.quiet_until = False, now + _QUIET
+                tally.fails, tally.quiet_until = False, self._loop.time() + _QUIET
                 log.warning("%s: accepts messages again", name)
             return
         if outcome.status:
@@ -222,7 +228,7 @@ class Post:
             is_news = outcome.status not in tally.refused
             tally.refused.add(outcome.status)
         else:
-            is_news = not tally.fails and now >= tally.quiet_until
+            is_news = not tally.fails and self._loop.time() >= tally.quiet_until
             tally.fails = tally.fails or is_news
         text = f"{outcome.reason}: dropped, because of --drop-on" if is_dropped else outcome.reason
         log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", name, text)

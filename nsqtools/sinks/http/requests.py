@@ -11,6 +11,7 @@ import hashlib
 import re
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus, unquote
 
@@ -35,6 +36,11 @@ MAX_IDS = 200
 _PORTS = {"http": 80, "https": 443}
 _GZIP_LEVEL = 6
 _OCTETS = b"application/octet-stream"
+_FACTS = (
+    (b"X-NSQ-Id", b"%(id)b"),
+    (b"X-NSQ-Attempts", b"%(attempts)d"),
+    (b"X-NSQ-Timestamp", b"%(timestamp)d"),
+)
 _ZONE = re.compile(rb"%25[^\]]*")
 
 # quote_plus escapes the same bytes as Go's url.QueryEscape.
@@ -93,47 +99,30 @@ def render(request: httpx.Request) -> bytes:
     return wire.render(request.method, request.url.raw_path, fields, body)
 
 
-class Head:
-    """The request line and headers shared by requests."""
-
-    __slots__ = ("fields", "headers", "origin")
-
-    def __init__(self, headers: list[Header], url: httpx.URL) -> None:
-        self.headers = headers
-        self.origin = origin_of(url)
-        self.fields = wire.render_fields(headers)
-
-
 class PreparedRequest(httpx.Request):
-    """A request that converts its headers for httpx only on demand.
+    """The bytes of a request, in ``data``; httpx's parts are made of them only on demand.
 
-    Converting them for each request took a tenth of the time.
+    Making them for each request took a tenth of the time.
     """
 
-    def __init__(
-        self, method: str, url: httpx.URL, head: Head, headers: list[Header], body: bytes
-    ) -> None:
+    def __init__(self, method: str, url: httpx.URL, origin: Origin, data: bytes) -> None:
         self.method = method
         self.url = url
-        self.origin = head.origin
-        self.stream = httpx.ByteStream(body)
+        self.origin = origin
+        self.data = data
         self.extensions = {}
-        self._head = head
-        self._more = headers
-        self._body = body
-        self._normalized: httpx.Headers | None = None
 
-    @property
+    @cached_property
     def headers(self) -> httpx.Headers:  # type: ignore[override]
         """All headers."""
-        if self._normalized is None:
-            self._normalized = httpx.Headers([*self._head.headers, *self._more])
-        return self._normalized
+        head, _, _ = self.data.partition(b"\r\n\r\n")
+        fields = [line.partition(b": ") for line in head.split(b"\r\n")[1:]]
+        return httpx.Headers([(name, value) for name, _, value in fields])
 
-    def render(self) -> bytes:
-        """Return the bytes to send."""
-        fields = self._head.fields + wire.render_fields(self._more)
-        return wire.render(self.method, self.url.raw_path, fields, self._body)
+    @cached_property
+    def stream(self) -> httpx.ByteStream:  # type: ignore[override]
+        """The body."""
+        return httpx.ByteStream(self.data.partition(b"\r\n\r\n")[2])
 
 
 class Endpoint:
@@ -164,8 +153,11 @@ class Endpoint:
         self._form = form
         self._signer = signer
         self._compress = compress
-        self._heads: dict[tuple[str, str], Head] = {}
-        """By topic and channel."""
+        self._origin = origin_of(url)
+        self._target = url.raw_path
+        self._facts_of_one = _lines(self._own(_FACTS))
+        self._heads: dict[tuple[str, str], bytes] = {}
+        """The headers shared by all requests, by topic and channel."""
 
     def fits(self, body: bytes) -> bool:
         """Whether a request can carry this body; ``build`` accepts only such bodies."""
@@ -180,35 +172,36 @@ class Endpoint:
         compression, as receivers see it.
         """
         body = self._form.join([each.body for each in messages]) if self._form else messages[0].body
-        headers = self._facts(messages)
+        facts = self._facts(messages)
         if self._signer:
-            headers += self._signer.sign(_webhook_id(messages), now, body)
+            facts += _lines(self._signer.sign(_webhook_id(messages), now, body))
         if self._compress:
             body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
-        headers.append((b"Content-Length", b"%d" % len(body)))
-        return PreparedRequest(self.method, self.url, self._head(topic, channel), headers, body)
+        head = self._head(topic, channel)
+        fields = b"%b%bContent-Length: %d\r\n" % (head, facts, len(body))
+        data = wire.render(self.method, self._target, fields, body)
+        return PreparedRequest(self.method, self.url, self._origin, data)
 
-    def _facts(self, messages: Sequence[Message]) -> list[Header]:
-        """Return the headers about the messages; a batch may have one message."""
+    def _facts(self, messages: Sequence[Message]) -> bytes:
+        """Return the lines of headers about the messages; a batch may have one message."""
         if self._form:
             facts = [(b"X-NSQ-Count", b"%d" % len(messages))]
             if len(messages) <= MAX_IDS:
                 facts.append((b"X-NSQ-Ids", b",".join([_identity(each) for each in messages])))
-        else:
-            (message,) = messages
-            facts = [
-                (b"X-NSQ-Id", _identity(message)),
-                (b"X-NSQ-Attempts", b"%d" % message.attempts),
-                (b"X-NSQ-Timestamp", b"%d" % message.timestamp),
-            ]
-        return self._own(facts) if self._given else facts
+            return _lines(self._own(facts))
+        (message,) = messages
+        return self._facts_of_one % {
+            b"id": _identity(message),
+            b"attempts": message.attempts,
+            b"timestamp": message.timestamp,
+        }
 
-    def _own(self, headers: list[Header]) -> list[Header]:
+    def _own(self, headers: Sequence[Header]) -> list[Header]:
         """Return the headers not replaced by the user."""
         return [each for each in headers if each[0].lower() not in self._given]
 
-    def _head(self, topic: str, channel: str) -> Head:
-        """Return the part shared by all requests of a topic."""
+    def _head(self, topic: str, channel: str) -> bytes:
+        """Return the lines of the headers shared by all requests of a topic."""
         head = self._heads.get((topic, channel))
         if head is None:
             # Valid names remain unchanged; in others, quoting prevents line breaks.
@@ -219,7 +212,7 @@ class Endpoint:
                 (b"X-NSQ-Topic", quote(topic, safe="#").encode()),
                 (b"X-NSQ-Channel", quote(channel, safe="#").encode()),
             ]
-            head = Head([*self._own(own), *self._headers], self.url)
+            head = wire.render_fields([*self._own(own), *self._headers])
             self._heads[topic, channel] = head
         return head
 
@@ -260,9 +253,10 @@ class GetEndpoint(Endpoint):
     ) -> httpx.Request:
         """Return the request for a single message."""
         value = "".join([_ESCAPED[byte] for byte in messages[0].body]).encode()
-        url = _FilledURL(self.url, b"%b%b%b" % (self._before, value, self._after))
-        head = self._head(topic, channel)
-        return PreparedRequest(self.method, url, head, self._facts(messages), b"")
+        target = b"%b%b%b" % (self._before, value, self._after)
+        fields = self._head(topic, channel) + self._facts(messages)
+        data = wire.render(self.method, target, fields)
+        return PreparedRequest(self.method, _FilledURL(self.url, target), self._origin, data)
 
     def _content(self) -> list[Header]:
         return []
@@ -289,6 +283,11 @@ class _FilledURL(httpx.URL):
 
     def __repr__(self) -> str:
         return f"URL({str(self)!r})"
+
+
+def _lines(headers: Sequence[Header]) -> bytes:
+    """Return the lines of headers that cannot contain a line break."""
+    return b"".join([b"%b: %b\r\n" % each for each in headers])
 
 
 def _identity(message: Message) -> bytes:

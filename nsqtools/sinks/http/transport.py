@@ -19,10 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLContext
 
+    from nsqtools.net.http.wire import Reply
+
 MAX_BODY = 64 << 10
 """Maximum bytes of a response's body; the connection is closed after more."""
 
 _SUCCESS = range(200, 300)
+_NO_HEADERS = httpx.Headers()
+
+
+class _Accepted(httpx.Response):
+    """The status and body of a success; making all of httpx's response took 3 us."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.status_code = reply.status
+        self.headers = _NO_HEADERS
+        self.stream = httpx.ByteStream(bytes(reply.body))
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -48,7 +60,7 @@ class Transport(httpx.AsyncBaseTransport):
         """Send a request; return the response, without headers if it is a success."""
         try:
             if isinstance(request, PreparedRequest):
-                origin, data = request.origin, request.render()
+                origin, data = request.origin, request.data
             else:
                 origin, data = origin_of(request.url), render(request)
             reply = await self._connections.exchange(origin, request.method, data)
@@ -62,9 +74,10 @@ class Transport(httpx.AsyncBaseTransport):
             if isinstance(error, ClosedError) and isinstance(error.__cause__, SSLError):
                 text = self._explain(error.__cause__)
             raise httpx.ReadError(text, request=request) from error.__cause__
-        headers = [] if reply.status in _SUCCESS else reply.headers
-        stream = httpx.ByteStream(reply.body)
-        return httpx.Response(reply.status, headers=headers, stream=stream, request=request)
+        if reply.status in _SUCCESS:
+            return _Accepted(reply)
+        stream = httpx.ByteStream(bytes(reply.body))
+        return httpx.Response(reply.status, headers=reply.headers, stream=stream, request=request)
 
     async def aclose(self) -> None:
         """Close the connections; current requests fail."""

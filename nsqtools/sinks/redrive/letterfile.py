@@ -189,6 +189,8 @@ class LetterFile:
         """
         reader = Delimited(max_size=self._max_line)
         left = self._size - start
+        if left <= 0:
+            return
         with self._open() as file:
             file.seek(start)
             for chunk in plain_chunks(file, self._compression):

@@ -7,13 +7,14 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from nsqtools.errors import RecordError
 from nsqtools.records.manifest import object_of
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.mounted import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 PROGRESS = "redrive.progress"
 LOCK = "redrive.lock"
@@ -76,13 +77,20 @@ class PublishedLines:
         self._lock.release()
 
     def read(self) -> None:
-        """Read the journal; without entering, to look only."""
+        """Read the journal; without entering, to look only. Raises RecordError if it is damaged."""
         with suppress(FileNotFoundError), open(self._path, "rb") as journal:
-            for line in journal:
-                if line.endswith(b"\n") and (entry := object_of(line)):
-                    self._published.setdefault(entry["file"], []).extend(
-                        LineRange(*each) for each in entry["published"]
-                    )
+            for number, line in enumerate(journal, 1):
+                if not line.endswith(b"\n"):  # the rest of a crash
+                    break
+                entry = object_of(line)
+                try:
+                    file, ranges = entry["file"], [_range(each) for each in entry["published"]]
+                except (KeyError, TypeError, ValueError):
+                    raise RecordError(
+                        f"{self._path}: line {number}: damaged: unknown which messages are "
+                        "published; remove the file to publish all of them"
+                    ) from None
+                self._published.setdefault(str(file), []).extend(ranges)
 
     def published(self, file: str) -> list[LineRange]:
         """Return the published lines of a file, given by its digest, in order."""
@@ -98,6 +106,14 @@ class PublishedLines:
         lines = [_line(file, "", joined(ranges)) for file, ranges in self._published.items()]
         with LocalStore(self._folder).create(PROGRESS) as journal:
             journal.write(b"".join(lines))
+
+
+def _range(numbers: Sequence[int]) -> LineRange:
+    """Return the range of these three numbers; raises TypeError and ValueError."""
+    start, end, crc = numbers
+    if not all(type(each) is int for each in numbers):
+        raise TypeError
+    return LineRange(start, end, crc)
 
 
 def _line(file: str, name: str, ranges: list[LineRange]) -> bytes:

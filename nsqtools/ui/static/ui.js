@@ -4,23 +4,44 @@ const live = document.getElementById("live");
 const state = document.getElementById("state");
 let source = null;
 
+// Nodes that are kept keep their focus, selection, scroll position, and the click under way.
+function renew(old, fresh) {
+  const parts = [...fresh.childNodes];
+  parts.forEach((part, at) => {
+    const was = old.childNodes[at];
+    if (!was) old.append(part);
+    else if (was.nodeName !== part.nodeName) was.replaceWith(part);
+    else if (was.nodeType !== Node.ELEMENT_NODE) {
+      if (was.nodeValue !== part.nodeValue) was.nodeValue = part.nodeValue;
+    } else {
+      for (const { name } of [...was.attributes]) if (!part.hasAttribute(name)) was.removeAttribute(name);
+      for (const { name, value } of part.attributes) was.setAttribute(name, value);
+      renew(was, part);
+    }
+  });
+  while (old.childNodes.length > parts.length) old.lastChild.remove();
+}
+
 function show(html) {
   const active = document.activeElement;
-  const at = live.contains(active) ? [...live.querySelectorAll("a, button")].indexOf(active) : -1;
-  const href = at < 0 ? null : active.getAttribute("href");
-  live.innerHTML = html;
-  if (at < 0) return;
-  const all = [...live.querySelectorAll("a, button")];
-  const again = all.find((each) => href && each.getAttribute("href") === href) || all[at];
-  if (again) again.focus({ preventScroll: true });
+  const href = active.getAttribute("href");
+  const fresh = document.createElement("div");
+  fresh.innerHTML = html;
+  renew(live, fresh);
+  if (!href || (active.isConnected && active.getAttribute("href") === href)) return;
+  [...live.querySelectorAll("a")].find((each) => each.getAttribute("href") === href)?.focus({ preventScroll: true });
 }
 
 function listen() {
   if (source || document.hidden || !("live" in live.dataset)) return;
   source = new EventSource(location.href);
-  source.onopen = () => { state.textContent = "live"; };
   source.onmessage = (event) => { show(event.data); state.textContent = "live"; };
-  source.onerror = () => { state.textContent = "no connection: the numbers are old"; };
+  source.onerror = () => {
+    state.textContent = "no connection: the numbers are old";
+    if (source.readyState !== EventSource.CLOSED) return;
+    source = null; // after an answer such as 503, a browser does not try again by itself
+    setTimeout(listen, 3000);
+  };
 }
 
 function pause() {
@@ -32,8 +53,7 @@ function pause() {
 
 document.addEventListener("visibilitychange", () => (document.hidden ? pause() : listen()));
 addEventListener("pagehide", pause);
-addEventListener("pageshow", listen);
-listen();
+addEventListener("pageshow", listen); // also after the page has been loaded
 
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, textarea, select");
@@ -42,12 +62,11 @@ document.addEventListener("keydown", (event) => {
   if (typing) return;
   const rows = [...document.querySelectorAll("tbody th a")];
   const at = rows.indexOf(document.activeElement);
+  const rel = { u: "up", n: "next", p: "prev" }[event.key];
   if (event.key === "/" && document.getElementById("filter")) document.getElementById("filter").focus();
   else if (event.key === "j" && rows.length) rows[Math.min(at + 1, rows.length - 1)].focus();
   else if (event.key === "k" && rows.length) rows[Math.max(at - 1, 0)].focus();
-  else if (event.key === "u") document.querySelector("[rel=up]")?.click();
-  else if (event.key === "n") document.querySelector("[rel=next]")?.click();
-  else if (event.key === "p") document.querySelector("[rel=prev]")?.click();
+  else if (rel) document.querySelector(`[rel=${rel}]`)?.click();
   else return;
   event.preventDefault();
 });

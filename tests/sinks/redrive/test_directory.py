@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsqtools.errors import LockedError, OutputError, PublishError
+from nsqtools.errors import LockedError, OutputError, PublishError, RecordError
 from nsqtools.sinks.deadletters import ToDirectory
 from nsqtools.sinks.redrive.directory import DirectoryRun
 from nsqtools.sinks.redrive.publishedlines import PublishedLines
@@ -168,6 +168,31 @@ def test_a_damaged_member_is_not_published_and_those_before_it_are(tmp_path: Pat
     nsqd = Nsqd()
     (fault,) = run(tmp_path, nsqd).faults
     assert fault.startswith("archive.log.gz: gzip member 2 ")
+    assert nsqd.got == Counter({("t", b"1"): 1})
+
+
+def test_a_file_that_is_not_compressed_as_its_name_says_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(b"no frame at all")
+    assert [each.split(": ")[0] for each in run(tmp_path, Nsqd()).faults] == ["a.jsonl.zst"]
+
+
+@pytest.mark.parametrize("topic", [b"null", b"5", b'["t"]'])
+def test_a_topic_is_a_text(tmp_path: Path, topic: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"topic":%s,"body":"1","reason":"r"}\n' % topic)
+    nsqd = Nsqd()
+    done = run(tmp_path, nsqd)
+    assert (nsqd.got, done.unusable) == (Counter(), 1)
+
+
+@pytest.mark.parametrize("line", [b"{}", b'{"file":"f","published":[[1]]}', b"garbage"])
+def test_a_damaged_journal_is_named_and_nothing_is_published(tmp_path: Path, line: bytes) -> None:
+    nsqd = Nsqd()
+    append(tmp_path, "t", b"1")
+    run(tmp_path, nsqd)
+    with (tmp_path / "redrive.progress").open("ab") as journal:
+        journal.write(line + b"\n")
+    with pytest.raises(RecordError, match=r"redrive\.progress: line 2: damaged"):
+        run(tmp_path, nsqd)
     assert nsqd.got == Counter({("t", b"1"): 1})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from nsqtools.engine.changes import (
     producers,
 )
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
+from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,7 +110,7 @@ class ChangeRequest:
 
     def survey(self) -> Survey:
         """Find out which servers have the topic; raises UnreachableError if no server answers."""
-        return asyncio.run(survey(self.servers, self.target.topic))
+        return run_loop(survey(self.servers, self.target.topic))
 
     @property
     def servers(self) -> Servers:
@@ -157,7 +157,7 @@ def require_known(request: ChangeRequest, found: Survey, target: Target) -> None
         near = nearest(target.channel, sorted(found.channels))
     else:
         target = topic
-        near = nearest(target.topic, sorted(asyncio.run(all_topics(request.servers, found))))
+        near = nearest(target.topic, sorted(run_loop(all_topics(request.servers, found))))
     raise NSQError(f"no server has {target}{near}")
 
 
@@ -220,7 +220,7 @@ def _do(request: ChangeRequest, stages: Stages) -> None:
     if request.options.dry_run:
         _print(request, [step for steps in stages for step in steps])
         return
-    taken = asyncio.run(carry_out(request.servers, stages))
+    taken = run_loop(carry_out(request.servers, stages))
     _print(request, taken)
     failed = [step for step in taken if step.error]
     for step in failed:

@@ -17,6 +17,7 @@ from nsqtools.engine.changes import Target
 from nsqtools.engine.cluster import Cluster
 from nsqtools.errors import UnreachableError
 from nsqtools.policy.drain import Drain
+from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
     from nsqtools.config.admin import DrainOptions
@@ -41,7 +42,7 @@ def wait(nsqd: str, options: DrainOptions) -> None:
     SIGINT.
     """
     drain = Drain(_QUIET)
-    asyncio.run(until_signal(_until_drained(nsqd, options, drain)))
+    run_loop(until_signal(_until_drained(nsqd, options, drain)))
     rows = _rows(drain)
     if options.json:
         left = [dict(zip(_COLUMNS, row, strict=True)) for row in rows]

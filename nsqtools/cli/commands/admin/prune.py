@@ -24,6 +24,7 @@ from nsqtools.engine.doctor.snapshot import load
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.policy.idleness import ClusterSample, Idleness
 from nsqtools.policy.topics import matching
+from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
     from nsqtools.config.admin import PruneOptions
@@ -58,14 +59,14 @@ def prune(options: PruneOptions) -> None:
             "know all nsqds yet",
             format_duration(options.watch_for),
         )
-    asyncio.run(until_signal(pruning.observe()))
+    run_loop(until_signal(pruning.observe()))
     if not pruning.is_decided:
         log.error("a signal ended the watch: nothing was done")
         raise Ended(Exit.FAILURE)
     pruning.confirm()
     try:
         if not options.dry_run:
-            asyncio.run(until_signal(pruning.delete()))
+            run_loop(until_signal(pruning.delete()))
     finally:
         pruning.print()
     if pruning.is_partial and not options.dry_run:

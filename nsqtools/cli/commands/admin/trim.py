@@ -28,6 +28,7 @@ from nsqtools.policy.trim import Trim
 from nsqtools.sinks.files.disk import make_writable_directory, named_option
 from nsqtools.sinks.files.filesink import file_sink
 from nsqtools.sinks.trimsink import TrimSink
+from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) 
     confirm(request, _about(target, held, options))
     if options.dry_run:
         return
-    trim = asyncio.run(_consume(target, options, holdings, held, with_secret(config)))
+    trim = run_loop(_consume(target, options, holdings, held, with_secret(config)))
     fallen = _fallen(request, holdings) if trim.unseen else []
     for error in fallen:
         log.error("nsqd %s", error)

@@ -107,11 +107,11 @@ def _run(
     config: ConsumerConfig | None = None,
 ) -> None:
     """Measure and print. Raises UsageError if nsqd would refuse messages of this size."""
-    import asyncio
 
     from nsqtools.cli.commands.bench.run import BenchRun
     from nsqtools.cli.remotes import beside_producer, with_secret
     from nsqtools.config.units import format_size
+    from nsqtools.tasks import run_loop
 
     if load.size > target.max_msg_size:
         limit = format_size(target.max_msg_size)
@@ -121,4 +121,4 @@ def _run(
         config = beside_producer(config).with_values(
             auth_secret=target.auth_secret, auth_secret_file=""
         )
-    asyncio.run(BenchRun(servers, load, target, config).run())
+    run_loop(BenchRun(servers, load, target, config).run())

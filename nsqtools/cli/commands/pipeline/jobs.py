@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from functools import partial
@@ -30,6 +29,7 @@ from nsqtools.spark.lake.snapshots import compact_table, is_table
 from nsqtools.spark.properties import check_variables, is_local
 from nsqtools.stores import in_threads
 from nsqtools.stores.places import OURS, below, is_named, is_pattern, local
+from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
     from nsqtools.config.connection import ProducerConfig
@@ -56,7 +56,7 @@ def compact(
     tables = [place for place, is_ in zip(places, in_threads(is_table, places), strict=True) if is_]
     if tables:
         _check_tables(tables, places, compaction)
-        asyncio.run(_compact_tables(tables, compaction.file_size, spark, metrics))
+        run_loop(_compact_tables(tables, compaction.file_size, spark, metrics))
         return
     if not compaction.output:
         raise ConfigError("--output is required, unless --input is a table")
@@ -78,7 +78,7 @@ def compact(
     if root is not None:
         check_output(settings.output, "--output")
         check_free(str(root / OURS / "lock"))
-    done = asyncio.run(_compact(settings, spark, metrics))
+    done = run_loop(_compact(settings, spark, metrics))
     omitted = f"{counted(done.duplicates, 'duplicate')} omitted" * (not settings.dry_run)
     summary = (
         f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
@@ -162,7 +162,7 @@ def replay(
     Raises Ended with PARTIAL if nsqd rejected messages, or with another code if a signal came
     before the first message was published.
     """
-    nsqds = asyncio.run(targets(target, with_secret(config)))
+    nsqds = run_loop(targets(target, with_secret(config)))
     sink = {
         "topic": target.topic,
         "nsqd.tcp.addresses": ",".join(map(str, nsqds)),
@@ -180,7 +180,7 @@ def replay(
     check_variables(spark.conf, [*settings.inputs, settings.staging])
     with locked(replaying.lock):
         check_free(f"{settings.staging}/lock")
-        asyncio.run(_replay(settings, spark, metrics))
+        run_loop(_replay(settings, spark, metrics))
 
 
 def _replay_staging(place: str, topic: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import hashlib
 import json
@@ -49,6 +48,7 @@ from nsqtools.spark.jobs.sql import (
 )
 from nsqtools.spark.jobs.streams import Stream
 from nsqtools.stores.places import below, local
+from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
     import threading
@@ -177,7 +177,7 @@ def _once(
         running = Run(spark, metrics, StepView(), packages=packages, prints=prints)
         await running.until_done(work, if_stopped="stopped before the query was done")
 
-    asyncio.run(run())
+    run_loop(run())
 
 
 def _query(asked: QueryOptions, bodies: QueryBodyOptions) -> Query:

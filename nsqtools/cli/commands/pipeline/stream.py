@@ -37,6 +37,7 @@ from nsqtools.spark.source.depths import Depths
 from nsqtools.spark.source.sourceoptions import parse_source
 from nsqtools.stores import open_store, probe
 from nsqtools.stores.places import OURS, as_url, below, local
+from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -189,7 +190,7 @@ class StreamJob:
                 probe(checkpoint.staging)
             Stamp.check(checkpoint, self.stamp)
             checkpoint.check_orphans()
-            asyncio.run(self._run(guard))
+            run_loop(self._run(guard))
 
     def _run_kept(self, guard: RunGuard) -> None:
         """Run with a temporary checkpoint; the next run continues from the staging.
@@ -199,7 +200,7 @@ class StreamJob:
         """
         checkpoint = self.checkpoint
         try:
-            asyncio.run(self._run(guard))
+            run_loop(self._run(guard))
         finally:
             if left := checkpoint.staged():
                 log.warning(

@@ -33,9 +33,9 @@ def pub(
     the arguments are archive files. Empty lines are skipped: nsqd refuses empty messages. A message
     counts as published when nsqd has answered OK. The exit status is 4 if any message was refused.
     """
-    import asyncio
 
     from nsqtools.cli.commands.pub.publication import PubRun
+    from nsqtools.tasks import run_loop
 
     _warn_of_turns(target, config)
     if messages and form.file:
@@ -44,13 +44,13 @@ def pub(
         raise click.UsageError("--from-archive: give the files to publish")
     job = PubRun(target, form, config)
     if form.from_archive:
-        asyncio.run(job.run(archives=messages))
+        run_loop(job.run(archives=messages))
         return
     if "" in messages:
         raise click.UsageError("MESSAGE is empty: nsqd refuses empty messages")
     if messages and form.pace != "max":
         raise click.UsageError("--pace: messages on the command line have no timestamps")
-    asyncio.run(job.run([os.fsencode(message) for message in messages]))
+    run_loop(job.run([os.fsencode(message) for message in messages]))
 
 
 def _warn_of_turns(target: TargetOptions, config: ProducerConfig) -> None:

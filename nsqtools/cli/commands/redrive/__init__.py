@@ -36,12 +36,12 @@ def redrive(
     Messages that are not chosen stay where they are. redrive ends once it has seen all that was
     there at its start.
     """
-    import asyncio
 
     from nsqtools.cli.commands.redrive.run import RedriveRun
+    from nsqtools.tasks import run_loop
 
     if not (source.from_topic or source.from_dir):
         raise click.UsageError("give --from-topic or --from-dir")
     if form.reason and not source.from_dir:
         raise click.UsageError("--reason: needs --from-dir, as messages of a topic have no reason")
-    asyncio.run(RedriveRun(source, form, stop, config).run())
+    run_loop(RedriveRun(source, form, stop, config).run())

@@ -24,20 +24,20 @@ def stats(*, servers: ClusterOptions, asked: StatsOptions) -> None:
     numbers are added up. stats warns of an nsqd that does not answer, and marks each row that lacks
     its numbers. The exit status is 3 if no nsqd answers at the start.
     """
-    import asyncio
 
     from nsqtools.cli.service import until_signal
+    from nsqtools.tasks import run_loop
 
     if asked.serve:
         from nsqtools.cli.commands.stats.exporter import serve
 
-        asyncio.run(until_signal(serve(servers, asked)))
+        run_loop(until_signal(serve(servers, asked)))
     elif asked.check:
         from nsqtools.cli.commands.stats.check import check
 
-        asyncio.run(check(servers, asked))
+        run_loop(check(servers, asked))
     else:
-        asyncio.run(until_signal(_report(servers, asked)))
+        run_loop(until_signal(_report(servers, asked)))
 
 
 async def _report(servers: ClusterOptions, asked: StatsOptions) -> None:

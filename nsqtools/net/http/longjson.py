@@ -1,0 +1,52 @@
+"""JSON that may have a very long list of nsqds, parsed a part at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LONG = 1 << 20
+"""Size from which a response is long, in bytes."""
+
+_PART = 128 << 10
+_DIGITS = 25
+_LIST = re.compile(rb'"producers"\s*:\s*\[')
+
+
+def loads(body: bytes | bytearray, decode_object: Callable[[dict[str, Any]], object]) -> Any:
+    """Parse JSON; ``decode_object`` decodes each object. Raises ValueError or RecursionError.
+
+    json.loads would hold the whole text of the response beside the response, in blocks so large
+    that the C library keeps them. Any list of entries up to ``},`` that is JSON ends between two
+    entries: within a text or an object it would be incomplete.
+    """
+    # A longer integer is out of range, and Python would refuse to parse it.
+    parse = partial(
+        json.loads, parse_int=lambda digits: int(digits[:_DIGITS]), object_hook=decode_object
+    )
+    begin = _LIST.search(body) if len(body) > LONG else None
+    if begin is None:
+        return parse(body)
+    found: list[Any] = []
+    at = begin.end()
+    while (end := body.rfind(b"},", at, at + _PART)) >= 0:
+        try:
+            found += parse(b"".join((b"[", body[at : end + 1], b"]")))
+        except ValueError:
+            break
+        at = end + 2
+    # In the rest, null stands for the entries found.
+    data = parse(b"null,".join((body[: begin.end()], body[at:])) if found else body)
+    for fields in (data, data.get("data")) if isinstance(data, dict) and found else ():
+        nsqds = fields.get("producers") if isinstance(fields, dict) else None
+        if isinstance(nsqds, list) and nsqds[:1] == [None]:
+            nsqds[:1] = found
+            return data
+    if found:
+        raise ValueError("a list of nsqds where none is expected")
+    return data
