@@ -117,7 +117,7 @@ class PruneOptions(LossOptions):
     """Options of ``topic prune``: how it is known what is idle, and what to delete of that."""
 
     watch_for: float = duration(
-        "Watch for this time, and delete what was idle meanwhile.",
+        "Watch for this time, at least a minute, and delete what was idle meanwhile.",
         0.0,
         own=True,
         in_file=False,

@@ -50,20 +50,29 @@ class Servers:
 
 async def survey(servers: Servers, topic: str) -> Survey:
     """Ask all servers whether they have the topic; raises UnreachableError if no server answers."""
-    found, _ = await _survey(servers, topic)
+    async with quiet_cluster(servers) as cluster:
+        found, _ = await _survey(servers, cluster, topic)
     return found
 
 
+def quiet_cluster(servers: Servers) -> Cluster:
+    """Return a cluster of these servers that logs nothing; each look may use half of the time."""
+    lookupds = dict.fromkeys(servers.lookupds)
+    timeout = servers.timeout / 2
+    return Cluster(lookupds, servers.nsqds, quiet=True, timeout=timeout, **servers.limits)
+
+
 async def delete_idle(
-    servers: Servers, target: Target, idleness: Idleness, *, messages: bool
+    servers: Servers, target: Target, idleness: Idleness, cluster: Cluster, *, messages: bool
 ) -> tuple[IdleVerdict, list[Step]]:
     """Ask all servers once more, then delete the topic or channel if it is still idle.
 
-    With ``messages`` it may hold messages. Returns the verdict and the steps taken, none if it
+    ``cluster`` keeps its connections from one deletion to the next. With ``messages`` the topic or
+    channel may hold messages. Returns the verdict and the steps taken, none if it
     stays. What happens between the answers and the deletion is not seen.
     """
     try:
-        found, snapshot = await _survey(servers, target.topic)
+        found, snapshot = await _survey(servers, cluster, target.topic)
     except UnreachableError as error:
         return IdleVerdict("silent", str(error)), []
     if found.mute:
@@ -74,16 +83,12 @@ async def delete_idle(
     return verdict, await carry_out(servers, plan("delete", target, found))
 
 
-async def _survey(servers: Servers, topic: str) -> tuple[Survey, Snapshot]:
-    lookupds = tuple(dict.fromkeys(servers.lookupds))
-    limits, timeout = servers.half(), servers.timeout / 2
-    async with Cluster(
-        lookupds, servers.nsqds, quiet=True, timeout=timeout, **servers.limits
-    ) as cluster:
-        snapshot, answers = await together(
-            cluster.look(topic, everywhere=True),
-            together(*(_ask_lookupd(limits, url, topic) for url in lookupds)),
-        )
+async def _survey(servers: Servers, cluster: Cluster, topic: str) -> tuple[Survey, Snapshot]:
+    lookupds, limits = dict.fromkeys(servers.lookupds), servers.half()
+    snapshot, answers = await together(
+        cluster.look(topic, everywhere=True),
+        together(*(_ask_lookupd(limits, url, topic) for url in lookupds)),
+    )
     registries = [_registry(each, snapshot) for each in answers]
     holdings = [_holding(node, snapshot) for node in snapshot.nodes.values()]
     errors = [*(each.error for each in registries), *(each.error for each in holdings)]

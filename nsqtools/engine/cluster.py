@@ -14,9 +14,17 @@ from nsqtools.config.units import counted
 from nsqtools.engine.lookup import no_answer
 from nsqtools.engine.outages import OutageLog
 from nsqtools.errors import HTTPError, UnreachableError
-from nsqtools.names import Address, is_ephemeral
+from nsqtools.names import is_ephemeral
 from nsqtools.net.http.api import Deadline
-from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
+from nsqtools.net.http.daemons import (
+    Answers,
+    Lookupd,
+    NsqdHTTP,
+    ask_all,
+    attempt,
+    claimed_twice,
+    union_producers,
+)
 from nsqtools.policy.idleness import ClusterSample
 from nsqtools.policy.rates import Counters, CounterSample
 from nsqtools.tasks import call_each, together
@@ -24,6 +32,7 @@ from nsqtools.tasks import call_each, together
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from nsqtools.names import Address
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
     from nsqtools.policy.rates import ChannelKey
 
@@ -99,9 +108,7 @@ class Snapshot:
 
         An nsqd has its identity for a name, unless others claim the same.
         """
-        silent: dict[str, Collection[str] | None] = {
-            f"nsqlookupd {name}": None for name, error in self.lookupds.items() if error
-        }
+        silent: dict[str, Collection[str] | None] = {}
         nsqds = {}
         identities = Counter(node.identity for node in self.nodes.values())
         for name, found in self.samples().items():
@@ -110,8 +117,15 @@ class Snapshot:
             if found:
                 nsqds[nsqd] = found
             else:
-                silent[f"nsqd {nsqd}"] = node.topics if node.api else None
-        return ClusterSample(at, nsqds, silent)
+                silent[nsqd] = node.topics if node.api else None
+        shared: dict[str, set[str]] = {}
+        for nodes in self.listed.values():
+            for tcp, hosts in claimed_twice(nodes).items():
+                if len(hosts) > identities[str(tcp)]:  # otherwise each was given, and has its name
+                    topics = (topic for node in nodes if node.tcp == tcp for topic in node.topics)
+                    shared.setdefault(str(tcp), set()).update(topics)
+        silent_lookupds = [name for name, error in self.lookupds.items() if error]
+        return ClusterSample(at, nsqds, silent, silent_lookupds, shared)
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""
@@ -393,8 +407,8 @@ def _given_node(
 ) -> Node:
     if info is None:
         return Node(name, url)
-    tcp = Address(info.broadcast_address, info.tcp_port)
-    producer = listed.get(tcp)
+    tcp = info.tcp
+    producer = listed.get(tcp) if tcp else None
     topics = zip(producer.topics, producer.tombstones, strict=True) if producer else ()
     return Node(name, url, tcp, info.hostname, info.version, dict(topics))
 
@@ -406,7 +420,7 @@ def _listed_node(name: str, tcp: Address, producer: Registration) -> Node:
 
 
 def sample_of(at: float, stats: NsqdStats) -> CounterSample:
-    """Return the counters of one answer, at time ``at``, as input of Rates."""
+    """Return the counters of one answer, at time ``at``, in seconds."""
     counters: dict[ChannelKey, Counters] = {}
     for topic in stats.topics:
         counters[topic.name, ""] = Counters(

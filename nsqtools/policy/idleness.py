@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -16,16 +17,20 @@ CALENDAR_END = datetime.max.replace(tzinfo=UTC).timestamp()
 """The first time that no date can show, in seconds since the epoch."""
 
 
-class ClusterSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ClusterSample:
     """The counters of each answering nsqd at about ``at``, in seconds since the epoch.
 
-    ``silent`` has the servers without an answer, each with the topics it may have or, as
-    an nsqlookupd does, list; None is any topic.
+    ``silent`` has the nsqds without an answer, each with the topics it may have; None is any topic.
+    ``silent_lookupds`` are nsqlookupds without an answer: they may list other nsqds. ``shared`` are
+    names that several nsqds have, each with their topics: which of them answered is unknown.
     """
 
     at: float
     nsqds: Mapping[str, CounterSample]
     silent: Mapping[str, Collection[str] | None]
+    silent_lookupds: Collection[str] = ()
+    shared: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 class IdleVerdict(NamedTuple):
@@ -55,8 +60,9 @@ class Idleness:
     """Compares each sample of a cluster with the first; with ``channels`` it judges channels.
 
     A topic or channel is idle if all samples show it on the same nsqds, in the same run of
-    each nsqd, with the same counters and without clients. nsqd counts from 0 after a restart, so
-    nothing is known about the time before. Ephemeral topics and channels are left to nsqd.
+    each nsqd, with the same counters, without clients and not paused. nsqd counts from 0 after a
+    restart, so nothing is known about the time before. Ephemeral topics and channels are left to
+    nsqd.
     """
 
     def __init__(self, *, channels: bool) -> None:
@@ -116,19 +122,26 @@ class Idleness:
         parts = [each for use in now.values() for each in use.parts.values()]
         if clients := sum(each.clients for each in parts):
             return IdleVerdict("used", f"clients: {clients}")
+        if any(each.paused for each in parts):
+            return IdleVerdict("used", "paused")
         for nsqd in before.keys() & now.keys():
             if before[nsqd].start_time == now[nsqd].start_time and (
                 change := _change(before[nsqd].parts, now[nsqd].parts)
             ):
-                return IdleVerdict("used", f"{change} since {_shown(self._began)}")
-        for server, topics in sample.silent.items():
-            if topics is None or key[0] in topics or server.removeprefix("nsqd ") in before:
-                return IdleVerdict("silent", f"{server} does not answer")
+                return IdleVerdict("used", f"{change} since {shown_time(self._began)}")
+        for lookupd in sample.silent_lookupds:
+            return IdleVerdict("silent", f"nsqlookupd {lookupd} does not answer")
+        for nsqd, topics in sample.silent.items():
+            if topics is None or key[0] in topics or nsqd in before:
+                return IdleVerdict("silent", f"nsqd {nsqd} does not answer")
+        for nsqd, some in sample.shared.items():
+            if key[0] in some or nsqd in before:
+                return IdleVerdict("unknown", f"several nsqds have the address {nsqd}")
         for reason in self._gaps(before, now, sample):
             return IdleVerdict("unknown", reason)
         if held := sum(each.held for each in parts):
             return IdleVerdict("messages", f"holds messages: {held}", held)
-        return IdleVerdict("idle", f"unchanged since {_shown(self._began)}")
+        return IdleVerdict("idle", f"unchanged since {shown_time(self._began)}")
 
     def _gaps(
         self, before: Mapping[str, _Use], now: Mapping[str, _Use], sample: ClusterSample
@@ -136,11 +149,11 @@ class Idleness:
         """The reasons why the two samples do not tell whether it was used in between."""
         for nsqd in sorted(before.keys() | now.keys()):
             if nsqd not in before:
-                yield f"nothing is known of it on nsqd {nsqd} at {_shown(self._began)}"
+                yield f"nothing is known of it on nsqd {nsqd} at {shown_time(self._began)}"
             elif nsqd not in now:
-                yield f"nothing is known of it on nsqd {nsqd} at {_shown(sample.at)}"
+                yield f"nothing is known of it on nsqd {nsqd} at {shown_time(sample.at)}"
             elif before[nsqd].start_time != now[nsqd].start_time:
-                yield f"nsqd {nsqd} was restarted at {_shown(now[nsqd].start_time)}"
+                yield f"nsqd {nsqd} was restarted at {shown_time(now[nsqd].start_time)}"
             elif not now[nsqd].start_time:
                 yield f"nsqd {nsqd} does not report when it was started"
 
@@ -163,8 +176,8 @@ def _change(before: Mapping[str, Counters], now: Mapping[str, Counters]) -> str:
     return "" if same else "emptied or created again"
 
 
-def _shown(at: float) -> str:
-    """Return a time in UTC, as far as there is a calendar: servers and files may claim any."""
+def shown_time(at: float) -> str:
+    """Return a time in UTC, as far as there is a calendar: servers may claim any."""
     if not 0 <= at < CALENDAR_END:
         return f"{at:g}"
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

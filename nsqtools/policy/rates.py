@@ -51,7 +51,7 @@ _NOTHING = Counters()
 
 
 class CounterSample(NamedTuple):
-    """The counters of one nsqd at time ``at``, in monotonic seconds.
+    """The counters of one nsqd at time ``at``, in seconds of any one clock.
 
     ``start_time`` is nsqd's start, in seconds since the epoch.
     """

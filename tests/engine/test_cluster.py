@@ -29,7 +29,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def test_a_given_nsqd_is_asked_where_it_was_given_and_counts_once(stage: Stage) -> None:
     nsqd, other = await stage.nsqd("t"), await stage.nsqd("t")
-    nsqd.answers["/info"]["http_port"] = 1  # where nothing listens
+    nsqd.answers["/info"] |= {
+        "http_port": 1,  # where nothing listens
+        "broadcast_address": "[::1]",
+    }
     cluster = stage.cluster(await stage.lookupd(nsqd, other), nsqds=(nsqd,))
     snapshot = await cluster.poll()
     assert list(snapshot.nodes) == list(snapshot.stats) == [nsqd.name, other.name]
@@ -59,8 +62,18 @@ async def test_an_nsqd_has_its_broadcast_address_for_a_name_unless_two_claim_it(
     sample = (await cluster.poll()).cluster_sample(0.0)
     ports = [each.answers["/info"]["tcp_port"] for each in (other, silent)]
     assert sample.nsqds.keys() == {one.name, two.name, f"127.0.0.1:{ports[0]}"}
-    ((server, topics),) = sample.silent.items()
-    assert (server, set(topics or ())) == (f"nsqd 127.0.0.1:{ports[1]}", {"t"})
+    ((name, topics),) = sample.silent.items()
+    assert (name, set(topics or ())) == (f"127.0.0.1:{ports[1]}", {"t"})
+
+
+async def test_what_several_nsqds_with_one_broadcast_address_have_is_told(stage: Stage) -> None:
+    nsqd = await stage.nsqd("t")
+    lookupd = await stage.lookupd(nsqd)
+    name = f"127.0.0.1:{nsqd.answers['/info']['tcp_port']}"
+    for hostname, shared in (("host", {}), ("other", {name: {"t", "u"}})):
+        other = {**listed(nsqd), "hostname": hostname, "topics": ["u"], "tombstones": [False]}
+        lookupd.answers["/nodes"]["producers"] = [listed(nsqd), other]
+        assert (await stage.cluster(lookupd).poll()).cluster_sample(0.0).shared == shared
 
 
 async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """What has changed between two looks at a cluster."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,12 +27,14 @@ SEEN = st.one_of(
 """An nsqd: silent, with a topic, or without."""
 
 
-def snapshot(seen: dict[str, NsqdStats | None]) -> SavedSnapshot:
+def snapshot(seen: dict[str, NsqdStats | None], hidden: bool = False) -> SavedSnapshot:
     stats = {name: each for name, each in seen.items() if each}
-    return SavedSnapshot(1.0, stats, dict.fromkeys(seen.keys() - stats.keys(), "silent"))
+    silent = dict.fromkeys(seen.keys() - stats.keys(), "silent")
+    lookupds = {"l:4161": "silent"} if hidden else {}
+    return SavedSnapshot(1.0, stats, silent, silent_lookupds=lookupds)
 
 
-SNAPSHOTS = st.dictionaries(st.sampled_from("ab"), SEEN).map(snapshot)
+SNAPSHOTS = st.builds(snapshot, st.dictionaries(st.sampled_from("ab"), SEEN), st.booleans())
 
 
 @given(SNAPSHOTS, SNAPSHOTS)
@@ -43,8 +46,11 @@ def test_nothing_comes_or_goes_that_may_have_been_there(
     has = {key for each in now.samples().values() if each for key in each.counters}
     assert (changes.came, changes.went) == (reverse.went, reverse.came)
     assert set(changes.came) <= has - had
-    if not before.failures:
+    if before.is_complete:
         assert set(changes.came) == has - had
+    if before.silent_lookupds:
+        unseen = [now.samples()[name] for name in now.stats.keys() - before.stats.keys()]
+        assert all(each.counters.keys().isdisjoint(changes.came) for each in unseen if each)
     assert set(changes.still) <= has & had
     for name in before.failures.keys() | now.failures.keys():
         for one in (before, now):
@@ -90,3 +96,16 @@ def test_a_finding_with_other_numbers_is_the_same() -> None:
     assert (changes.new_findings, changes.gone_findings) == ((), ())
     assert [each.text for each in compare(having(), having("depth 4")).new_findings] == ["depth 4"]
     assert [each.text for each in compare(having("depth 3"), having()).gone_findings] == ["depth 3"]
+
+
+def test_a_finding_is_gone_only_if_its_server_answers() -> None:
+    found = fault("NSQ004", "full", "", server="a:4150"), fault("NSQ032", "idle", "", topic="t")
+    before = SavedSnapshot(1.0, {"a:4150": NsqdStats()}, findings=found)
+    for change, gone in (
+        ({}, found),
+        ({"failures": {"b:4150": "silent"}}, found[:1]),
+        ({"silent_lookupds": {"l:4161": "silent"}}, found[:1]),
+        ({"stats": {}, "failures": {"a:4150": "silent"}}, ()),
+    ):
+        now = replace(before, findings=(), **cast("Any", change))
+        assert compare(before, now).gone_findings == gone

@@ -400,6 +400,32 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         whole(known("a", UNUSED), nsqd("b", producer=producer("b", "events"), http_error=GONE)),
         [("warning", "http", "depths, pauses and consumers are unknown", "")],
     ),
+    "what a silent nsqd may have is not to be deleted": (
+        whole(
+            known("a", UNUSED),
+            nsqd("b", producer=producer("b", "third"), http_error=GONE),
+            lookupds=[
+                replace(LISTING_A, topics=frozenset({"events", "third", "gone"})),
+                lookupd("m", nodes=(producer("a", "events"), producer("b", "third"))),
+            ],
+        ),
+        [
+            ("warning", "http", "depths, pauses and consumers are unknown", ""),
+            ("warning", "listing", "does not list nsqd b:4150", ""),
+            ("warning", "listing", "l:4161 has topic gone, but no nsqd", "topic delete gone"),
+            ("note", "idle", "topic events", "topic delete events"),
+        ],
+    ),
+    "what nsqds of a silent nsqlookupd may have is not to be deleted": (
+        whole(
+            *(known("a", UNUSED), known("b", producer=None)),
+            lookupds=[replace(LISTING_A, topics=frozenset({"events", "gone"})), DEAD],
+        ),
+        [
+            ("warning", "nsqlookupd", "m:4161: connection refused", "start it"),
+            ("warning", "listing", "b:4150 is registered with no nsqlookupd that answers", ""),
+        ],
+    ),
     "messages that time out, and not quite enough": (
         whole(
             known(
@@ -556,6 +582,15 @@ def test_what_nsqd_refuses_is_not_mended_by_starting_it() -> None:
     (finding,) = not_ok(facts(nsqd("a", WELL, tcp_error=refusal, features=None)))
     assert words in finding.text
     assert "start" not in finding.fix
+
+
+def test_each_finding_on_a_cluster_is_about_something_else() -> None:
+    one = lookupd(nodes=(producer("a", "events", "other"), producer("b"), producer("c")))
+    other = lookupd("m", nodes=(producer("a"),), left_out={"nsqd x": True, "nsqd y": False})
+    found = not_ok(whole(known("a"), lookupds=[one, other]))
+    assert [each.code for each in found].count("NSQ020") == 2
+    assert [each.code for each in found].count("NSQ023") == 4
+    assert len({each.about for each in found}) == len(found)
 
 
 T = "--nsqd-tcp-address a:4150"

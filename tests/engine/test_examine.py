@@ -60,6 +60,22 @@ async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(
     assert len(lookupd.asked) == 4
 
 
+async def test_nsqds_too_many_to_be_examined_may_have_what_is_listed_for_them(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MAX_NSQDS", 1)
+    lookupd = await stage.lookupd(await stage.nsqd("a"), await stage.nsqd("b"))
+    lookupd.answers |= {"/topics": {"topics": ["a", "b", "gone"]}, "/info": {"version": "1.3.0"}}
+    lookupd.answers["/channels"] = {"channels": ["c"]}
+    question = Question(topic="", channel="", nsqds=(), lookupds=(lookupd.name,), urls=())
+    facts = await examine(question, ConsumerConfig())
+    found = {(each.topic, each.channel) for each in diagnose(facts) if each.code == "NSQ025"}
+    assert found == {("gone", ""), ("a", "c")}
+    assert (len(facts.nsqds), facts.maybe) == (1, {"b"})
+    assert "only the first 1" in caplog.text
+
+
 async def test_an_nsqd_is_saved_by_its_broadcast_address(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

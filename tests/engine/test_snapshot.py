@@ -1,6 +1,7 @@
 """What doctor has seen, in a file and back."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -60,9 +61,8 @@ def test_a_file_never_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> N
     [
         ({"version": 2}, "version is 2"),
         ({"format": "other"}, "format"),
-        ({"at": "now"}, "'at'"),
-        ({"at": 1e300}, "'at'"),
-        ({"at": float("nan")}, "'at'"),
+        *(({"at": at}, "'at'") for at in ("now", True, -1, math.nan, math.inf, 1e12, 10**400)),
+        ({"nsqds": {"a": {"topics": [], "start_time": 1061}}}, "clock was wrong"),
         ({"nsqds": {"a": {"topics": [{"topic_name": "no name"}]}}}, "no name"),
         ({"nsqds": []}, "'nsqds'"),
         ({"listed": {"a": 1}}, "'a'"),
@@ -78,6 +78,20 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, change: dict[str, object],
     with pytest.raises(ConfigError, match=said) as raised:
         load(str(path))
     assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_a_file_too_large_to_read_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "seen.json"
+    save(str(path), SEEN)
+    before = path.read_bytes()
+    monkeypatch.setattr("nsqtools.engine.doctor.snapshot._MAX_BYTES", len(before) - 1)
+    with pytest.raises(OutputError, match="too large to save"):
+        save(str(path), SEEN)
+    assert (os.listdir(tmp_path), path.read_bytes()) == (["seen.json"], before)
+    with pytest.raises(ConfigError, match="too large to read"):
+        load(str(path))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b"[]", None])

@@ -1,17 +1,20 @@
 """``doctor`` without ``--topic``: clusters that are well, and one with a fault of each kind.
 
-What is found in which facts is tested in tests/engine/test_whole.py; these are the facts.
+What is found in which facts is tested in tests/engine/test_diagnosis.py; these are the facts.
 """
 
 import json
 import os
 import signal
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from tests.support.authd import Authd
 from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.raw import Raw
@@ -19,6 +22,7 @@ from tests.support.servers import (
     MakeNsqd,
     Nsqd,
     Nsqlookupd,
+    at_both,
     drained,
     fill,
     free_port,
@@ -76,7 +80,8 @@ def test_nothing_is_found_where_nothing_is_wrong_and_what_has_changed_is_told(
     assert [each["code"] for each in changes["new"]] == ["NSQ036"]
     assert [each["channel"] for each in changes["came"]] == ["", "archive"]
     assert [each["topic"] for each in changes["still"]] == [topic, topic]
-    assert codes(examined(nsqtools_cli, "--skip", "nsq036", *where)) == set()
+    skipping = ("--skip", "nsq036", "--save", saved)
+    assert codes(examined(nsqtools_cli, *skipping, *where)) == set()  # it is saved all the same
     text = nsqtools_cli("doctor", "--compare", saved, "--skip", "NSQ036", *where)
     assert text.stdout.decode().partition("Changes since")[2].splitlines()[1:] == [
         f"still    topic {each}" for each in sorted(("new", topic))
@@ -101,6 +106,25 @@ def test_what_was_seen_is_saved_though_nobody_reads_the_output(
     os.close(output)
     assert process.wait(60) == -signal.SIGPIPE
     assert saved.exists()
+
+
+@pytest.mark.nsqd_only("the sandbox does not report an end of its certificate")
+def test_the_certificate_of_an_nsqd_that_requires_auth_is_known_with_tls_and_a_secret(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, authd: Authd, tmp_path: Path
+) -> None:
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    leaf = ca.issue_cert("127.0.0.1", not_after=datetime.now(UTC) + timedelta(days=9))
+    leaf.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    authd.grant("open sesame")
+    pem = tmp_path / "server.pem"
+    nsqd = make_nsqd(*authd.nsqd_args(), f"-tls-cert={pem}", f"-tls-key={pem}")
+    (tmp_path / "secret").write_text("open sesame")
+    (tmp_path / "secret").chmod(0o600)
+    given = (*at_both(nsqd), "--auth-secret-file", str(tmp_path / "secret"))
+    assert codes(examined(nsqtools_cli, *given)) == set()
+    trusting = (*given, "--tls-v1", "--tls-root-ca-file", str(tmp_path / "ca.pem"))
+    assert codes(examined(nsqtools_cli, *trusting, code=4)) == {"NSQ007"}
 
 
 PLANTED = {

@@ -87,6 +87,7 @@ def test_only_topics_that_nobody_uses_are_deleted_and_everywhere(
     assert [held(nsqd) for nsqd in nsqds] == before
     ended = nsqtools_cli(*words, "--yes")
     assert ended.code == 0, ended.stderr
+    assert "--watch-for 100ms is less than a minute" in ended.stderr
     assert results(ended) == {"full": ("kept", "messages"), "idle": ("deleted", "idle")}
     kept = {"full", "read", "kept", "passing#ephemeral"}
     assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]
@@ -110,8 +111,9 @@ def test_only_channels_that_nobody_uses_are_deleted_and_their_topics_stay(
     assert results(nsqtools_cli(*words, "--channel", "idle")) == {"idle": ("deleted", "idle")}
     assert [held(nsqd)["t"] >= {"other", "read"} for nsqd in nsqds] == [True, True]
     nsqds[0].pause("t")
-    nsqds[0].publish("t", [b"waits for all channels"])
-    assert results(nsqtools_cli(*words)) == {"other": ("kept", "messages")}
+    paused = nsqtools_cli(*words, "--channel", "other", "--dry-run")
+    assert results(paused) == {"other": ("kept", "used")}
+    assert b"paused" in paused.stdout
     assert nsqtools_cli(*words, "--channel", "idle").code == 1
 
 
@@ -218,10 +220,22 @@ def test_the_youngest_snapshot_that_is_old_enough_and_all_after_it_count(
         save(str(tmp_path / name), SavedSnapshot(time.time() - age, {}))
     pruning = Pruning(PruneOptions(snapshot=(str(tmp_path / "[a-c]"),), idle=idle))
     if expected:
-        assert [Path(path).name for path in pruning._history()] == expected
+        assert [Path(path).name for _, path in pruning._history()] == expected
     else:
         with pytest.raises(NSQError, match="c, was saved"):
             pruning._history()
+
+
+async def test_a_snapshot_that_is_replaced_meanwhile_is_not_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "seen.json")
+    times = iter((time.time() - 100, time.time()))
+    monkeypatch.setattr(
+        "nsqtools.cli.commands.admin.prune.load", lambda _: SavedSnapshot(next(times), {})
+    )
+    with pytest.raises(NSQError, match="replaced while it was read"):
+        await Pruning(PruneOptions(snapshot=(path,), idle=60)).observe()
 
 
 @pytest.mark.nsqd_only("its topics survive a restart")

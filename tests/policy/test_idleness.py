@@ -1,6 +1,7 @@
 """Which topics and channels are idle, from samples of the counters of their nsqds."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -43,15 +44,21 @@ QUIET = sample(a=nsqd(), b=nsqd())
         (sample(a=nsqd({**EMPTY, C: Counters(5, requeues=1)}), b=nsqd()), "used"),
         (sample(a=nsqd({**EMPTY, C: Counters(5, timeouts=1)}), b=nsqd()), "used"),
         (sample(a=nsqd({**EMPTY, C: Counters(5, clients=1)}), b=nsqd()), "used"),
+        (sample(a=nsqd({**EMPTY, C: Counters(5, paused=True)}), b=nsqd()), "used"),
+        (sample(a=nsqd({**EMPTY, T: Counters(5, paused=True)}), b=nsqd()), "used"),
         (sample(a=nsqd({**EMPTY, C: Counters(4)}), b=nsqd()), "used"),
         (sample(a=nsqd(start=2), b=nsqd()), "unknown"),
         (sample(a=nsqd({}), b=nsqd()), "unknown"),
         (sample(a=nsqd()), "unknown"),
-        (sample({"nsqd b": ()}, a=nsqd()), "silent"),
+        (sample({"b": ()}, a=nsqd()), "silent"),
         (sample(a=nsqd(), b=nsqd(), c=nsqd()), "unknown"),
-        (sample({"nsqd c": ()}, a=nsqd(), b=nsqd()), "idle"),
-        (sample({"nsqd c": ("t",)}, a=nsqd(), b=nsqd()), "silent"),
-        (sample({"nsqlookupd x": None}, a=nsqd(), b=nsqd()), "silent"),
+        (sample({"c": ()}, a=nsqd(), b=nsqd()), "idle"),
+        (sample({"c": ("t",)}, a=nsqd(), b=nsqd()), "silent"),
+        (sample({"c": None}, a=nsqd(), b=nsqd()), "silent"),
+        (replace(QUIET, silent_lookupds=["l"]), "silent"),
+        (replace(QUIET, shared={"c": ("t",)}), "unknown"),
+        (replace(QUIET, shared={"b": ()}), "unknown"),
+        (replace(QUIET, shared={"c": ("u",)}), "idle"),
     ],
 )
 @pytest.mark.parametrize("channels", [False, True])
@@ -94,7 +101,7 @@ def test_ephemeral_ones_and_those_gone_everywhere_are_left_out() -> None:
     assert states(one, one) == {T: "idle"}
     assert states(one, one, channels=True) == {}
     assert states(one, sample(a=nsqd({}))) == {}
-    assert states(one, sample({"nsqd a": ()})) == {T: "silent"}
+    assert states(one, sample({"a": ()})) == {T: "silent"}
 
 
 NUMBERS = st.integers(0, 2)
@@ -104,7 +111,7 @@ REPORT = st.fixed_dictionaries(
     {T: COUNTERS, C: COUNTERS}, optional={("t", "d"): COUNTERS, ("u", ""): COUNTERS}
 ).map(nsqd)
 CHANGES = [*Counters._fields[:-1], "restarted", "created", "deleted", "gone"]
-HIDING = [("nsqlookupd l", None), ("nsqd c", ("t",)), ("nsqd c", ("u",)), ("nsqd c", ())]
+HIDING = [("c", None), ("c", ("t",)), ("c", ("u",)), ("c", ())]
 
 
 def changed(first: ClusterSample, change: Any, key: tuple[str, str], number: int) -> ClusterSample:
@@ -125,7 +132,10 @@ def changed(first: ClusterSample, change: Any, key: tuple[str, str], number: int
 
 
 def known(key: tuple[str, str], each: ClusterSample) -> Any:
-    """What must stay the same; None if somebody is connected, or if a server may have more."""
+    """What must stay the same.
+
+    None if somebody is connected, if it is paused, or if a server may have more.
+    """
     topic, channel = key
     found = {
         (name, part): (report.start_time, counters)
@@ -135,7 +145,7 @@ def known(key: tuple[str, str], each: ClusterSample) -> Any:
         if part[0] == topic and (part[1] in ("", channel) or not channel)
     }
     hidden = any(topics is None or topic in topics for topics in each.silent.values())
-    if hidden or any(counters.clients for _, counters in found.values()):
+    if hidden or any(counters.clients or counters.paused for _, counters in found.values()):
         return None
     return {
         part: (start, counters.messages, counters.requeues, counters.timeouts, counters.held)

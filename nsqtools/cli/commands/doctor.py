@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +57,10 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     if options.compare and not _is_first_run(options):
         before = load(options.compare)
     facts = run_loop(examine(_question(options), with_secret(config)))
-    findings = without(diagnose(facts), skipped)
-    seen = SavedSnapshot.of(facts, findings)
-    changes = None
-    if before:
-        old = replace(before, findings=tuple(without(before.findings, skipped)))
-        changes = compare(old, seen)
+    found = diagnose(facts)
+    findings = without(found, skipped)
+    seen = SavedSnapshot.of(facts, found)
+    changes = compare(before, seen, skipped) if before else None
     try:
         if options.json:
             _print_json(options, findings, changes)
@@ -137,10 +134,9 @@ def _line(finding: Finding) -> str:
 
 
 def _print_changes(changes: Changes) -> None:
-    from datetime import UTC, datetime
+    from nsqtools.policy.idleness import shown_time
 
-    since = datetime.fromtimestamp(changes.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    click.echo(f"\nChanges since {since}")
+    click.echo(f"\nChanges since {shown_time(changes.since)}")
     for kind, lines in _kinds(changes):
         for line in lines[:_MOST]:
             click.echo(f"{kind:{_WIDTH}}  {line}")

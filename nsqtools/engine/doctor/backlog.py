@@ -1,4 +1,4 @@
-"""Judges the topic, its channels and consumers: where messages wait, and why."""
+"""Judges topics, their channels and consumers: where messages wait, and why."""
 
 from __future__ import annotations
 
@@ -222,14 +222,12 @@ def _about_stuck(
 
 def judge_topics(facts: Facts) -> Iterator[Finding]:
     """Judge all topics of a whole cluster, with their channels and consumers."""
-    silent = [nsqd for nsqd in facts.nsqds if not nsqd.later_stats]
-    listed = {topic for nsqd in silent if nsqd.producer for topic in nsqd.producer.topics}
-    is_known = all(nsqd.producer for nsqd in silent)
+    maybe = facts.maybe
     for each in facts.by_topic():
         if _is_suspect(each):
             found = (*judge_topic(each), *judge_channel(each))
             yield from (one for one in found if one.severity != "ok" and one.code != "NSQ031")
-        if is_known and each.topic not in listed:
+        if maybe is not None and each.topic not in maybe:
             yield from _judge_idle(each)
         for name, parts in sorted(_channels(each).items()):
             view = replace(each, channel=name)
@@ -261,8 +259,9 @@ def _judge_idle(facts: Facts) -> Iterator[Finding]:
         where = f"no consumer of {'channels' if len(channels) > 1 else 'channel'} "
         where += some(sorted(channels))
     text = (
-        f"topic {facts.topic} is idle: {where}, no message waits, and {_messages(published)} "
-        f"{'was' if published == 1 else 'were'} published since its nsqds started"
+        f"nobody consumes topic {facts.topic}, and nothing was published to it in 1 s: {where}, no "
+        f"message waits, and {_messages(published)} {'was' if published == 1 else 'were'} "
+        "published since its nsqds started"
     )
     fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', facts.topic)}"
     yield fault("NSQ032", text, fix, topic=facts.topic)
@@ -292,6 +291,7 @@ def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
     depth = _sum(found, "depth")
     if not depth or not clients or any(channel.paused for _, channel in found):
         return
+    # Without a second look nobody knows whether the consumer settles messages.
     if not all(nsqd.later and _is_stuck(facts, nsqd, client) for nsqd, client in clients):
         return
     about: dict[str, Any] = {"topic": facts.topic, "channel": facts.channel}

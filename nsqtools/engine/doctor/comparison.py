@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.doctor.findings import without
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from nsqtools.engine.doctor.findings import Finding
     from nsqtools.engine.doctor.snapshot import SavedSnapshot
@@ -21,9 +23,10 @@ class Changes:
 
     ``came``, ``went`` and ``still`` are topics and channels; the channel of a topic is empty.
     ``still`` are those on which nothing was published and nothing consumed: a topic only with all
-    its channels. Nothing is said of nsqds that were silent in either snapshot, or of counters of an
-    nsqd restarted since. ``nsqds_came`` and ``nsqds_went`` are the nsqds that only one of the
-    snapshots knows.
+    its channels. Nothing is said of nsqds that were silent in either snapshot, or that a silent
+    nsqlookupd may list, or of counters of an nsqd restarted since. While servers are silent, only
+    findings about a single nsqd that answers are gone. ``nsqds_came`` and
+    ``nsqds_went`` are the nsqds that only one of the snapshots knows.
     """
 
     since: float
@@ -36,27 +39,35 @@ class Changes:
     nsqds_went: tuple[str, ...]
 
 
-def compare(before: SavedSnapshot, now: SavedSnapshot) -> Changes:
-    """Return the changes since the snapshot ``before``."""
+def compare(before: SavedSnapshot, now: SavedSnapshot, skipped: Collection[str] = ()) -> Changes:
+    """Return the changes since the snapshot ``before``, without findings of ``skipped`` codes."""
     old, new = ({each.about for each in one.findings} for one in (before, now))
     samples = before.samples(), now.samples()
+    gone = (
+        each
+        for each in without(before.findings, skipped)
+        if each.about not in new and (now.is_complete or each.server in now.stats)
+    )
     return Changes(
         before.at,
-        tuple(each for each in now.findings if each.about not in old),
-        tuple(each for each in before.findings if each.about not in new),
-        _only_in_second(*samples),
-        _only_in_second(*reversed(samples)),
+        tuple(each for each in without(now.findings, skipped) if each.about not in old),
+        tuple(gone),
+        _only_in_second(*samples, hidden=bool(before.silent_lookupds)),
+        _only_in_second(*reversed(samples), hidden=bool(now.silent_lookupds)),
         _still(*samples),
         _nsqds_only_in_second(before, now),
         _nsqds_only_in_second(now, before),
     )
 
 
-def _only_in_second(first: Samples, second: Samples) -> tuple[ChannelKey, ...]:
-    """Return what is in the second only, unless an nsqd that has it was silent at the first."""
+def _only_in_second(first: Samples, second: Samples, *, hidden: bool) -> tuple[ChannelKey, ...]:
+    """Return what is in the second only, unless an nsqd that has it was not seen at the first.
+
+    That nsqd was silent or, if ``hidden``, perhaps listed by a silent nsqlookupd.
+    """
     known = _keys(first)
-    unknown = {name for name in first if first[name] is None}
-    doubtful = _keys({name: second[name] for name in unknown & second.keys()})
+    unseen = {name for name in second if first.get(name) is None and (hidden or name in first)}
+    doubtful = _keys({name: second[name] for name in unseen})
     return tuple(sorted(_keys(second) - known - doubtful))
 
 

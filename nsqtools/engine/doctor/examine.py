@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOMENT = 1.0
-"""Seconds between two looks at consumers that seem stuck."""
+"""Seconds between two looks: at a whole cluster, or at consumers that seem stuck."""
 
 # After these reasons it is useless to ask for the protocol of the port.
 _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
@@ -69,11 +69,15 @@ class Question:
 
 
 class _Greeting(NamedTuple):
-    """The result of connecting as a consumer does, up to SUB."""
+    """The result of connecting as a consumer does, up to SUB.
+
+    ``certificate`` is nsqd's, in DER; empty without TLS.
+    """
 
     features: Features | None = None
     needs_tls: bool = False
     error: PeerError | None = None
+    certificate: bytes = b""
 
 
 async def examine(question: Question, config: ConsumerConfig) -> Facts:
@@ -123,10 +127,11 @@ class _Examination:
             at=time.time(),
         )
         asked = await call_each(candidates, lambda each: self._ask(facts, each))
-        nsqds = await self._reexamine(asked)
-        if facts.whole:
-            lookupds = await together(*(self._with_stale(each, nsqds) for each in lookupds))
-        return replace(facts, lookupds=tuple(lookupds), nsqds=tuple(nsqds))
+        facts = replace(facts, nsqds=tuple(await self._reexamine(asked)))
+        if not facts.whole or facts.maybe is None:
+            return facts
+        lookupds = await together(*(self._with_stale(facts, each) for each in lookupds))
+        return replace(facts, lookupds=tuple(lookupds))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
         """Ask an nsqd over HTTP, and over TCP too if the nsqd was given or concerns the topic."""
@@ -145,7 +150,7 @@ class _Examination:
             if asked.topic is None:
                 return asked
             greeting = await self._greet(tcp)
-        features, needs_tls, error = greeting
+        features, needs_tls, error, certificate = greeting
         version = asked.version or (features.version if features else "")
         seen = replace(
             asked, features=features, needs_tls=needs_tls, tcp_error=error, version=version
@@ -154,6 +159,8 @@ class _Examination:
             return await self._explain(seen, tcp, error)
         if not facts.whole:
             return seen
+        if certificate:
+            return replace(seen, offers_tls=True, expiry=expiry(certificate))
         offers_tls, end_of_validity = await self._ask_tls(tcp)
         return replace(seen, offers_tls=offers_tls, expiry=end_of_validity)
 
@@ -185,7 +192,7 @@ class _Examination:
             skew=skew,
             topics=frozenset(topics),
             producers=self._first(address, lookup.producers),
-            nodes=self._first(address, nodes),
+            nodes=tuple(nodes),
             left_out=left_out,
         )
 
@@ -194,35 +201,32 @@ class _Examination:
         topic = self._question.topic
         return await client.lookup(topic) if topic else Lookup()
 
-    async def _with_stale(self, facts: LookupdFacts, nsqds: Sequence[NsqdFacts]) -> LookupdFacts:
+    async def _with_stale(self, facts: Facts, lookupd: LookupdFacts) -> LookupdFacts:
         """Find channels registered with an nsqlookupd that no nsqd has.
 
-        An answering nsqlookupd is asked for single topics only if it has more channels of a name
-        than nsqds have. Nothing is known of the topics of silent nsqds.
+        The nsqlookupd is asked for single topics only if it has more channels of a name than nsqds
+        have. Topics that silent nsqds may have are left out.
         """
-        if facts.error:
-            return facts
-        looks = [look for nsqd in nsqds for look in (nsqd.stats, nsqd.later_stats) if look]
+        looks = [look for nsqd in facts.nsqds for look in (nsqd.stats, nsqd.later_stats) if look]
         having = {
             (topic.name, channel.name)
             for look in looks
             for topic in look.topics
             for channel in topic.channels
         }
-        async with Lookupd(facts.url, token=self._token, **self._limits) as client:
+        async with Lookupd(lookupd.url, token=self._token, **self._limits) as client:
             try:
                 names = Counter(await client.channels("*"))
                 if not names - Counter(name for _, name in having):
-                    return facts
-                silent = {nsqd.tcp for nsqd in nsqds if not nsqd.stats}
-                unknown = {name for n in facts.nodes if n.tcp in silent for name in n.topics}
-                topics = sorted(facts.topics - unknown)
+                    return lookupd
+                topics = sorted(lookupd.topics - (facts.maybe or set()))
                 found = await call_each(topics, client.channels)
-            except HTTPError:
-                return facts
+            except HTTPError as error:
+                log.warning("nsqlookupd %s: its channels are not examined", error)
+                return lookupd
         pairs = {(t, each) for t, some in zip(topics, found, strict=True) for each in some}
         stale = (pair for pair in sorted(pairs - having) if not is_ephemeral(pair[1]))
-        return replace(facts, stale_channels=tuple(stale))
+        return replace(lookupd, stale_channels=tuple(stale))
 
     def _first(self, lookupd: Address, nsqds: Sequence[Registration]) -> tuple[Registration, ...]:
         """Return the first MAX_NSQDS nsqds; an nsqlookupd may list any number."""
@@ -238,7 +242,10 @@ class _Examination:
     ) -> list[NsqdFacts]:
         """Return all nsqds to examine, each once, with its HTTP address."""
         listed = union_producers(
-            [*(each.nodes for each in lookupds), *(each.producers for each in lookupds)]
+            [
+                *(self._first(each.address, each.nodes) for each in lookupds),
+                *(each.producers for each in lookupds),
+            ]
         )
         found = [
             NsqdFacts(tcp=tcp, http=each.http, url=str(each.http), producer=each)
@@ -250,9 +257,8 @@ class _Examination:
             found.append(_given(tcp, url))
         taken: dict[Address, list[NsqdInfo]] = {}
         for url, info in infos.items():
-            own = None
-            if info and info.tcp_port:  # an nsqlookupd has an /info, too, but without TCP port
-                own = Address(info.broadcast_address, info.tcp_port)
+            own = info.tcp if info else None
+            if info and own:
                 others = taken.setdefault(own, [])
                 if info in others:
                     continue  # the nsqd was given twice, with two spellings
@@ -309,14 +315,13 @@ class _Examination:
         if self._question.topic or nsqd.tcp not in self._question.nsqds:
             return None
         info = await attempt(client.info())
-        if isinstance(info, HTTPError) or not info.tcp_port:
-            return None
-        return Address(info.broadcast_address, info.tcp_port)
+        return None if isinstance(info, HTTPError) else info.tcp
 
     async def _ask_tls(self, tcp: Address) -> tuple[bool | None, float]:
         """Return whether nsqd offers TLS, and the end of its certificate; None and 0 if unknown.
 
-        The certificate is not verified, so the secret is not sent.
+        The certificate is not verified, so the secret is not sent: the certificate of an nsqd that
+        requires AUTH stays unknown.
         """
         config = self._config.with_values(tls_v1=True, tls_insecure_skip_verify=True)
         try:
@@ -339,13 +344,14 @@ class _Examination:
                 connection = await Connection.open(
                     tcp, self._config, auth_secret=self._config.auth_secret
                 )
+                certificate = connection.certificate
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
             text = f"no response within {format_duration(round(limit, 1))}"
             return _Greeting(error=UnreachableError(text, tcp, reason="silence"))
         except PeerError as refused:
             return _Greeting(needs_tls=_wants_tls(refused), error=refused.bare())
-        return _Greeting(connection.features, needs_tls)
+        return _Greeting(connection.features, needs_tls, certificate=certificate)
 
     async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
         """Identify the server at ``tcp`` after connecting as a consumer has failed."""
@@ -455,8 +461,9 @@ def _skew(client: HTTPClient) -> float:
 def _url_of(tcp: Address, infos: dict[str, NsqdInfo | None], *, alone: bool) -> str:
     """Return the HTTP address of a fixed nsqd: a given address, or its host and TCP port + 1."""
     for url, info in infos.items():
-        hosts = (_address(url).host, info.broadcast_address, info.hostname) if info else ()
-        if info and info.tcp_port == tcp.port and tcp.host in hosts:
+        own = info.tcp if info else None
+        hosts = (_address(url).host, own.host, info.hostname) if info and own else ()
+        if own and own.port == tcp.port and tcp.host in hosts:
             return url
     return next(iter(infos)) if alone else str(Address(tcp.host, tcp.port + 1))
 

@@ -1,4 +1,4 @@
-"""The facts about a topic's servers."""
+"""The facts about a topic, or all topics, and their servers."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class NsqdFacts:
     be unknown, None. ``features`` is None unless IDENTIFY succeeded. ``is_lookupd`` is true if
     ``tcp`` is the HTTP port of an nsqlookupd; ``tcp_port`` is nsqd's TCP port if ``tcp`` is its
     HTTP port. ``topics`` has the names of all topics of an nsqd without the topic in question.
-    ``later`` is ``topic`` at the second look, if there was one.
+    ``stats`` and ``later_stats`` are the answers of both looks, and ``topic`` and ``later`` the
+    topic in them; of a whole cluster, ``Facts.by_topic`` sets these two.
 
-    The rest is known only of a whole cluster: ``stats`` and ``later_stats`` are the answers of both
-    looks. ``broadcast`` is the broadcast address of an nsqd given by another. ``offers_tls`` is
-    None if unknown; ``expiry`` is the end of its certificate, in seconds since the epoch, 0 if
-    unknown.
+    The rest is known only of a whole cluster: ``broadcast`` is the broadcast address of an nsqd
+    given by another. ``offers_tls`` is None if unknown; ``expiry`` is the end of its certificate,
+    in seconds since the epoch, 0 if unknown.
     """
 
     tcp: Address | None
@@ -155,6 +155,20 @@ class Facts:
             return True
         listed = nsqd.producer is not None and self.topic in nsqd.producer.topics
         return listed or nsqd.topic is not None or nsqd.tcp in self.found
+
+    @cached_property
+    def maybe(self) -> set[str] | None:
+        """The topics of a whole cluster that silent nsqds may have; None if they may have any.
+
+        An nsqd is silent if it did not answer at both looks, or was not asked. What nsqlookupds
+        list for it is known, unless one of them is silent too.
+        """
+        silent = (each for each in self.nsqds if not each.later_stats)
+        if any(each.error for each in self.lookupds) or not all(each.producer for each in silent):
+            return None
+        answered = {each.tcp for each in self.nsqds if each.later_stats}
+        nodes = (node for each in self.lookupds for node in each.nodes)
+        return {topic for node in nodes if node.tcp not in answered for topic in node.topics}
 
     def hidden_by(self, nsqd: NsqdFacts) -> Sequence[LookupdFacts]:
         """Return the nsqlookupds with a tombstone for the topic on this nsqd."""

@@ -80,7 +80,8 @@ CHECKS = (
         "NSQ007",
         "tls",
         "warning",
-        "The certificate of an nsqd has expired, or expires within 30 days.",
+        "The certificate of an nsqd has expired, or expires within 30 days. Unknown of nsqds that "
+        "require AUTH, unless `--tls-v1` and a secret are given.",
         "Renew it, and restart nsqd.",
     ),
     Check(
@@ -210,8 +211,8 @@ CHECKS = (
         "NSQ032",
         "idle",
         "note",
-        "A topic is idle: no channel has a consumer, no message waits, and nothing was published "
-        "between the two looks.",
+        "Nobody consumes a topic: no channel has a consumer, no message waits, and nothing was "
+        "published between the two looks.",
         "Delete it if nobody needs it; `nsqtools topic prune` deletes all that stay idle.",
     ),
     Check(
@@ -329,6 +330,7 @@ class Finding:
 
     ``check`` is the name of the check's group. ``code`` is empty if nothing is wrong. ``topic``,
     ``channel`` and ``server`` are what the finding is about, as far as there is only one.
+    ``subject`` tells it from others of its code about the same.
     """
 
     severity: Severity
@@ -339,11 +341,12 @@ class Finding:
     topic: str = ""
     channel: str = ""
     server: str = ""
+    subject: str = ""
 
     @property
-    def about(self) -> tuple[str, str, str, str]:
-        """Code, topic, channel and server: the same finding, seen again, has the same."""
-        return self.code, self.topic, self.channel, self.server
+    def about(self) -> tuple[str, ...]:
+        """What the same finding has in common when it is seen again."""
+        return self.code, self.topic, self.channel, self.server, self.subject
 
     def fields(self) -> dict[str, Any]:
         """Return the finding for JSON, with its ``level``: ok, note, warning or failure."""
@@ -364,11 +367,13 @@ def fault(
     topic: str = "",
     channel: str = "",
     server: object = "",
+    subject: object = "",
 ) -> Finding:
     """Return the finding of a check, with the check's severity or, if ``error``, as an error."""
     check = BY_CODE[code]
     severity = "error" if error else check.severity
-    return Finding(severity, check.name, text, fix, code, topic, channel, str(server))
+    about = topic, channel, str(server), str(subject)
+    return Finding(severity, check.name, text, fix, code, *about)
 
 
 def some(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nsqtools.config.units import counted, nearest
 from nsqtools.engine.doctor.findings import fault, passed, some
 from nsqtools.names import is_ephemeral
+from nsqtools.net.http.daemons import claimed_twice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,7 +59,7 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
 def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
     topic = facts.topic
     if not any(each.nodes for each in answering):
-        return _nobody(facts, answering)
+        return _nobody("" if len(answering) == len(facts.lookupds) else " that answers")
     if any(topic in each.topics for each in answering):
         text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
         fix = f"start the nsqd that had it, or publish, which creates it: {facts.publish()}"
@@ -72,9 +73,8 @@ def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
     return fault("NSQ028", text, fix, topic=topic)
 
 
-def _nobody(facts: Facts, answering: list[LookupdFacts]) -> Finding:
-    answering_only = "" if len(answering) == len(facts.lookupds) else " that answers"
-    text = f"no nsqd is registered with any nsqlookupd{answering_only}"
+def _nobody(where: str) -> Finding:
+    text = f"no nsqd is registered with any nsqlookupd{where}"
     return fault("NSQ021", text, "start nsqd with --lookupd-tcp-address for each nsqlookupd")
 
 
@@ -100,7 +100,7 @@ def _unusable(lookupd: LookupdFacts) -> Iterator[Finding]:
     for entry, is_of_topic in lookupd.left_out.items():
         fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
         text = f"nsqlookupd {lookupd.address} lists a server with an unusable address: {entry}"
-        yield fault("NSQ020", text, fix, error=is_of_topic, server=lookupd.address)
+        yield fault("NSQ020", text, fix, error=is_of_topic, server=lookupd.address, subject=entry)
 
 
 def _not_there(nsqd: NsqdFacts, topic: str, *, error: bool) -> Finding:
@@ -124,12 +124,14 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
         return
     for each in answering:
         yield from _unusable(each)
+    where = "" if len(answering) == len(facts.lookupds) else " that answers"
     if not any(each.nodes for each in answering):
-        yield _nobody(facts, answering)
+        yield _nobody(where)
     yield from _judge_agreement(answering)
     for nsqd in facts.nsqds:
         if nsqd.producer is None and nsqd.stats:
-            text = f"nsqd {nsqd.name} is registered with no nsqlookupd: consumers do not find it"
+            text = f"nsqd {nsqd.name} is registered with no nsqlookupd{where}"
+            text += ": consumers do not find it"
             yield fault("NSQ022", text, _REGISTER, server=nsqd.name)
         elif nsqd.producer and nsqd.stats:
             yield from _judge_topics_of(nsqd, answering)
@@ -138,22 +140,14 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
 
 
 def _judge_addresses(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Finding]:
-    """Judge whether each nsqd, given or registered, has a broadcast address of its own.
-
-    An nsqd that was restarted may be registered twice for a while, but from the same host.
-    nsqlookupds may see one nsqd at different addresses.
-    """
+    """Judge whether each nsqd, given or registered, has a broadcast address of its own."""
     given: dict[Address, set[str]] = {}
     for nsqd in facts.nsqds:
         if nsqd.tcp:
             given.setdefault(nsqd.tcp, set()).add(str(nsqd.http))
     claims = {tcp: found for tcp, found in given.items() if len(found) > 1}
     for each in answering:
-        sources: dict[Address, set[str]] = {}
-        for node in each.nodes:
-            source = f"{node.hostname} ({node.remote_address.rpartition(':')[0]})"
-            sources.setdefault(node.tcp, set()).add(source)
-        claims |= {tcp: found for tcp, found in sources.items() if len(found) > 1}
+        claims |= claimed_twice(each.nodes)
     for tcp, found in sorted(claims.items()):
         names = some(sorted(found))
         text = f"{len(found)} nsqds have one broadcast address {tcp}: {names}"
@@ -168,15 +162,18 @@ def _judge_agreement(answering: list[LookupdFacts]) -> Iterator[Finding]:
     topics = {tcp: _union(each.get(tcp, ()) for each in listings) for tcp in nsqds}
     for each, listing in zip(answering, listings, strict=True):
         who = f"nsqlookupd {each.address} does not list"
-        if missing := sorted(map(str, nsqds - listing.keys())):
-            text = f"{who} nsqd {some(missing)}, but another nsqlookupd does"
-            fix = "start those nsqds with --lookupd-tcp-address for it too"
-            yield fault("NSQ023", text, fix, server=each.address)
+        for tcp in sorted(nsqds - listing.keys()):
+            text = f"{who} nsqd {tcp}, but another nsqlookupd does"
+            fix = "start that nsqd with --lookupd-tcp-address for it too"
+            yield fault("NSQ023", text, fix, server=each.address, subject=tcp)
+        absent: dict[str, list[str]] = {}
         for tcp in sorted(listing):
-            if absent := sorted(topics[tcp] - listing[tcp]):
-                text = f"{who} topic {some(absent)} of nsqd {tcp}, but another nsqlookupd does"
-                fix = "restart that nsqd: it then registers its topics with each nsqlookupd"
-                yield fault("NSQ023", text, fix, server=each.address)
+            for topic in topics[tcp] - listing[tcp]:
+                absent.setdefault(topic, []).append(str(tcp))
+        for topic, lacking in sorted(absent.items()):
+            text = f"{who} topic {topic} of nsqd {some(lacking)}, but another nsqlookupd does"
+            fix = "restart each such nsqd: it then registers its topics with each nsqlookupd"
+            yield fault("NSQ023", text, fix, topic=topic, server=each.address)
 
 
 def _judge_topics_of(nsqd: NsqdFacts, answering: list[LookupdFacts]) -> Iterator[Finding]:
@@ -211,7 +208,9 @@ def _judge_hidden(answering: list[LookupdFacts]) -> Iterator[Finding]:
 
 def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Finding]:
     """Judge topics and channels that an nsqlookupd remembers, and no nsqd has."""
-    having = {topic for nsqd in facts.nsqds for topic in nsqd.topics}
+    if facts.maybe is None:
+        return
+    having = {topic for nsqd in facts.nsqds for topic in nsqd.topics} | facts.maybe
     having |= {each.name for n in facts.nsqds if n.later_stats for each in n.later_stats.topics}
     for each in answering:
         listed = _union(node.topics for node in each.nodes)

@@ -109,7 +109,8 @@ def judge_versions(facts: Facts) -> Iterator[Finding]:
     if len(servers) > 1:
         each = (f"{version} ({some(servers[version])})" for version in sorted(servers))
         text = f"servers run different versions: {', '.join(each)}"
-        yield fault("NSQ010", text, "upgrade all to one version")
+        versions = " ".join(sorted(servers))
+        yield fault("NSQ010", text, "upgrade all to one version", subject=versions)
 
 
 def judge_health(facts: Facts) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.config.connection import without_waiting
@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 FORMAT = "nsqtools-doctor"
 VERSION = 1
 _MAX_BYTES = 256 << 20
-"""The maximum size of a file to read; 100,000 channels take 30 MiB."""
+"""The maximum size of a file; 100,000 channels take 30 MiB."""
+
+_TOO_LARGE = f"larger than {_MAX_BYTES >> 20} MiB: too large"
+
+_CLOCK = 60.0
+"""Seconds by which the clock of an nsqd may be ahead of that of the host that saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,13 @@ class SavedSnapshot:
             tuple(each for each in findings if each.code),
         )
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all servers answered."""
+        return not (self.failures or self.silent_lookupds)
+
     def samples(self) -> dict[str, CounterSample | None]:
-        """Return the input of Rates by nsqd, at times since the epoch; None for a silent nsqd."""
+        """Return the counters of each nsqd, at times since the epoch; None for a silent nsqd."""
         found: dict[str, CounterSample | None] = dict.fromkeys(self.failures)
         return found | {name: sample_of(self.at, stats) for name, stats in self.stats.items()}
 
@@ -101,31 +111,28 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
 
 
 def _replace(path: str, data: object) -> None:
-    mode = 0o666 & ~_umask()
+    mode = None
     with suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             raise OSError("not a regular file")
     target = Path(os.path.realpath(path))
-    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with open(number, "w", encoding="utf-8") as file:
+    new = target.parent / f".{target.name}.{token_hex(4)}"
+    with open(new, "x", encoding="utf-8") as file:
+        try:
             json.dump(data, file, separators=(",", ":"))
             file.write("\n")
             file.flush()
-            os.fchmod(number, stat.S_IMODE(mode))
-            os.fsync(number)
-        os.replace(name, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+            if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+                raise OutputError(f"{path}: {_TOO_LARGE} to save")
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            os.fsync(file.fileno())
+            os.replace(new, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(new)
+            raise
 
 
 def load(path: str) -> SavedSnapshot:
@@ -136,9 +143,7 @@ def load(path: str) -> SavedSnapshot:
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
     if len(data) > _MAX_BYTES:
-        raise ConfigError(
-            f"{path}: larger than {_MAX_BYTES >> 20} MiB: not a file of doctor --save"
-        )
+        raise ConfigError(f"{path}: {_TOO_LARGE} to read")
     try:
         return _decoded(json.loads(data))
     except (ValueError, RecursionError) as error:
@@ -151,13 +156,16 @@ def _decoded(data: object) -> SavedSnapshot:
         raise ValueError("its format is unknown")
     if data.get("version") != VERSION:
         raise ValueError(f"its version is {data.get('version')!r}, expected {VERSION}")
-    at = data.get("at")
-    if not isinstance(at, int | float) or isinstance(at, bool) or not 0 <= at < CALENDAR_END:
+    at: Any = data.get("at")
+    is_number = isinstance(at, int | float) and not isinstance(at, bool)
+    if not is_number or not 0 <= at < CALENDAR_END:
         raise ValueError("'at' is not a time")
     faults: list[str] = []
     stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
     if faults:
         raise ValueError(faults[0])
+    if any(each.start_time > at + _CLOCK for each in stats.values()):
+        raise ValueError("saved by a host whose clock was wrong: before the start of an nsqd")
     listed = {name: _texts(name, each) for name, each in _object(data, "listed").items()}
     entries = data.get("findings")
     if not isinstance(entries, list):

@@ -124,6 +124,19 @@ def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, 
     return united
 
 
+def claimed_twice(nodes: Iterable[Registration]) -> dict[Address, set[str]]:
+    """Return the broadcast addresses that several nsqds of one nsqlookupd's list have.
+
+    Each has the hosts of its nsqds, for users. An nsqd that was restarted may be listed twice for a
+    while, but from the same host; nsqlookupds may see one nsqd at different addresses.
+    """
+    hosts: dict[Address, set[str]] = {}
+    for node in nodes:
+        host = f"{node.hostname} ({node.remote_address.rpartition(':')[0]})"
+        hosts.setdefault(node.tcp, set()).add(host)
+    return {tcp: found for tcp, found in hosts.items() if len(found) > 1}
+
+
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[T]):
     """The answers and errors of several servers, with their addresses, in the order of asking."""

@@ -95,6 +95,14 @@ class NsqdInfo:
     http_port: int = 0
     start_time: int = 0
 
+    @property
+    def tcp(self) -> Address | None:
+        """The TCP broadcast address, without the brackets of IPv6; None if it is unknown.
+
+        The /info of an nsqlookupd has no TCP port.
+        """
+        return Address(self.broadcast_address.strip("[]"), self.tcp_port) if self.tcp_port else None
+
 
 @dataclass(frozen=True, slots=True)
 class ClientStats:

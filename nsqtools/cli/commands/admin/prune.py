@@ -17,7 +17,7 @@ from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.service import progress, until_signal
 from nsqtools.config.admin import PruneChannelOptions
 from nsqtools.config.units import counted, format_duration, nearest
-from nsqtools.engine.administration import delete_idle
+from nsqtools.engine.administration import delete_idle, quiet_cluster
 from nsqtools.engine.changes import Target
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.doctor.snapshot import load
@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 _INTERVAL = 10.0
 """Seconds between two looks of --watch-for."""
 
+_MINUTE = 60.0
+"""Seconds after which a restarted nsqlookupd knows all nsqds: they reconnect at their next PING,
+every 15 s (nsqd/lookup.go)."""
+
 
 def prune(options: PruneOptions) -> None:
     """Delete idle topics or channels on all servers, and print what was deleted or kept.
@@ -49,6 +53,12 @@ def prune(options: PruneOptions) -> None:
     pruning = Pruning(options)
     if must_ask(options):
         check_terminal(f"{pruning.kind} prune")
+    if 0 < options.watch_for < _MINUTE and options.lookupd_http_address:
+        log.warning(
+            "--watch-for %s is less than a minute: an nsqlookupd that was just restarted may not "
+            "know all nsqds yet",
+            format_duration(options.watch_for),
+        )
     run_loop(until_signal(pruning.observe()))
     if not pruning.is_decided:
         log.error("a signal ended the watch: nothing was done")
@@ -85,8 +95,10 @@ class Pruning:
 
     async def observe(self) -> None:
         """Compare the cluster with the snapshots, or watch it; then decide what to delete."""
-        for path in self._history():
+        for at, path in self._history():
             saved = load(path)
+            if saved.at != at:
+                raise NSQError(f"{path}: replaced while it was read; run the command again")
             nsqds = {name: each for name, each in saved.samples().items() if each}
             self._idleness.record(ClusterSample(saved.at, nsqds, {}))
         loop, servers = asyncio.get_running_loop(), self._servers
@@ -104,7 +116,7 @@ class Pruning:
             snapshot = await cluster.poll()
             while True:
                 sample = snapshot.cluster_sample(time.time())
-                self._any_silent |= bool(sample.silent)
+                self._any_silent |= bool(sample.silent or sample.silent_lookupds)
                 self._idleness.record(sample)
                 left = end - loop.time()
                 if left <= 0:
@@ -113,10 +125,11 @@ class Pruning:
                 snapshot = await cluster.look()
         self._decide(sample)
 
-    def _history(self) -> list[str]:
+    def _history(self) -> list[tuple[float, str]]:
         """The snapshots to compare with, the oldest first: from the youngest that is old enough.
 
-        Raises ConfigError if a file cannot be used, and NSQError if none is old enough.
+        Each has the time of its saving, in seconds since the epoch, and its path. Raises
+        ConfigError if a file cannot be used, and NSQError if none is old enough.
         """
         if not self._options.snapshot:
             return []
@@ -131,7 +144,7 @@ class Pruning:
                 f"no snapshot is as old as --idle {format_duration(idle)}: the oldest, {path}, was "
                 f"saved {age} ago; wait, or choose a shorter time"
             )
-        return [path for at, path in dated if at >= old[-1]]
+        return [(at, path) for at, path in dated if at >= old[-1]]
 
     def _decide(self, sample: ClusterSample) -> None:
         """Choose what to delete. Raises NSQError if no server has a given topic or channel."""
@@ -176,17 +189,19 @@ class Pruning:
     async def delete(self) -> None:
         """Delete what was chosen and has not been used since."""
         servers = self._servers
-        for key in self._chosen:
-            self._current = key
-            self._verdicts[key], self._steps[key] = await delete_idle(
-                servers,
-                Target(*key),
-                self._idleness,
-                messages=self._options.with_messages,
-            )
-            for step in self._steps[key]:
-                if step.error:
-                    log.error("%s: %s %s", Target(*key), step.server, step.error)
+        async with quiet_cluster(servers) as cluster:
+            for key in self._chosen:
+                self._current = key
+                self._verdicts[key], self._steps[key] = await delete_idle(
+                    servers,
+                    Target(*key),
+                    self._idleness,
+                    cluster,
+                    messages=self._options.with_messages,
+                )
+                for step in self._steps[key]:
+                    if step.error:
+                        log.error("%s: %s %s", Target(*key), step.server, step.error)
 
     @property
     def is_partial(self) -> bool:
