@@ -19,12 +19,12 @@ class HoldingHandler(Handler):
     ended: asyncio.Future[None]
 
     async def open(self) -> None:
-        """Create ``failed``."""
+        """Create ``ended``."""
         self._loop = asyncio.get_running_loop()
         self.ended = self._loop.create_future()
 
     def fail(self, error: BaseException) -> None:
-        """Set the error in ``failed``; no batch can be handled afterwards."""
+        """Set the error in ``ended``; no batch can be handled afterwards."""
         if not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # marks the error as retrieved

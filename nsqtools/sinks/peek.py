@@ -77,7 +77,7 @@ class PeekSink(StreamSink):
 class Glimpse(HoldingHandler):
     """A handler that finishes no message, and keeps at most ``count`` in ``found``.
 
-    ``failed`` ends with a result once they have arrived. The consumer's max_in_flight should be
+    ``ended`` has a result once they have arrived. The consumer's max_in_flight should be
     ``count``: messages beyond it are given back at once.
     """
 
