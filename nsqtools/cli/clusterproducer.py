@@ -1,4 +1,4 @@
-"""The destination of dead letters of to-http and relay, such as the consumed cluster."""
+"""Publishes to the consumed cluster: dead letters of to-http and relay, and those of redrive."""
 
 from __future__ import annotations
 

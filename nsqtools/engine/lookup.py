@@ -257,6 +257,8 @@ class Backlog:
         self._tls = http_context(config)
         self._urls = tuple(dict.fromkeys(urls))
         self.warning = ""
+        self.skews: dict[str, float] = {}
+        """By URL, the lead of each nsqd's clock over this host's, at least so many seconds."""
         self._nsqds = {
             Address(host, port): str(Address(host, port + 1)) for host, port in subscription.nsqds
         }
@@ -323,7 +325,9 @@ class Backlog:
 
     async def _ask(self, url: str) -> list[TopicStats] | HTTPError:
         async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
-            return await attempt(nsqd.stats(self._subscription.topic))
+            found = await attempt(nsqd.stats(self._subscription.topic))
+            self.skews[url] = nsqd.skew
+            return found
 
     def _left(self, url: str, topics: Iterable[TopicStats]) -> Left:
         """Return the channel's messages on one nsqd."""

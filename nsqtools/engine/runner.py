@@ -171,7 +171,7 @@ class Runner:
         """Open the handler, consume until the end, and close the handler.
 
         Raises UnreachableError if no topic can be reached at the start, unless ``patient``. Raises
-        the handler's errors from ``open``, ``failed`` and ``close``, from the final ``drain``, and
+        the handler's errors from ``open``, ``ended`` and ``close``, from the final ``drain``, and
         from ``join`` if no topic could be joined. Cancelling drops the connections and all
         unsettled messages.
         """

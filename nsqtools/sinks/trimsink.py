@@ -27,7 +27,7 @@ class TrimSink(HoldingHandler):
     comes only once. At most ``room`` messages of each nsqd are held, so that nsqd can send others.
     Messages beyond ``room`` are deferred.
 
-    ``failed`` ends with a result once the trim is done, and with the error of the archive.
+    ``ended`` has a result once the trim is done, or the error of the archive.
     """
 
     def __init__(self, trim: Trim, archive: Handler | None, *, room: int) -> None:

@@ -19,6 +19,7 @@ EXCEPTIONS = {
     "dead_letter_dir": "to-http and relay write it, ui reads it",
     "decode": "tail prints the JSON, relay applies rules to it, ui shows it, Spark adds a column",
     "delimiter": STREAM,
+    "dry_run": "redrive receives messages to make its plan, which costs them an attempt",
     "format": "records of archives have few formats, tail has a template, Spark has its own",
     "http_client_request_timeout": "nsq_to_http and nsq_stat have this name; to-http includes "
     "the connecting",

@@ -8,7 +8,6 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.units import format_duration
@@ -25,7 +24,7 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.connection import Connection
-from nsqtools.net.http.api import Deadline, HTTPClient, limits_within, parse_url
+from nsqtools.net.http.api import Deadline, limits_within, parse_url
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt, union_producers
 from nsqtools.net.http.replies import Lookup
 from nsqtools.net.probe import what_speaks
@@ -183,7 +182,7 @@ class _Examination:
                 return LookupdFacts(
                     url=url, address=address, error=error.bare(), speaks=speaks, is_nsqd=is_nsqd
                 )
-            skew = _skew(client)
+            skew = client.skew
         info = await self._info(url if "://" in url else str(address))
         return LookupdFacts(
             url=url,
@@ -302,7 +301,7 @@ class _Examination:
                 return replace(nsqd, http_error=error.bare(), http_speaks=speaks)
             return replace(
                 nsqd,
-                skew=_skew(client),
+                skew=client.skew,
                 version=report.version,
                 topics=frozenset(each.name for each in topics),
                 topic=next(iter(report.topics), None) if topic else None,
@@ -440,22 +439,6 @@ def _wants_tls(error: PeerError) -> bool:
     Only the text shows this: the code is E_INVALID, as for many errors (nsqd/protocol_v2.go, Exec).
     """
     return "TLS required" in error.text
-
-
-def _skew(client: HTTPClient) -> float:
-    """Return the least possible lead of the server's clock over this host's, in seconds.
-
-    The lead is negative if the server's clock is behind. The exact lead is unknown because the Date
-    header of the last response has whole seconds.
-    """
-    try:
-        theirs = parsedate_to_datetime(client.date).timestamp()
-    except (TypeError, ValueError):
-        return 0.0
-    ours = time.time()
-    if theirs > ours:
-        return theirs - ours
-    return min(theirs + 1 - ours, 0.0)
 
 
 def _url_of(tcp: Address, infos: dict[str, NsqdInfo | None], *, alone: bool) -> str:

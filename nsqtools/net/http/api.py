@@ -11,8 +11,9 @@ import logging
 import math
 import socket
 import ssl
+from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -174,6 +175,22 @@ class HTTPClient:
         self._connections = Connections(
             tls, connect_timeout=connect_timeout, max_body=self.max_reply
         )
+
+    @property
+    def skew(self) -> float:
+        """The least possible lead of the server's clock over this host's, in seconds.
+
+        It is negative if the server's clock is behind. The exact lead is unknown because the Date
+        header of the last response has whole seconds.
+        """
+        try:
+            theirs = parsedate_to_datetime(self.date).timestamp()
+        except (TypeError, ValueError):
+            return 0.0
+        ours = time()
+        if theirs > ours:
+            return theirs - ours
+        return min(theirs + 1 - ours, 0.0)
 
     @property
     def _fix(self) -> str:

@@ -63,8 +63,8 @@ class Filter:
     def apply(self, body: bytes) -> bytes | None:
         """Return the body to publish, or None if the message is filtered out.
 
-        A body, already decoded, from which nothing is removed remains unchanged, byte for byte.
-        Raises RecordError if the body cannot be processed.
+        ``body`` is already decoded. It is returned itself if nothing is removed from it. Raises
+        RecordError if the body cannot be processed.
         """
         members = members_of(body) if self.require_field or self.whitelist else None
         text = text_of(body) if self.where or self.edit else ""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SKEW = 5.0
+"""Maximum difference in seconds between clocks without a warning, as in doctor."""
 _AHEAD = 10.0
 """With --rate, messages are received at most this many seconds before their publishing is due."""
 
@@ -144,6 +146,13 @@ class RedriveRun:
         )
         depth = Backlog(subscription, config, self._stop.nsqd_http_address)
         await _require(depth, source)
+        for url, skew in depth.skews.items():
+            if abs(skew) > _SKEW:
+                log.warning(
+                    "nsqd %s: its clock is %.0f s %s this host's: messages published about the "
+                    "time of the start may be taken for older or newer ones",
+                    *(url, abs(skew), "ahead of" if skew > 0 else "behind"),
+                )
         sink = RedriveSink(self._redriver, self._choice, topic, depth, began=began)
         in_flight = config.max_in_flight
         if form.rate:
