@@ -22,11 +22,9 @@ from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
-from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
-from nsqtools.sinks.peek import Glimpse
-from nsqtools.sinks.redrive.publishedlines import covers
-from nsqtools.sinks.redrive.redriver import DEAD
-from nsqtools.ui.republication import (
+from nsqtools.redrive.publishedlines import covers
+from nsqtools.redrive.redriver import DEAD
+from nsqtools.redrive.republication import (
     ChannelAgain,
     LettersAgain,
     Republication,
@@ -34,6 +32,8 @@ from nsqtools.ui.republication import (
     origin_in_file,
     origin_of,
 )
+from nsqtools.sinks.deadletters import SUFFIX, dead_letter_files, read_dead_letters
+from nsqtools.sinks.peek import Glimpse
 from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:

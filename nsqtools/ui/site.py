@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from nsqtools.engine.administration import Servers
     from nsqtools.engine.clusterwatch import ClusterWatch
     from nsqtools.records.bodies.bodydecoder import BodyDecoder
+    from nsqtools.redrive.republication import Republications
     from nsqtools.ui.access import Visitor
     from nsqtools.ui.audit import Audit
-    from nsqtools.ui.republication import Republications
 
     PageView = Callable[["Site", Request], Awaitable["WebPage"]]
     FormView = Callable[["Site", Request, "SentForm"], Awaitable[Response]]

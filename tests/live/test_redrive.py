@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nsqtools.redrive.redriver import LARGEST_LOT
 from nsqtools.sinks.deadletters import ToDirectory
-from nsqtools.sinks.redrive.redriver import LARGEST_LOT
 from tests.support.archiving import batch
 from tests.support.eventually import eventually
 from tests.support.process import Cli

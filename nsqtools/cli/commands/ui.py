@@ -55,9 +55,9 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
 
     _require()
     from nsqtools.engine.clusterwatch import ClusterWatch
+    from nsqtools.redrive.republication import Republications
     from nsqtools.ui.application import application
     from nsqtools.ui.audit import Audit
-    from nsqtools.ui.republication import Republications
     from nsqtools.ui.site import Site
     from nsqtools.ui.webserver import PageServer
 

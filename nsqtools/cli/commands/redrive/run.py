@@ -22,9 +22,9 @@ from nsqtools.engine.lookup import Backlog
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import is_ephemeral
 from nsqtools.records.bodies.expressions import condition
-from nsqtools.sinks.redrive.directory import DirectoryRun
-from nsqtools.sinks.redrive.redriver import DEAD, Choice, Redriver
-from nsqtools.sinks.redrive.redrivesink import RedriveSink
+from nsqtools.redrive.directory import DirectoryRun
+from nsqtools.redrive.redriver import DEAD, Choice, Redriver
+from nsqtools.redrive.redrivesink import RedriveSink
 
 if TYPE_CHECKING:
     from nsqtools.config.connection import ConsumerConfig

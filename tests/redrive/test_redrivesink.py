@@ -9,8 +9,8 @@ import pytest
 
 from nsqtools.errors import NSQError, OutputError, PublishError
 from nsqtools.policy.stopping import Left
-from nsqtools.sinks.redrive.redriver import Choice, Redriver
-from nsqtools.sinks.redrive.redrivesink import AWAY, RedriveSink
+from nsqtools.redrive.redriver import Choice, Redriver
+from nsqtools.redrive.redrivesink import AWAY, RedriveSink
 from tests.support.archiving import START, Settled, batch, message
 from tests.support.clock import elapse, virtual
 from tests.support.sinking import InLoop

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from nsqtools.errors import LockedError, OutputError, PublishError, RecordError
+from nsqtools.redrive.directory import DirectoryRun
+from nsqtools.redrive.publishedlines import PublishedLines
+from nsqtools.redrive.redriver import LARGEST_LOT, Choice, Redriver
 from nsqtools.sinks.deadletters import ToDirectory
-from nsqtools.sinks.redrive.directory import DirectoryRun
-from nsqtools.sinks.redrive.publishedlines import PublishedLines
-from nsqtools.sinks.redrive.redriver import LARGEST_LOT, Choice, Redriver
 from tests.support.archiving import batch
 
 

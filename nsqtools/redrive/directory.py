@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import RecordError
-from nsqtools.sinks.redrive.letterfile import LetterFile, letter_files
-from nsqtools.sinks.redrive.publishedlines import PublishedLines
-from nsqtools.sinks.redrive.redriver import LARGEST_LOT
+from nsqtools.redrive.letterfile import LetterFile, letter_files
+from nsqtools.redrive.publishedlines import PublishedLines
+from nsqtools.redrive.redriver import LARGEST_LOT
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
-    from nsqtools.sinks.redrive.letterfile import LetterLot
-    from nsqtools.sinks.redrive.redriver import Choice, Redriver
+    from nsqtools.redrive.letterfile import LetterLot
+    from nsqtools.redrive.redriver import Choice, Redriver
 
 
 class DirectoryRun:

@@ -15,10 +15,10 @@ from nsqtools.engine.lookup import Backlog
 from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import NSQError, RecordError
-from nsqtools.sinks.redrive.letterfile import LetterFile
-from nsqtools.sinks.redrive.publishedlines import PublishedLines
-from nsqtools.sinks.redrive.redriver import Choice, Redriver
-from nsqtools.sinks.redrive.redrivesink import RedriveSink
+from nsqtools.redrive.letterfile import LetterFile
+from nsqtools.redrive.publishedlines import PublishedLines
+from nsqtools.redrive.redriver import Choice, Redriver
+from nsqtools.redrive.redrivesink import RedriveSink
 from nsqtools.sinks.threads import as_output_error
 from nsqtools.tasks import Tasks
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nsqtools.engine.connector import Subscription
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
+    from nsqtools.redrive.publishedlines import LineRange
     from nsqtools.sinks.deadletters import DeadLetter
-    from nsqtools.sinks.redrive.publishedlines import LineRange
 
 _MAX_ENTRIES = 2000
 _MAX_JOBS = 50

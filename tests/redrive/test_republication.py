@@ -7,15 +7,15 @@ from pathlib import Path
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.connector import Subscription
 from nsqtools.names import Address
-from nsqtools.sinks.deadletters import read_dead_letters
-from nsqtools.sinks.redrive.redriver import Redriver
-from nsqtools.ui.republication import (
+from nsqtools.redrive.redriver import Redriver
+from nsqtools.redrive.republication import (
     ChannelAgain,
     LettersAgain,
     lines_published,
     origin_in_file,
     origin_of,
 )
+from nsqtools.sinks.deadletters import read_dead_letters
 from tests.support.archiving import message
 
 

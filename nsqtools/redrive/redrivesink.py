@@ -7,8 +7,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nsqtools.errors import NSQError
+from nsqtools.redrive.redriver import LARGEST_LOT_BYTES
 from nsqtools.sinks.holding import Held, HoldingHandler
-from nsqtools.sinks.redrive.redriver import LARGEST_LOT_BYTES
 from nsqtools.sinks.threads import Threads
 from nsqtools.tasks import end
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.names import Address
     from nsqtools.policy.stopping import Left
-    from nsqtools.sinks.redrive.redriver import Redriver
+    from nsqtools.redrive.redriver import Redriver
 
 AWAY = 10.0
 """Delay in seconds of messages that stay and cannot all be held."""

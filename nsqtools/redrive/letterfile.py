@@ -12,15 +12,15 @@ from nsqtools.errors import RecordError
 from nsqtools.names import is_valid_name
 from nsqtools.records.compression import METHODS, method_of, plain_chunks, whole_members
 from nsqtools.records.readers import Delimited, TooBigError, line_limit
+from nsqtools.redrive.publishedlines import LineRange
+from nsqtools.redrive.redriver import DEAD, LARGEST_LOT, LARGEST_LOT_BYTES
 from nsqtools.sinks.deadletters import dead_letter, is_torn
-from nsqtools.sinks.redrive.publishedlines import LineRange
-from nsqtools.sinks.redrive.redriver import DEAD, LARGEST_LOT, LARGEST_LOT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from nsqtools.redrive.redriver import Choice
     from nsqtools.sinks.deadletters import DeadLetter
-    from nsqtools.sinks.redrive.redriver import Choice
 
 _ENDINGS = (".jsonl", ".json", ".log")
 _FORMS = tuple(end + method.suffix for end in _ENDINGS for method in METHODS.values())
