@@ -26,7 +26,9 @@ class RedriveSourceOptions(ServerOptions):
     from_topic: str = topic_name(
         "Dead-letter topic to take messages from.", own=True, excludes=("from_dir",)
     )
-    channel: str = channel_name("Channel of --from-topic.", default="redrive", own=True)
+    channel: str = channel_name(
+        "Channel of --from-topic.", default="redrive", own=True, needs="from_topic"
+    )
     from_dir: str = path(
         "Directory with files of dead letters, as --dead-letter-dir has them.",
         metavar="DIR",
