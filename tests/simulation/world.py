@@ -178,6 +178,7 @@ class World:
         replace(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))
         replace(os, "urandom", self._urandom.randbytes)
         patch.setattr(os, "_exit", self._exit)
+        patch.setattr(asyncio, "run", self._run_main)
         patch.setattr(tasks, "run_loop", self._run_main)
         patch.setattr(exits, "_write", lambda text: self._said(text))
         patch.setattr(logs, "configure", lambda *_, **__: None)
