@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nsqtools.errors import ProtocolError, ServerError
 from nsqtools.names import Address
@@ -64,9 +64,8 @@ class ClientLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio for a new connection."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.address = peer_address(transport)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has another base class
+        self.address = peer_address(self._transport)
         self._nsqd.links.add(self)
         if self._nsqd.stopped:
             self.abort()
