@@ -5,7 +5,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from nsqtools.cli import cli
 from nsqtools.cli.exits import run
+from tests.support.decoding import order, protobuf_file
 from tests.support.eventually import eventually
 from tests.support.examples import BODIES, LINES, Stage
 from tests.support.lakes import Sent, to_parquet
@@ -92,11 +93,11 @@ class Example:
     def rows(self, column: str, folder: str = "lake") -> list[object]:
         return sorted(row[column] for row in rows(self.stage.folder / folder))
 
-    def write_lake(self) -> None:
-        """An archive of the bodies, of two batches."""
+    def write_lake(self, bodies: Sequence[bytes] = BODIES) -> None:
+        """An archive of bodies, of two batches."""
         noon = int(datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()) * 10**9
         hour = self.stage.folder / "lake/date=2026-11-21/hour=12"
-        for n, body in enumerate(BODIES):
+        for n, body in enumerate(bodies):
             path = hour / f"batch=00000000-{n % 2:08}/part-{n}.parquet"
             to_parquet(path, [Sent(body, noon, f"{n:016x}")])
 
@@ -178,6 +179,12 @@ def query(example: Example) -> None:
     assert example.run() == "2026-11-21\t5\n"
 
 
+def decode(example: Example) -> None:
+    protobuf_file(example.stage.folder)
+    example.write_lake([order(id=n).SerializeToString() for n in (1, 30, 200)])
+    assert example.run() == "200\n"
+
+
 EXPECTED: dict[str, Callable[[Example], None]] = {
     "nsqtools pipeline archive --topic events --channel lake --output lake "
     "--lock events.lock -q": archive,
@@ -194,6 +201,8 @@ EXPECTED: dict[str, Callable[[Example], None]] = {
     "nsqtools pipeline replay --input lake --topic again": partial(replay, goal="again"),
     "nsqtools pipeline sql --input lake "
     "--query 'SELECT date, count(*) FROM nsq GROUP BY date ORDER BY date'": query,
+    "nsqtools pipeline sql --input lake --decode protobuf:shop.pb#shop.Order "
+    "--schema 'id BIGINT' --query 'SELECT max(id) FROM nsq'": decode,
     "nsqtools pipeline sql --topic events --channel bodies --output bodies "
     "--query 'SELECT timestamp, body FROM nsq'": copy,
     "nsqtools pipeline sql --topic events --channel sums --continuous --watermark 5m "
