@@ -21,6 +21,8 @@ _LIST = re.compile(rb'"producers"\s*:\s*\[')
 def loads(body: bytes | bytearray, decode_object: Callable[[dict[str, Any]], object]) -> Any:
     """Parse JSON; ``decode_object`` decodes each object. Raises ValueError or RecursionError.
 
+    Of a long list in a bytearray, the entries are removed from it as they are parsed.
+
     json.loads would hold the whole text of the response beside the response, in blocks so large
     that the C library keeps them. Any list of entries up to ``},`` that is JSON ends between two
     entries: within a text or an object it would be incomplete.
@@ -33,15 +35,17 @@ def loads(body: bytes | bytearray, decode_object: Callable[[dict[str, Any]], obj
     if begin is None:
         return parse(body)
     found: list[Any] = []
-    at = begin.end()
-    while (end := body.rfind(b"},", at, at + _PART)) >= 0:
+    rest = body if isinstance(body, bytearray) else bytearray(body)
+    head = bytes(rest[: begin.end()])
+    del rest[: len(head)]
+    while (end := rest.rfind(b"},", 0, _PART)) >= 0:
         try:
-            found += parse(b"".join((b"[", body[at : end + 1], b"]")))
+            found += parse(b"".join((b"[", rest[: end + 1], b"]")))
         except ValueError:
             break
-        at = end + 2
+        del rest[: end + 2]  # the entries take the memory of their text
     # In the rest, null stands for the entries found.
-    data = parse(b"null,".join((body[: begin.end()], body[at:])) if found else body)
+    data = parse(b"".join((head, b"null," if found else b"", rest)))
     for fields in (data, data.get("data")) if isinstance(data, dict) and found else ():
         nsqds = fields.get("producers") if isinstance(fields, dict) else None
         if isinstance(nsqds, list) and nsqds[:1] == [None]:
