@@ -7,14 +7,14 @@ import json
 from typing import Any
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.records.bodies.bodydecoder import BodyDecoder
+from nsqtools.records.bodies.bodydecoder import ValueDecoder
 
 _SINGLE_OBJECT = b"\xc3\x01"
 """Avro 1.12, Single object encoding: these bytes, the fingerprint in 8 bytes, the datum."""
 _HEADER = 10
 
 
-class AvroDecoder(BodyDecoder):
+class AvroDecoder(ValueDecoder):
     """Decodes data of the schema in ``data``, the JSON of a file .avsc.
 
     A body that begins with the bytes C3 01 must have the fingerprint of the schema. Raises

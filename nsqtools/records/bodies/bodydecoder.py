@@ -48,12 +48,29 @@ class BodyDecoder(ABC):
         self.undecoded = 0
         """The number of bodies that did not decode so far."""
 
+    @abstractmethod
     def decode_all(self, bodies: Sequence[bytes]) -> list[bytes | None]:
         """Return the JSON text of each body, or None if the body does not decode.
 
         May block; call it in one thread at a time. Raises NSQError if nothing can be decoded any
         more.
         """
+
+    def close(self) -> None:
+        """Release everything, and log how many bodies did not decode."""
+        if self.undecoded:
+            log.warning(
+                "--decode %s: did not decode, and used as received: %s",
+                self.spec,
+                "1 message" if self.undecoded == 1 else f"{self.undecoded:,} messages",
+            )
+
+
+class ValueDecoder(BodyDecoder):
+    """Decodes one body after another with a library."""
+
+    def decode_all(self, bodies: Sequence[bytes]) -> list[bytes | None]:
+        """Return the JSON text of each body, or None if the body does not decode."""
         found = [self._decoded(body) for body in bodies]
         self.undecoded += found.count(None)
         return found
@@ -70,15 +87,6 @@ class BodyDecoder(ABC):
     @abstractmethod
     def value(self, body: bytes) -> Any:
         """Return the value in a body; any exception means that the body has none."""
-
-    def close(self) -> None:
-        """Release everything, and log how many bodies did not decode."""
-        if self.undecoded:
-            log.warning(
-                "--decode %s: did not decode, and used as received: %s",
-                self.spec,
-                "1 message" if self.undecoded == 1 else f"{self.undecoded:,} messages",
-            )
 
 
 def json_text(value: Any) -> bytes:

@@ -10,7 +10,7 @@ import sys
 from typing import Any, NamedTuple
 
 from nsqtools.errors import ConfigError
-from nsqtools.records.bodies.bodydecoder import BodyDecoder
+from nsqtools.records.bodies.bodydecoder import BodyDecoder, ValueDecoder
 
 PACKAGES = {"msgpack": "msgpack", "avro": "fastavro", "protobuf": "google.protobuf", "cmd": ""}
 """The kinds of decoders, each with the module that it needs."""
@@ -85,7 +85,7 @@ def make_decoder(spec: str) -> BodyDecoder | None:
     return Decoding.read(spec).make() if spec else None
 
 
-class MsgpackDecoder(BodyDecoder):
+class MsgpackDecoder(ValueDecoder):
     """Decodes MessagePack; an extension becomes an object of its type and its data."""
 
     def __init__(self, spec: str) -> None:

@@ -17,7 +17,7 @@ import threading
 from base64 import b64encode
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nsqtools.errors import ConfigError, NSQError, RecordError
 from nsqtools.records.bodies.bodydecoder import MAX_BODY, BodyDecoder, max_text
@@ -79,10 +79,6 @@ class ProgramDecoder(BodyDecoder):
                     done += 1
             self.undecoded += found.count(None)
             return found
-
-    def value(self, body: bytes) -> Any:
-        """Not used: the program answers lines."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """End the program, and log how many bodies did not decode."""

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.records.bodies.bodydecoder import BodyDecoder, rfc3339
+from nsqtools.records.bodies.bodydecoder import ValueDecoder, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _WELL_KNOWN = "google.protobuf."
 _pack_float = struct.Struct("<f").pack
 
 
-class ProtobufDecoder(BodyDecoder):
+class ProtobufDecoder(ValueDecoder):
     """Decodes messages of the type ``name``; ``data`` is a FileDescriptorSet.
 
     Fields have the names of the .proto file, and those that are not set are left out. Integers of
