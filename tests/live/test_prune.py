@@ -81,19 +81,19 @@ def test_only_topics_that_nobody_uses_are_deleted_and_everywhere(
     before = [held(nsqd) for nsqd in nsqds]
     words = ("topic", "prune", "--topic-pattern", "^[^k]", *WATCH, "--json", *servers)
     planned = nsqtools_cli(*words, "--dry-run")
-    expected = {"full": ("kept", "messages"), "idle": ("planned", "idle"), "read": ("kept", "used")}
+    expected = {"full": ("kept", "holding"), "idle": ("planned", "idle"), "read": ("kept", "used")}
     assert (planned.code, results(planned)) == (0, expected)
     assert nsqtools_cli(*words).code == 2
     assert [held(nsqd) for nsqd in nsqds] == before
     ended = nsqtools_cli(*words, "--yes")
     assert ended.code == 0, ended.stderr
     assert "--watch-for 100ms is less than a minute" in ended.stderr
-    assert results(ended) == {"full": ("kept", "messages"), "idle": ("deleted", "idle")}
+    assert results(ended) == {"full": ("kept", "holding"), "idle": ("deleted", "idle")}
     kept = {"full", "read", "kept", "passing#ephemeral"}
     assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]
     assert not nsqlookupd.lookup("idle")
     ended = nsqtools_cli(*words, "--yes", "--with-messages")
-    assert results(ended) == {"full": ("deleted", "messages")}
+    assert results(ended) == {"full": ("deleted", "holding")}
     kept -= {"full"}
     assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]
     assert nsqtools_cli("topic", "prune", "--topic", "idle", *WATCH, "--yes", *servers).code == 1
