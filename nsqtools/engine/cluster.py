@@ -371,7 +371,7 @@ class Cluster:
             info = self._infos.get(name)
             if info not in infos:  # otherwise the nsqd was given twice, with two spellings
                 nodes[name] = _given_node(name, url, info, listed)
-            if info:
+            if info and info.tcp:
                 infos.add(info)
         configured, now = {node.tcp for node in nodes.values()}, monotonic()
         if not answers.answers:  # without an answer no nsqd counts as no longer listed
