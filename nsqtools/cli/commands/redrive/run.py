@@ -21,7 +21,6 @@ from nsqtools.engine.connector import Subscription
 from nsqtools.engine.lookup import Backlog
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import is_ephemeral
-from nsqtools.records.bodies.expressions import condition
 from nsqtools.redrive.directory import DirectoryRun
 from nsqtools.redrive.redriver import DEAD, Choice, Redriver
 from nsqtools.redrive.redrivesink import RedriveSink
@@ -54,7 +53,7 @@ class RedriveRun:
         self._form = form
         self._stop = stop
         self._config = with_secret(config)
-        self._choice = Choice(condition(form.where) if form.where else None, form.reason)
+        self._choice = Choice(form.where, form.reason)
         self._faulty = 0
         self._is_complete = False
         self._staying = 0
@@ -179,7 +178,7 @@ class RedriveRun:
 
     def _report(self) -> None:
         """Print the plan of a dry run, or report what was done."""
-        redriver, choice = self._redriver, self._choice
+        redriver = self._redriver
         if redriver.dry:
             rows = sorted(redriver.published.items())
             cells = [[topic, reason or "-", str(count)] for (topic, reason), count in rows]
@@ -188,12 +187,8 @@ class RedriveRun:
             verb = "stays" if self._staying == 1 else "stay"
             stay = f", {self._staying:,} {verb}" if self._staying else ""
             report_end(f"{counted(redriver.count, 'message')} published{stay}")
-        if choice.failed:
-            log.warning(
-                "not chosen, because --where fails for them: %s: %s",
-                counted(choice.failed, "message"),
-                choice.error,
-            )
+        if self._choice.condition:
+            self._choice.condition.log_failures()
         if redriver.refused:
             log.error("refused: %s: %s", counted(redriver.refused, "message"), redriver.refusal)
 
