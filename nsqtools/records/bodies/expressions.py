@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ _WHERE = "first(({}\n), null) | if . then true else false end"
 _MOST_ERROR = 200
 _MAX_PROGRAM = 10_000
 _TIMEOUT = 2.0
+_MAX_CPU = 5.0
+"""Maximum seconds of CPU time for one text."""
 _MEMORY = 512 << 20
 
 
@@ -149,10 +152,19 @@ def _compiled(flag: str, program: str, frame: str) -> Any:
 
 
 def _values(run: Any, flag: str, text: str) -> list[Any]:
+    """Return the values of a program for a text; raises RecordError if the program fails.
+
+    While jq runs, no other thread runs, and Python handles no signal. So an endless program is
+    ended by the system: the signal of this timer kills the process, before the text counts as
+    handled.
+    """
+    signal.setitimer(signal.ITIMER_VIRTUAL, _MAX_CPU)
     try:
         values: list[Any] = run.input_text(text).all()
     except ValueError as error:
         raise RecordError(f"{flag}: {_reason(error)}") from error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return values
 
 
