@@ -13,12 +13,10 @@ from nsqtools.cli.clusterproducer import ClusterProducer
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.logs import report_end
 from nsqtools.cli.output import print_rows
-from nsqtools.cli.remotes import fixed_nsqds, with_secret
+from nsqtools.cli.remotes import channel_depth, with_secret
 from nsqtools.cli.service import Signals, consume, progress
 from nsqtools.config.consuming import SourceOptions, StopOptions
 from nsqtools.config.units import counted
-from nsqtools.engine.connector import Subscription
-from nsqtools.engine.lookup import Backlog
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import is_ephemeral
 from nsqtools.redrive.directory import DirectoryRun
@@ -137,14 +135,10 @@ class RedriveRun:
         if config.sample_rate:
             raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
         began = time.time_ns()
-        subscription = Subscription(
-            topic=source.from_topic,
-            channel=source.channel,
-            nsqds=fixed_nsqds(source),
-            lookupds=source.lookupd_http_address,
+        urls = self._stop.nsqd_http_address
+        depth = await channel_depth(
+            source, source.from_topic, source.channel, config, urls, may_create=True
         )
-        depth = Backlog(subscription, config, self._stop.nsqd_http_address)
-        await _require(depth, source)
         for url, skew in depth.skews.items():
             if abs(skew) > _SKEW:
                 log.warning(
@@ -191,23 +185,3 @@ class RedriveRun:
             self._choice.condition.log_failures()
         if redriver.refused:
             log.error("refused: %s: %s", counted(redriver.refused, "message"), redriver.refusal)
-
-
-async def _require(depth: Backlog, source: RedriveSourceOptions) -> None:
-    """Raise NSQError if no message can come, before consuming creates the topic or the channel."""
-    topic, name = source.from_topic, source.channel
-    found, is_complete = await depth.known()
-    channels = [channel for each in found for channel in each.channels]
-    names = {each.name for each in channels}
-    if is_complete and not found:
-        raise NSQError(f"no nsqd has topic {topic}: check the name")
-    if is_complete and names and name not in names:
-        others = " ".join(sorted(names))
-        raise NSQError(
-            f"topic {topic} has no channel {name}, so its messages are in other channels: choose "
-            f"one with --channel: {others}"
-        )
-    if any(each.paused for each in found):
-        raise NSQError(f"topic {topic} is paused, and delivers nothing: unpause it")
-    if any(each.paused for each in channels if each.name == name):
-        raise NSQError(f"{topic}/{name} is paused, and delivers nothing: unpause it")
