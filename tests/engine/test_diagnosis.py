@@ -643,16 +643,3 @@ def test_what_to_do_reaches_an_nsqd_that_no_nsqlookupd_lists(
     found = whole(known("a", topic, producer=None), lookupds=[lookupd(nodes=(producer("b"),))])
     fixes = [each.fix for each in diagnose(found)]
     assert any(f" nsqtools {command};" in f" {fix};" for fix in fixes), fixes
-
-
-@pytest.mark.parametrize(
-    ("topics", "said"),
-    [
-        ({"events"}, "nsqlookupd knows topic events, but no nsqd has it"),
-        ({"event"}, "no nsqlookupd lists topic events"),
-    ],
-)
-def test_a_topic_that_no_nsqd_has_may_be_known_all_the_same(topics: set[str], said: str) -> None:
-    node = producer("a", "other")
-    found = not_ok(facts(lookupds=[lookupd(topics=frozenset(topics), nodes=(node,))]))
-    assert next(each.text for each in found if "topic" in each.text).startswith(said)

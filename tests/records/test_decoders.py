@@ -222,7 +222,6 @@ class TestPrograms:
             ("cmd:false", "ended with status 1 without a line"),
             ("cmd:yes", "writes more lines than it reads"),
             ("cmd:/etc/passwd", "no such program"),
-            ("cmd:no-such-program", "no such program"),
             ("cmd:'", "No closing quotation"),
         ],
     )
