@@ -285,7 +285,7 @@ class Cluster:
         times = {name: self._clients[name].at for name in stats}
         listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
-        lookupds |= {str(address): error for address, error in answers.failures}
+        lookupds |= {str(address): error for address, error in answers.silent}
         at = fmean(times.values()) if times else monotonic()
         return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
 
@@ -398,7 +398,7 @@ class Cluster:
 
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
     """Return the error if nsqlookupds were asked but no nsqlookupd answered."""
-    errors = [error for _, error in answers.failures]
+    errors = [error for _, error in answers.silent]
     return no_answer("nsqlookupd", errors) if errors and not answers.answers else None
 
 

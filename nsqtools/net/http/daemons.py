@@ -139,10 +139,13 @@ def claimed_twice(nodes: Iterable[Registration]) -> dict[Address, set[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[T]):
-    """The answers and errors of several servers, with their addresses, in the order of asking."""
+    """The answers of several servers, and the errors of silent ones, in the order of asking.
+
+    Each has the address of its server.
+    """
 
     answers: list[tuple[Address, T]]
-    failures: list[tuple[Address, HTTPError]]
+    silent: list[tuple[Address, HTTPError]]
 
     @property
     def values(self) -> list[T]:
