@@ -52,9 +52,7 @@ class RedriveRun:
         self._stop = stop
         self._config = with_secret(config)
         self._choice = Choice(form.where, form.reason)
-        self._faulty = 0
-        self._is_complete = False
-        self._staying = 0
+        self._work: DirectoryRun | RedriveSink
 
     async def run(self) -> None:
         """Publish the dead letters; raises Ended for every exit code but 0.
@@ -77,10 +75,12 @@ class RedriveRun:
         finally:
             await producer.close()
         self._report()
-        is_late = not self._is_complete and 0 < self._stop.max_duration <= loop.time() - started
+        is_late = not self._work.is_complete and (
+            0 < self._stop.max_duration <= loop.time() - started
+        )
         if is_late:
             log.error("--max-duration: the run ended before it had seen all messages")
-        if not code and (self._faulty or self._redriver.refused or is_late):
+        if not code and (self._redriver.refused or is_late):
             code = Exit.PARTIAL
         if code:
             raise Ended(code)
@@ -90,7 +90,7 @@ class RedriveRun:
 
     async def _from_dir(self) -> int:
         """Publish from files; return the exit code."""
-        run = DirectoryRun(
+        run = self._work = DirectoryRun(
             self._source.from_dir,
             self._redriver,
             self._choice,
@@ -112,13 +112,11 @@ class RedriveRun:
             if not signals.seen:
                 raise
         finally:
-            self._faulty, self._staying = len(run.faults), run.staying
-            self._is_complete = run.is_complete
             for fault in run.faults:
                 log.error("%s", fault)
             if run.unusable:
                 log.error("%s without a usable message", counted(run.unusable, "line"))
-        return signals.exit_code(Exit.DONE)
+        return signals.exit_code(Exit.PARTIAL if run.faults else Exit.DONE)
 
     async def _from_topic(self) -> int:
         """Publish from a topic; return 0, or raise Ended as ``consume`` does."""
@@ -146,7 +144,7 @@ class RedriveRun:
                     "time of the start may be taken for older or newer ones",
                     *(url, abs(skew), "ahead of" if skew > 0 else "behind"),
                 )
-        sink = RedriveSink(self._redriver, self._choice, topic, depth, began=began)
+        sink = self._work = RedriveSink(self._redriver, self._choice, topic, depth, began=began)
         in_flight = config.max_in_flight
         if form.rate:
             in_flight = min(in_flight, max(1, ceil(form.rate * _AHEAD)))
@@ -166,8 +164,6 @@ class RedriveRun:
             )
         except Ended as ended:
             return ended.exit_code
-        finally:
-            self._staying, self._is_complete = sink.staying, sink.is_complete
         return Exit.DONE
 
     def _report(self) -> None:
@@ -178,8 +174,9 @@ class RedriveRun:
             cells = [[topic, reason or "-", str(count)] for (topic, reason), count in rows]
             print_rows(("topic", "reason", "messages"), cells)
         else:
-            verb = "stays" if self._staying == 1 else "stay"
-            stay = f", {self._staying:,} {verb}" if self._staying else ""
+            staying = self._work.staying
+            verb = "stays" if staying == 1 else "stay"
+            stay = f", {staying:,} {verb}" if staying else ""
             report_end(f"{counted(redriver.count, 'message')} published{stay}")
         if self._choice.condition:
             self._choice.condition.log_failures()
