@@ -24,6 +24,7 @@ from nsqtools.net.http.daemons import (
     attempt,
     claimed_twice,
     union_producers,
+    without_repeats,
 )
 from nsqtools.policy.idleness import ClusterSample
 from nsqtools.policy.rates import Counters, CounterSample
@@ -365,14 +366,10 @@ class Cluster:
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
         """Return given and listed nsqds, each once; nsqds no longer listed stay for a while."""
         listed = union_producers(answers.values)
-        nodes = {}
-        infos: set[object] = set()
-        for name, url in self._given.items():
-            info = self._infos.get(name)
-            if info not in infos:  # otherwise the nsqd was given twice, with two spellings
-                nodes[name] = _given_node(name, url, info, listed)
-            if info and info.tcp:
-                infos.add(info)
+        infos = without_repeats({name: self._infos.get(name) for name in self._given})
+        nodes = {
+            name: _given_node(name, self._given[name], info, listed) for name, info in infos.items()
+        }
         configured, now = {node.tcp for node in nodes.values()}, monotonic()
         if not answers.answers:  # without an answer no nsqd counts as no longer listed
             self._found = {name: (node, now) for name, (node, _) in self._found.items()}

@@ -25,7 +25,7 @@ from nsqtools.net.http.replies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from nsqtools.names import Address
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration, TopicStats
@@ -122,6 +122,22 @@ def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, 
             dead[topic] = dead.get(topic, True) and tombstoned
         united[tcp] = replace(first, topics=tuple(dead), tombstones=tuple(dead.values()))
     return united
+
+
+def without_repeats(infos: Mapping[str, NsqdInfo | None]) -> dict[str, NsqdInfo | None]:
+    """Leave out further addresses of one nsqd, by its /info; unknown ones stay.
+
+    nsqd reports nothing that tells it from another with its broadcast address, host name, ports and
+    second of start. Before 1.0 it reports only its version, so these stay too.
+    """
+    found: dict[str, NsqdInfo | None] = {}
+    known: set[NsqdInfo] = set()
+    for address, info in infos.items():
+        if info not in known:
+            found[address] = info
+        if info and info.tcp:
+            known.add(info)
+    return found
 
 
 def claimed_twice(nodes: Iterable[Registration]) -> dict[Address, set[str]]:

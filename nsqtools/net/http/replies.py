@@ -86,11 +86,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class NsqdInfo:
-    """/info of an nsqd; ``start_time`` is in seconds since the epoch. Before 1.0: version only.
-
-    Equal ones with a TCP address count as one nsqd, asked at two addresses. nsqd reports nothing
-    that tells it from another with its addresses, host name, ports and second of start.
-    """
+    """/info of an nsqd; ``start_time`` is in seconds since the epoch. Before 1.0: version only."""
 
     version: str
     broadcast_address: str = ""
