@@ -171,14 +171,10 @@ class Facts:
         nodes = (node for each in self.lookupds for node in each.nodes)
         return {topic for node in nodes if node.tcp not in answered for topic in node.topics}
 
-    def hidden_by(self, nsqd: NsqdFacts) -> Sequence[LookupdFacts]:
-        """Return the nsqlookupds with a tombstone for the topic on this nsqd."""
-        return self.tombstones.get((self.topic, nsqd.tcp), ())
-
     @cached_property
-    def tombstones(self) -> Mapping[tuple[str, Address | None], Sequence[LookupdFacts]]:
+    def tombstones(self) -> Mapping[tuple[str, Address], Sequence[LookupdFacts]]:
         """The nsqlookupds that hide a topic of an nsqd: any, or the topic in question."""
-        hidden: dict[tuple[str, Address | None], list[LookupdFacts]] = {}
+        hidden: dict[tuple[str, Address], list[LookupdFacts]] = {}
         for lookupd in self.lookupds:
             for node in lookupd.nodes:
                 for topic in compress(node.topics, node.tombstones):

@@ -36,18 +36,18 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
             f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
         )
         yield passed("listing", text)
-    elif not lost and not having and not any(map(facts.hidden_by, facts.nsqds)):
+    elif not lost and not having and not facts.tombstones:
         yield _unlisted(facts, answering)
     yield from _judge_tombstones(facts, answering)
     for nsqd in facts.nsqds:
         if nsqd.tcp in facts.found and nsqd.topic is None and not nsqd.http_error:
             yield _not_there(nsqd, facts.topic, error=True)
     for nsqd in having:
-        if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
+        if nsqd.tcp not in facts.found and (facts.topic, nsqd.tcp) not in facts.tombstones:
             yield _not_listed(nsqd, facts.topic)
     for each in answering:
         missing = facts.found - {producer.tcp for producer in each.producers}
-        hidden = {nsqd.tcp for nsqd in facts.nsqds if each in facts.hidden_by(nsqd)}
+        hidden = {tcp for (_, tcp), by in facts.tombstones.items() if each in by}
         if missing - hidden:
             names = ", ".join(sorted(map(str, missing - hidden)))
             text = f"nsqlookupd {each.address} does not list topic {facts.topic} on {names}"
