@@ -24,6 +24,7 @@ from nsqtools.net.http.daemons import (
     attempt,
     claimed_twice,
     union_producers,
+    without_repeats,
 )
 from nsqtools.policy.idleness import ClusterSample
 from nsqtools.policy.rates import Counters, CounterSample
@@ -285,7 +286,7 @@ class Cluster:
         times = {name: self._clients[name].at for name in stats}
         listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
-        lookupds |= {str(address): error for address, error in answers.failures}
+        lookupds |= {str(address): error for address, error in answers.silent}
         at = fmean(times.values()) if times else monotonic()
         return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
 
@@ -365,14 +366,10 @@ class Cluster:
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
         """Return given and listed nsqds, each once; nsqds no longer listed stay for a while."""
         listed = union_producers(answers.values)
-        nodes = {}
-        infos: set[object] = set()
-        for name, url in self._given.items():
-            info = self._infos.get(name)
-            if info not in infos:  # otherwise the nsqd was given twice, with two spellings
-                nodes[name] = _given_node(name, url, info, listed)
-            if info:
-                infos.add(info)
+        infos = without_repeats({name: self._infos.get(name) for name in self._given})
+        nodes = {
+            name: _given_node(name, self._given[name], info, listed) for name, info in infos.items()
+        }
         configured, now = {node.tcp for node in nodes.values()}, monotonic()
         if not answers.answers:  # without an answer no nsqd counts as no longer listed
             self._found = {name: (node, now) for name, (node, _) in self._found.items()}
@@ -398,7 +395,7 @@ class Cluster:
 
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
     """Return the error if nsqlookupds were asked but no nsqlookupd answered."""
-    errors = [error for _, error in answers.failures]
+    errors = [error for _, error in answers.silent]
     return no_answer("nsqlookupd", errors) if errors and not answers.answers else None
 
 

@@ -6,13 +6,13 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import OutputError, PublishError, RecordError
+from nsqtools.errors import OutputError, PublishError
 from nsqtools.policy.pace import Pace
-from nsqtools.records.bodies.objects import text_of
+from nsqtools.records.bodies.expressions import Condition
 from nsqtools.tasks import interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
@@ -27,32 +27,18 @@ DEAD = ".dead"
 
 
 class Choice:
-    """Chooses dead letters: those whose ``reason`` has a text and whose JSON body fulfils a
-    condition.
+    """Chooses dead letters: those whose reason contains a text, and whose body fulfils a condition.
 
-    A body for which the condition fails, such as one that is not JSON, is not chosen.
+    Both may be empty; ``where`` is a jq program. Raises ConfigError if it is invalid.
     """
 
-    def __init__(self, where: Callable[[str], bool] | None = None, reason: str = "") -> None:
-        self._where = where
+    def __init__(self, where: str = "", reason: str = "") -> None:
+        self.condition = Condition(where) if where else None
         self._reason = reason
-        self.failed = 0
-        """Number of bodies for which the condition has failed."""
-        self.error = ""
-        """The first failure."""
 
     def has(self, body: bytes, reason: str = "") -> bool:
         """Whether a dead letter is chosen."""
-        if self._reason not in reason:
-            return False
-        if not self._where:
-            return True
-        try:
-            return self._where(text_of(body))
-        except RecordError as error:
-            self.failed += 1
-            self.error = self.error or str(error)
-            return False
+        return self._reason in reason and (not self.condition or self.condition.chooses(body))
 
     def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bodies to publish, None for messages that are not chosen; for a thread."""

@@ -51,6 +51,13 @@ async def test_an_nsqd_that_is_given_in_two_spellings_counts_once(stage: Stage) 
     assert list((await cluster.poll()).nodes) == [nsqd.name]
 
 
+async def test_nsqds_that_report_only_their_version_count_each(stage: Stage) -> None:
+    old = [await stage.nsqd("t") for _ in range(2)]
+    for nsqd in old:
+        nsqd.answers["/info"] = {"version": "0.3.8"}
+    assert len((await stage.cluster(nsqds=tuple(old)).poll()).nodes) == 2
+
+
 async def test_an_nsqd_has_its_broadcast_address_for_a_name_unless_two_claim_it(
     stage: Stage,
 ) -> None:
