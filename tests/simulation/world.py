@@ -10,11 +10,11 @@ import time
 import warnings
 from contextlib import contextmanager, suppress
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools import tasks
 from nsqtools.cli import cli, exits, logs
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.engine import cluster
@@ -179,7 +179,7 @@ class World:
         replace(os, "urandom", self._urandom.randbytes)
         patch.setattr(os, "_exit", self._exit)
         patch.setattr(asyncio, "run", self._run_main)
-        patch.setattr(tasks, "run_loop", self._run_main)
+        patch.setattr(asyncio, "Runner", self._runner)
         patch.setattr(exits, "_write", lambda text: self._said(text))
         patch.setattr(logs, "configure", lambda *_, **__: None)
         patch.setattr("nsqtools.cli.service.tune_memory", lambda: None)
@@ -262,8 +262,13 @@ class World:
         """The nsqd that has this channel."""
         return next(s for s in self.servers.values() if s.nsqd.broker is channel.broker)
 
+    @contextmanager
+    def _runner(self, **_: Any) -> Iterator[SimpleNamespace]:
+        """asyncio.Runner."""
+        yield SimpleNamespace(run=self._run_main)
+
     def _run_main(self, main: Coroutine[Any, Any, Any], **_: Any) -> Any:
-        """run_loop, called in a thread of a command."""
+        """asyncio.run, called in a thread of a command."""
         ended: list[asyncio.Task[Any]] = []
         process = CURRENT.get()
         assert process
@@ -305,6 +310,8 @@ class World:
 
     def _said(self, text: str) -> None:
         self.log(f"{CURRENT.get()} says: {text.rstrip()}")
+        if "internal error" in text:
+            self.violated(text.rstrip())
 
 
 class _Log(logging.Handler):
