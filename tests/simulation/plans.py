@@ -40,7 +40,7 @@ _FAULTS = {
     "redrive": (*OF_SERVERS, "garbage", "kill", "kill", "term", "lie", "other consumer", *_LOOKUPD),
     "redrive-dir": (
         *(*OF_SERVERS, "garbage", *_OF_STAGING, "disk full", "disk slow"),
-        *("kill", "kill at", "term", "rotate", "rotate", "second run", *_LOOKUPD),
+        *("kill", "power at", "term", "rotate", "second run", *_LOOKUPD),
     ),
     "staging": (
         *("server stops", "server restarts", "cut", "break", *_OF_STAGING),
@@ -50,7 +50,7 @@ _FAULTS = {
 KINDS = tuple(_FAULTS)
 _ALONE = "until-empty", "count", "pub", "library", "redrive"
 """Kinds of which one copy runs at a time."""
-_MESSAGES = {"staging": (1, 20, 60), "redrive": (1, 20, 50, 200), "redrive-dir": (1, 20, 200, 800)}
+_MESSAGES = {"staging": (1, 20, 60), "redrive": (1, 10, 50, 100), "redrive-dir": (1, 20, 200, 500)}
 """Messages that each nsqd gets, or a directory."""
 _STYLES = {
     "to-file": ("", "hook", "upload", "hook <REV>", "one directory"),

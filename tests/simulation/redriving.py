@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import NSQError
 from nsqtools.redrive.letterfile import letter_files
@@ -28,7 +28,7 @@ from nsqtools.redrive.redriver import LARGEST_LOT
 from nsqtools.sinks.deadletters import ToDirectory
 from nsqtools.sinks.files.disk import append_lines
 from tests.simulation.lives import CHANNEL, PATIENCE, TOPIC, Life
-from tests.simulation.plans import ACTIVE_TIME, REDRIVEN_WELL
+from tests.simulation.plans import ACTIVE_TIME, OF_SERVERS, REDRIVEN_WELL
 from tests.simulation.world import START, Command, World
 from tests.support.archiving import batch
 from tests.support.processes import Process
@@ -42,6 +42,7 @@ _SOURCE = "redrive"
 _OTHER = "u"
 """Another topic to which dead letters of a directory go."""
 _REASONS = "answered 500", "too many attempts"
+_OF_NETWORK = (*OF_SERVERS, "garbage", "lookupd stops", "lookupd restarts")
 _RECOVERY = 60.0
 """Seconds after a fault until redrive must do what it promises."""
 _MOST = 6000
@@ -69,6 +70,8 @@ class RedriveLife(Life):
         """Whether runs have a condition."""
         self.limits: dict[str, str] = {}
         """Options of the next run."""
+        self.has_second = False
+        """Whether another run begins with the next one."""
         self.deaths = 0
         """Runs that were killed or have failed."""
         self.changed_at = -1.0
@@ -158,15 +161,18 @@ class RedriveLife(Life):
             await asyncio.sleep(1)
         there, command = self.there(), self.start(0)
         self.commands[0] = command
-        await command.wait(PATIENCE)
-        if command.process.alive:
-            self.world.violated(f"{command.process}: still there after {PATIENCE:g} s")
-            self.world.kill(command.process)
-        self.deaths += command.code not in (0, 4)
+        is_alone, self.has_second = not self.has_second, False
+        others = [] if is_alone else [self.start(0)]
+        for each in (command, *others):
+            await each.wait(PATIENCE)
+            if each.process.alive:
+                self.world.violated(f"{each.process}: still there after {PATIENCE:g} s")
+                self.world.kill(each.process)
+            self.deaths += each.code not in (0, 4, 75)
+            self._check_code(each, is_alone=is_alone)
         arrivals = self.arrivals()
         self._check_messages(command, arrivals)
-        if command.code is not None:
-            self._check_code(command)
+        if command.code is not None and is_alone:
             moments = [at for at, _ in arrivals if at > command.began]
             self._check_limits(command, moments)
             limit = int(self.limits.get("--limit", 0))
@@ -188,10 +194,12 @@ class RedriveLife(Life):
         if self.is_choosing and (wrong := [e for _, e in arrivals if not self.is_chosen(e)]):
             self.world.violated(f"not chosen, and published: {wrong[0].body[:20]!r}")
 
-    def _check_code(self, command: Command) -> None:
-        codes = {self.best, 0}
+    def _check_code(self, command: Command, *, is_alone: bool) -> None:
+        codes = {None, self.best, 0}
+        if not is_alone:
+            codes.add(75)
         if self.is_disturbed(command):
-            codes |= {1, 3, 4, 75}
+            codes |= {1, 3, 4}
         if command.is_ending:
             codes |= {1, 130}
         if "--max-duration" in self.limits:
@@ -335,6 +343,11 @@ class DirectoryRedriveLife(RedriveLife):
         self.has_odd = self.random.random() < 0.2
         """Whether a file has a line that is no dead letter."""
         self.best = 4 if self.refused or self.has_odd else 0
+        self.noted: set[bytes] = set()
+        """What the journal had at the last check."""
+        self.counts = Counter[bytes]()
+        """How often each letter had arrived then."""
+        self.checked_deaths = 0
         for server in self.servers:
             server.options = server.options.with_values(max_msg_size=_MOST)
 
@@ -436,17 +449,25 @@ class DirectoryRedriveLife(RedriveLife):
 
         self.world.loop.outside(0.0, lambda: self.world.loop.baton.start(process, work))
 
-    async def fault_second_run(self, fault: Fault) -> None:
-        if self.world.network.down["host-0"]:
-            return
-        first = self.commands[0]
-        was_beside = first.process.alive
-        second = self.start(0)
-        await second.wait(PATIENCE)
-        self.deaths += second.code not in (0, 4, 75)
-        is_alone = not was_beside and not self.commands[0].process.alive
-        if second.code == 75 and is_alone and self.commands[0] is first:
-            self.world.violated("exit 75, and there is no other run")
+    def fault_second_run(self, fault: Fault) -> None:
+        self.has_second = True
+
+    def fault_power_at(self, fault: Fault) -> Any:
+        """A power failure between two calls to the disk."""
+        backs: list[Any] = []
+
+        def fail(process: Process) -> None:
+            self.world.kill(process)
+            self.world.loop.outside(0.0, lambda: backs.append(self.fault_power(fault)))
+
+        forget = self.at_call(fault, fail)
+
+        def back() -> None:
+            forget()
+            for each in backs:
+                each()
+
+        return back
 
     def there(self) -> set[bytes]:
         return {body for body in self.sure if len(body) <= _MOST}
@@ -468,8 +489,22 @@ class DirectoryRedriveLife(RedriveLife):
                 offset += len(line)
         if wrong := noted - arrived:
             self.world.violated(f"noted, and not published: {min(wrong)[:20]!r}")
+        if not any(fault.kind in _OF_NETWORK for fault in self.plan.faults):
+            self._check_noted(noted, arrived)
         if lost := self.sure - kept:
             self.world.violated(f"{len(lost)} letters lost, such as {min(lost)[:20]!r}")
+
+    def _check_noted(self, noted: set[bytes], arrived: set[bytes]) -> None:
+        """What has arrived is noted, but for a lot of each run that was killed."""
+        counts = Counter(letter.body for _, letter in self.arrivals())
+        again = {body for body in self.noted if counts[body] > self.counts[body]}
+        if again:
+            self.world.violated(f"noted, and published again: {min(again)[:20]!r}")
+        unnoted = arrived - noted - self.counts.keys()
+        deaths, self.checked_deaths = self.deaths - self.checked_deaths, self.deaths
+        if len(unnoted) > deaths * LARGEST_LOT:
+            self.world.violated(f"{len(unnoted)} published and not noted, after {deaths} deaths")
+        self.noted, self.counts = noted, counts
 
     def excused(self) -> int:
         troubles = sum(fault.kind not in REDRIVEN_WELL for fault in self.plan.faults)
