@@ -236,19 +236,25 @@ class RedriveSink(HoldingHandler):
             raise failure
 
     async def _watch(self) -> None:
-        """End the run when the channel has only messages that came and stay."""
+        """End the run when the channel has only messages that came and stay.
+
+        Two checks in a row must say so: during one check a message may be on its way.
+        """
         answered = self._arrived = self._older_arrived = self._loop.time()
+        checks = 0
         while True:
             await asyncio.sleep(_INTERVAL)
             if self._in_hand or self._waiting:
                 answered = self._arrived = self._older_arrived = self._loop.time()
+                checks = 0
                 continue
             staying = self.staying
             left = await self._depth.left()
+            checks = checks + 1 if not left.unknown and left.messages <= staying else 0
             if not left.unknown:
                 answered = self._loop.time()
                 is_overdue = self._arrived > self._older_arrived + _OVERDUE
-                if left.messages <= staying or is_overdue:
+                if checks == 2 or is_overdue:
                     self._end()
                     return
                 if answered > self._arrived + _QUIET:  # other connections may have lowered RDY

@@ -104,14 +104,16 @@ class RedriveRun:
             work.cancel,
             "messages that nsqd has not confirmed are published again by the next run",
         )
-        if self._stop.max_duration:
-            loop.call_later(self._stop.max_duration, self._redriver.stopping.set)
+        most = self._stop.max_duration
+        timer = loop.call_later(most, self._redriver.stopping.set) if most else None
         try:
             await work
         except asyncio.CancelledError:
             if not signals.seen:
                 raise
         finally:
+            if timer:
+                timer.cancel()
             for fault in run.faults:
                 log.error("%s", fault)
             if run.unusable:
