@@ -111,14 +111,6 @@ class PublishedLines:
         self._published.setdefault(file, []).extend(found)
 
 
-def _range(numbers: Sequence[int]) -> LineRange:
-    """Return the range of these three numbers; raises TypeError and ValueError."""
-    start, end, crc = numbers
-    if not all(type(each) is int for each in numbers):
-        raise TypeError
-    return LineRange(start, end, crc)
-
-
 def _line(file: str, name: str, ranges: list[LineRange]) -> bytes:
     return json.dumps({"file": file, "name": name, "published": ranges}).encode() + b"\n"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,10 +26,15 @@ def loads(body: bytes | bytearray, decode_object: Callable[[dict[str, Any]], obj
     that the C library keeps them. Any list of entries up to ``},`` that is JSON ends between two
     entries: within a text or an object it would be incomplete.
     """
-    # A longer integer is out of range, and Python would refuse to parse it.
-    parse = partial(
-        json.loads, parse_int=lambda digits: int(digits[:_DIGITS]), object_hook=decode_object
+    # A longer integer is out of range, and Python would refuse to parse it. Python 3.11 loses some
+    # bytes with each decoder, which would keep the memory around them: so one is for all parts.
+    decoder = json.JSONDecoder(
+        parse_int=lambda digits: int(digits[:_DIGITS]), object_hook=decode_object
     )
+
+    def parse(text: bytes | bytearray) -> Any:
+        return decoder.decode(text.decode(errors="surrogatepass"))
+
     begin = _LIST.search(body) if len(body) > LONG else None
     if begin is None:
         return parse(body)
