@@ -15,7 +15,8 @@ indented ones after them answered; others are comments. Over ``http``:
     a> (closed)                         the server has closed it
 
 Over ``tcp``, to nsqd. Commands that follow each other share a connection, and what is answered is
-all until nsqd hangs up: ``! `` is an error, a number and a body is a message with its attempts.
+all until nsqd hangs up: ``! `` is an error. nsqd pushes messages between its answers, whenever it
+likes: a file that says RDY subscribes to a topic that has none, and fails if one comes.
 
     > PUB t << b"body"                  a command with a body after its size
     > PUB t <<< b"\\0\\0"                a command with bytes after it

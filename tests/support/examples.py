@@ -14,7 +14,9 @@ from pathlib import Path
 from nsqtools.cli import cli
 from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import walk
+from tests.support import forkclient
 from tests.support.eventually import eventually
+from tests.support.forkserver import fork_server
 from tests.support.process import neutral
 from tests.support.servers import Nsqd, Nsqlookupd
 
@@ -84,7 +86,8 @@ class Stage:
     def _put_program(self) -> None:
         program = self.folder / "bin" / "nsqtools"
         program.parent.mkdir(exist_ok=True)
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m nsqtools "$@"\n')
+        client = shlex.join([sys.executable, "-IS", forkclient.__file__, fork_server()])
+        program.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
         program.chmod(0o755)
 
     def shell(self, line: str) -> str:

@@ -13,16 +13,19 @@ import os
 import pkgutil
 import runpy
 import select
-import signal
+import shutil
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tests.support.forkclient import ask, ended
 
 ROOT = Path(__file__).parents[2]
 NOT_LOADED = ("nsqtools.__main__", "nsqtools.spark", "nsqtools.sandbox.pytest")
@@ -53,25 +56,20 @@ class Forked(subprocess.Popen[bytes]):
     def _execute_child(self, args: Any, *rest: Any) -> None:
         cwd, pipes = rest[4], rest[9:15]
         stdin, stdout, stderr = pipes[0], pipes[3], pipes[5]
-        asked = json.dumps([self._module, args[1:], str(cwd or os.getcwd()), self._environment])
-        self._told, theirs = os.pipe()
+        command = (self._module, args[1:], str(cwd or os.getcwd()), self._environment)
         streams = [own if fd == -1 else fd for own, fd in enumerate((stdin, stdout, stderr))]
         try:
-            _server().ask(asked.encode(), [*streams, theirs])
+            self.pid, self._told = ask(fork_server(), command, streams)
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
-            os.close(theirs)
-        (self.pid,) = struct.unpack("i", os.read(self._told, 4))
         self._child_created = True
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         os.set_blocking(self._told, not wait_flags & os.WNOHANG)
         try:
-            answer = os.read(self._told, 4)
+            return self.pid, ended(self._told)
         except BlockingIOError:
             return 0, 0
-        os.close(self._told)
-        return self.pid, struct.unpack("i", answer)[0] if answer else signal.SIGKILL
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         if self.returncode is None and (found := self._try_wait(os.WNOHANG))[0]:
@@ -79,30 +77,24 @@ class Forked(subprocess.Popen[bytes]):
         return self.returncode
 
 
-class _Server:
-    """The process that forks; ``ask`` gives it a module, and streams and a pipe for the answer."""
-
-    def __init__(self) -> None:
-        self._one = threading.Lock()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                cwd=ROOT,
-                env={**{n: os.environ[n] for n in os.environ if n not in PICKY}, **LOCALE},
-                start_new_session=True,  # Ctrl-C ends the tests, and they end this
-            )
-        atexit.register(process.wait)
-        atexit.register(self._socket.close)
-
-    def ask(self, asked: bytes, fds: list[int]) -> None:
-        with self._one:
-            socket.send_fds(self._socket, [struct.pack("I", len(asked))], fds)
-            self._socket.sendall(asked)
-
-
-_server = functools.cache(_Server)
+@functools.cache
+def fork_server() -> str:
+    """Where the process listens that forks; it is started when it is first asked for."""
+    folder = tempfile.mkdtemp(prefix="nsqtools-tests-")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address := f"{folder}/fork")
+        listener.listen(100)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forkserver", str(listener.fileno())],
+            stdin=subprocess.PIPE,  # whose end is its end
+            pass_fds=[listener.fileno()],
+            cwd=ROOT,
+            env={**{n: os.environ[n] for n in os.environ if n not in PICKY}, **LOCALE},
+            start_new_session=True,  # Ctrl-C ends the tests, and they end this
+        )
+    atexit.register(process.communicate)
+    atexit.register(shutil.rmtree, folder)
+    return address
 
 
 def _load() -> None:
@@ -118,21 +110,23 @@ def _load() -> None:
     gc.freeze()
 
 
-def _serve(asking: socket.socket) -> str:
+def _serve(listener: socket.socket) -> str:
     """Fork at each request; return, in the child, the module that it is to run."""
     children: dict[int, tuple[int, int]] = {}
     while True:
-        for ready in select.select([asking.fileno(), *children], [], [])[0]:
+        for ready in select.select([0, listener.fileno(), *children], [], [])[0]:
+            if ready == 0:
+                os._exit(0)
             if ready in children:
                 pid, told = children.pop(ready)
-                os.write(told, struct.pack("i", os.waitpid(pid, 0)[1]))
+                with contextlib.suppress(BrokenPipeError):  # who asked was killed
+                    os.write(told, struct.pack("i", os.waitpid(pid, 0)[1]))
                 os.close(told)
                 os.close(ready)
                 continue
-            header, fds, _, _ = socket.recv_fds(asking, 4, 4)
-            if not header:
-                os._exit(0)
-            request = asking.recv(struct.unpack("I", header)[0], socket.MSG_WAITALL)
+            with listener.accept()[0] as asking:
+                header, fds, _, _ = socket.recv_fds(asking, 4, 4)
+                request = asking.recv(struct.unpack("I", header)[0], socket.MSG_WAITALL)
             pid = os.fork()
             if not pid:
                 return _become(fds[:3], *json.loads(request))
@@ -177,8 +171,8 @@ if __name__ == "__main__":
     chosen = _serve(socket.socket(fileno=int(sys.argv[1])))
     try:
         runpy.run_module(chosen, run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        if isinstance(ended.code, int | None):
+    except SystemExit as left:
+        if isinstance(left.code, int | None):
             with contextlib.suppress(OSError):  # the interpreter says and does what is right then
-                _leave(ended.code or 0)
+                _leave(left.code or 0)
         raise

@@ -5,13 +5,24 @@ from typing import Any
 
 import pytest
 
-from nsqtools.net.http.longjson import LONG, loads
+from nsqtools.net.http import longjson
+from nsqtools.net.http.longjson import loads
 
 NASTY = ("a},b", '"producers":[{', "\\", '"},{"', "\u00e9},", "]")
 ENTRIES = [
-    {"hostname": NASTY[n % len(NASTY)] * (n % 7), "n": n, "of": [{}, {}]} for n in range(40_000)
+    {"hostname": "host" if n < 1500 and n % 50 else NASTY[n % 6] * (n % 7), "n": n, "of": [{}, {}]}
+    for n in range(2500)
 ]
+"""Parts end between the first ones, and somewhere within the last ones."""
 CHANNELS = ["a", "b"]
+LONG = longjson.LONG // 16
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response is long, and a part ends, at a sixteenth of their sizes."""
+    monkeypatch.setattr(longjson, "LONG", LONG)
+    monkeypatch.setattr(longjson, "_PART", longjson._PART // 16)
 
 
 def same(value: dict[str, Any]) -> object:

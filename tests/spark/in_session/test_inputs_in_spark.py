@@ -5,14 +5,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.lake import dataframes
 from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.inputs import find
+from nsqtools.spark.lake.snapshots import compact_table
 from tests.support.lakes import NINE, RAW, sent, to_file, to_parquet
-from tests.support.tables import files_read
+from tests.support.tables import BY, files_read, to_table
 
 
 def to_lake(folder: Path, *, topics: bool) -> Path:
@@ -98,3 +100,33 @@ def test_a_required_column_that_is_missing_is_named(spark: SparkSession, tmp_pat
     with pytest.raises(ConfigError, match="body"):
         view(spark, found, required="body")
     assert view(spark, found).columns[-2:] == ["date", "hour"]
+
+
+def test_spark_reads_a_table_with_its_columns_and_only_the_partitions_it_asks_for(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Files of several shapes, a column that came later, and a table of another program."""
+    place = str(tmp_path / "ta ble")
+    to_table(place, "a", "a")
+    compact_table(place, 1 << 20)
+    assert view(spark, find([place], None)).count() == 4, "replaced files are still there"
+    to_table(place, "a", "b", "007", batch="b")
+    found = view(spark, find([place], None))
+    assert found.count() == 10
+    assert {name: dict(found.dtypes)[name] for name in BY} == {
+        "date": "date",
+        "hour": "int",
+        "topic": "string",
+    }
+    assert found.where("topic = '007' AND hour = 9 AND date = '2026-11-22'").count() == 2
+    chosen = found.where("date = '2026-11-22' AND topic = 'a'").select("body")
+    assert (chosen.count(), files_read(chosen)) == (6, 2)
+
+    other = str(tmp_path / "other")
+    write_deltalake(other, pa.table({"body": ["x"], "region": ["eu"]}), partition_by=["region"])
+    more = pa.table({"body": ["y"], "region": ["us"], "price": [1.5]})
+    write_deltalake(other, more, mode="append", schema_mode="merge")
+    found = view(spark, find([other], None), required="body")
+    assert found.where("region = 'us'").select("price").collect() == [(1.5,)]
+    assert sorted(row.body for row in found.collect()) == [b"x", b"y"]
+    assert found.schema == view(spark, find([other, other], None)).schema

@@ -6,19 +6,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from pyspark.sql import SparkSession
+from deltalake import DeltaTable
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.jobs.replay import ReplaySettings, plan, publish
-from nsqtools.spark.lake.dataframes import view
 from nsqtools.spark.lake.inputs import check_unchanged, find, open_file
 from nsqtools.spark.lake.snapshots import Maintained, compact_table, is_table
 from tests.support.replays import Taken, nothing
-from tests.support.tables import BY, counted_rows, files_read, to_file_of_table, to_table
+from tests.support.tables import counted_rows, to_file_of_table, to_table
 
 pytestmark = pytest.mark.timeout(900)  # MinIO may have to be built
 
@@ -113,36 +110,6 @@ def test_a_table_whose_files_are_not_its_rows_is_refused_by_name(
     for call in (lambda: find([str(tmp_path)], None), lambda: compact_table(str(tmp_path), 1)):
         with pytest.raises(ConfigError, match=f"^--input {tmp_path}: .*{name}[^\n]*$"):
             call()
-
-
-def test_spark_reads_a_table_with_its_columns_and_only_the_partitions_it_asks_for(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Files of several shapes, a column that came later, and a table of another program."""
-    place = str(tmp_path / "ta ble")
-    to_table(place, "a", "a")
-    compact_table(place, 1 << 20)
-    assert view(spark, find([place], None)).count() == 4, "replaced files are still there"
-    to_table(place, "a", "b", "007", batch="b")
-    found = view(spark, find([place], None))
-    assert found.count() == 10
-    assert {name: dict(found.dtypes)[name] for name in BY} == {
-        "date": "date",
-        "hour": "int",
-        "topic": "string",
-    }
-    assert found.where("topic = '007' AND hour = 9 AND date = '2026-11-22'").count() == 2
-    chosen = found.where("date = '2026-11-22' AND topic = 'a'").select("body")
-    assert (chosen.count(), files_read(chosen)) == (6, 2)
-
-    other = str(tmp_path / "other")
-    write_deltalake(other, pa.table({"body": ["x"], "region": ["eu"]}), partition_by=["region"])
-    more = pa.table({"body": ["y"], "region": ["us"], "price": [1.5]})
-    write_deltalake(other, more, mode="append", schema_mode="merge")
-    found = view(spark, find([other], None), required="body")
-    assert found.where("region = 'us'").select("price").collect() == [(1.5,)]
-    assert sorted(row.body for row in found.collect()) == [b"x", b"y"]
-    assert found.schema == view(spark, find([other, other], None)).schema
 
 
 def test_a_table_is_replayed_without_spark(
