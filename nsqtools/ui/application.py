@@ -15,7 +15,7 @@ from nsqtools.errors import NSQError
 from nsqtools.ui.access import AccessGuard
 from nsqtools.ui.actions import ask, change
 from nsqtools.ui.overview import doctor, nodes, overview, topic
-from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form
+from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form, stop
 from nsqtools.ui.site import FILES, posted, viewed
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _VIEWS = {
     "/dead/{file}": dead,
     "/publications": publications,
 }
-_FORMS = {"/change": change, "/edit": edit, "/publish": publish}
+_FORMS = {"/change": change, "/edit": edit, "/publish": publish, "/stop": stop}
 _SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
 
 

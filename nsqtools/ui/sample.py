@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.connector import Subscription
+from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.records.bodies.expressions import fulfilling
@@ -37,7 +38,7 @@ from nsqtools.sinks.peek import Glimpse
 from nsqtools.ui.site import WebPage, checked, name_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -280,12 +281,10 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
         for position, (origin, body) in enumerate(_picks(form))
     ]
     job = await _job(site, form, topic, messages, rate)
-    job.nonce = form["nonce"]
-    if not (nsqds := site.watch.picture.snapshot.taking(topic)):
-        raise HTTPException(502, "nothing was done: no nsqd answers")
+    nonce = form["nonce"] or secrets.token_hex()
     log = RedirectResponse(site.url("publications"), 303)
     async with site.publishing:
-        if job.nonce and job.nonce in [each.nonce for each in site.republications.jobs]:
+        if nonce in site.republications.jobs:
             return log  # a double click
         if site.republications.is_full:
             raise HTTPException(429, "nothing was done: wait until another publication has ended")
@@ -293,23 +292,36 @@ async def publish(site: Site, request: Request, form: SentForm) -> Response:
             {"from": origin[:200], "bytes": len(body), "sha256": sha256(body).hexdigest()}
             for origin, body in messages
         ]
-        facts = {"topic": topic, "rate": rate, "messages": sent}
-        await site.audit.record(request, "publish_again", "begun", **facts)
-        site.republications.begin(job, _published(site, request, job, nsqds))
+        facts = {"job": nonce, "topic": topic}
+        await site.audit.record(
+            request, "publish_again", "begun", **facts, rate=rate, messages=sent
+        )
+        site.republications.begin(nonce, job, _published(site, request, job, facts))
     return log
 
 
 async def _published(
-    site: Site, request: Request, job: Republication, nsqds: Sequence[Address]
+    site: Site, request: Request, job: Republication, facts: Mapping[str, str]
 ) -> None:
     """Publish all messages of a job, and tell the audit log at its end."""
-    shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
-    config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
     try:
-        await job.run(nsqds, config)
+        await job.run()
     finally:
-        numbers = {"published": job.published, "failed": job.failed}
-        await site.audit.record(request, "publish_again", "done", topic=job.topic, **numbers)
+        failures = [{"from": each.origin, "error": each.error} for each in job.log if each.error]
+        done = {**facts, "published": job.published, "failed": job.failed, "failures": failures}
+        await site.audit.record(request, "publish_again", "done", **done)
+
+
+async def stop(site: Site, request: Request, form: SentForm) -> Response:
+    """Stop a job; what is not published stays where it is."""
+    nonce = form["job"]
+    if not (job := site.republications.jobs.get(nonce)):
+        raise HTTPException(404, "there is no such publication")
+    facts = {"job": nonce, "topic": job.topic}
+    await site.audit.record(request, "stop_publishing", "begun", **facts)
+    job.stop()
+    await site.audit.record(request, "stop_publishing", "done", **facts)
+    return RedirectResponse(site.url("publications"), 303)
 
 
 async def _job(
@@ -319,6 +331,11 @@ async def _job(
 
     Raises HTTPException.
     """
+    if not (targets := site.watch.picture.snapshot.taking(topic)):
+        raise HTTPException(502, "nothing was done: no nsqd answers")
+    shared = ClientConfig.declared().keys() - {"heartbeat_interval", "read_timeout", "max_msg_size"}
+    config = ProducerConfig(**{name: vars(site.config)[name] for name in shared})
+    task = topic, messages, rate, Producer(targets, config)
     origin, slash, channel = form["source"].partition("/")
     folder, size = site.options.dead_letter_dir, site.config.max_msg_size
     if origin and not slash and folder:
@@ -329,9 +346,9 @@ async def _job(
         if origin not in files:
             raise HTTPException(404, "nothing was done: there is no such file of dead letters")
         path, turn = os.path.join(folder, origin), site.republications.turn
-        return LettersAgain(topic, messages, rate, path, size, turn)
+        return LettersAgain(*task, path, size, turn)
     if not (slash and form["finish"]):
-        return Republication(topic, messages, rate)
+        return Republication(*task)
     if topic == origin:
         raise HTTPException(400, "nothing was done: messages would come back to their own topic")
     snapshot = site.watch.picture.snapshot
@@ -340,8 +357,8 @@ async def _job(
         raise HTTPException(409, f"nothing was done: no reachable nsqd has {origin}/{channel}")
     urls = [name for name, node in snapshot.nodes.items() if node.tcp in nsqds]
     source = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
-    config = ConsumerConfig(**{**vars(site.config), "max_in_flight": MAX_MESSAGES})
-    return ChannelAgain(topic, messages, rate, source, urls, config)
+    consumer = ConsumerConfig(**{**vars(site.config), "max_in_flight": MAX_MESSAGES})
+    return ChannelAgain(*task, source, urls, consumer)
 
 
 def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:
@@ -357,4 +374,4 @@ def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:
 
 async def publications(site: Site, request: Request) -> WebPage:
     """Show what is being published again, and the log of each message."""
-    return WebPage("publications.html", {"jobs": site.republications.jobs})
+    return WebPage("publications.html", {"jobs": [*site.republications.jobs.items()][::-1]})

@@ -103,7 +103,7 @@ class Site:
         self.streams = 0
         """Number of browsers that get new pictures."""
         self._turn = 0
-        self._drawings: dict[str, asyncio.Task[str]] = {}
+        self._drawings: dict[tuple[str, bool], asyncio.Task[str]] = {}
         self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
@@ -137,6 +137,7 @@ class Site:
         template = self._templates.get_template(page.template)
         context = {
             "visitor": request.state.visitor,
+            "may_change": not request.state.visitor.refusal,
             "picture": self.watch.picture,
             "live": page.live,
             **page.context,
@@ -154,11 +155,11 @@ class Site:
     async def drawn(self, view: PageView, request: Request) -> str:
         """Return the live part of a page, drawn once in a turn for all who look at this page.
 
-        No live part depends on the visitor.
+        It depends on whether a visitor may change things, but not on the visitor.
         """
         if self._turn != self.watch.polls:
             self._turn, self._drawings = self.watch.polls, {}
-        key = str(request.url)
+        key = str(request.url), bool(request.state.visitor.refusal)
         if key not in self._drawings:
             self._drawings[key] = asyncio.ensure_future(_draw(self, view, request))
         return await asyncio.shield(self._drawings[key])

@@ -379,6 +379,46 @@ def test_messages_of_a_dead_letter_topic_are_finished_once_they_are_published(
     assert nsqd.channel(topic, "c")["depth"] == 2
 
 
+def test_a_publication_is_stopped_at_once_and_the_end_of_the_process_stops_it_too(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic, "c")
+    nsqd.create(f"{topic}.dead", "c")
+    nsqd.publish(f"{topic}.dead", [b"%d" % n for n in range(4)])
+    letters = "".join(json.dumps({"reason": "", "body": f"n{n}"}) + "\n" for n in range(4))
+    (tmp_path / f"{topic}.dead.jsonl").write_text(letters)
+    audit = tmp_path / "audit"
+    options = ("--dead-letter-dir", str(tmp_path), "--allow-changes", "--audit-log", str(audit))
+    visited = Visited(nsqtools_cli, *http([nsqd]), *options)
+    eventually(lambda: _with(visited.get(f"/topic/{topic}.dead/c").text, "<dd>4 "))
+    looked = visited.post(f"/messages/{topic}.dead/c", {"count": "4"}).text
+    file = visited.get(f"/dead/{topic}.dead.jsonl").text
+    slow = [("token", visited.token()), ("topic", topic), ("rate", "0.01")]
+    for page, finish in ((looked, "yes"), (looked, ""), (file, "")):
+        chosen = [("pick", each) for each in picks(page)]
+        sent = [*slow, ("source", _field(page, "source")), ("finish", finish), *chosen]
+        assert visited.post("/publish", sent).status == 303
+    page = eventually(lambda: _times(3, visited.get("/publications").text, "1 of 4 messages"))
+    copied, moved = re.findall('name="job" value="([^"]*)"', page)[1:]
+    for job in (copied, moved):
+        assert visited.post("/stop", {"job": job}).status == 303
+    page = eventually(lambda: _times(2, visited.get("/publications").text, "3 failed</b>, stopped"))
+    assert page.count("not published: stopped") == 6
+    assert page.count(">Stop</button>") == 1
+    assert visited.post("/stop", {"job": "none"}).status == 404
+    visited.process.send_signal(signal.SIGTERM)
+    assert visited.error() == ""
+    ended = [each for each in entries(audit) if each["action"] == "publish_again"][3:]
+    assert [(each["published"], each["failed"]) for each in ended] == [(1, 3)] * 3
+    assert {each["error"] for each in ended[2]["failures"]} == {"not published: stopped"}
+    assert nsqd.channel(topic, "c")["depth"] == 3
+    eventually(lambda: nsqd.channel(f"{topic}.dead", "c")["depth"] == 3)
+
+
+def _times(count: int, text: str, part: str) -> str:
+    return text if text.count(part) == count else ""
+
+
 def test_what_a_page_lets_choose_fits_a_form(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
