@@ -14,6 +14,7 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
+from tests.support.tls import Certificates
 from tests.support.visiting import Visited
 from tests.support.webserver import Answer, WebServer
 
@@ -464,6 +465,24 @@ def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
     page = eventually(lambda: _with(visited.get(f"/nodes?nsqd={nsqd.http}").text, ">unheard<"))
     line = page.partition(f">{topic}</a></th>\n")[2].partition("</tr>")[0]
     assert line == "<td>2</td><td>1</td><td>0</td><td>2</td>"
+
+
+@pytest.mark.nsqd_only("the sandbox has no HTTPS")
+def test_an_nsqd_is_asked_and_changed_with_a_client_certificate(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, certificates: Certificates, topic: str
+) -> None:
+    nsqd = make_nsqd(*certificates.strict_nsqd_args())
+    fill(nsqd, topic, "c")
+    asked = ("--nsqd-http-address", f"https://{nsqd.https}", "--tls-v1", "--allow-changes")
+    trust = ("--tls-root-ca-file", str(certificates.ca), *certificates.client.options())
+    visited = Visited(nsqtools_cli, *asked, *trust)
+    assert "<dd>3 " in visited.get(f"/topic/{topic}/c").text
+    names = {"topic": topic, "channel": "c", "nsqd": ""}
+    assert visited.post("/change", {"verb": "pause", **names}).status == 200
+    assert nsqd.channel(topic, "c")["paused"]
+    assert visited.post("/change", {"verb": "unpause", **names}).status == 200
+    page = visited.post(f"/messages/{topic}/c", {"count": "3"}).text
+    assert "3 messages received" in page
 
 
 def test_a_signal_ends_it_without_a_word_while_browsers_look(
