@@ -77,13 +77,13 @@ class Picture:
 
 
 class ClusterWatch:
-    """Polls ``cluster`` every ``interval`` seconds; ``details`` are asked for single topics.
+    """Polls ``cluster`` every ``interval`` seconds, and asks it for single topics.
 
     However many look, each interval has one round of requests, and one more for each
     topic whose details are looked at.
     """
 
-    def __init__(self, cluster: Cluster, details: Cluster, interval: float) -> None:
+    def __init__(self, cluster: Cluster, interval: float) -> None:
         self.interval = interval
         self.history = History()
         self.picture: Picture
@@ -94,8 +94,6 @@ class ClusterWatch:
         self._rates = Rates()
         self._node_rates: dict[str, Rates] = {}
         self._recorded = 0.0
-        self._details = details
-        self._asking = asyncio.Lock()
         self._found: dict[str, tuple[float, asyncio.Task[TopicDetail]]] = {}
         self._consumers: dict[str, ConsumerRates] = {}
         self._turned = asyncio.Event()
@@ -160,8 +158,7 @@ class ClusterWatch:
 
     async def now(self, topic: str) -> Snapshot:
         """Return new answers about one topic."""
-        async with self._asking:  # looks share the deadline of their cluster
-            return await self._details.again(self.picture.snapshot, topic)
+        return await self._cluster.again(self.picture.snapshot, topic)
 
     async def _ask(self, topic: str) -> TopicDetail:
         snapshot = await self.now(topic)
