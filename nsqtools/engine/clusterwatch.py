@@ -15,7 +15,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.clusterstats import ConsumerRates
 from nsqtools.engine.doctor import findings_of
 from nsqtools.policy.checks import age
-from nsqtools.policy.history import SPACING, History
+from nsqtools.policy.history import History
 from nsqtools.policy.rates import Counters, Rates, Row
 from nsqtools.tasks import SharedCall, end
 
@@ -92,8 +92,6 @@ class ClusterWatch:
         self.poll = SharedCall(self._poll)
         self._cluster = cluster
         self._rates = Rates()
-        self._node_rates: dict[str, Rates] = {}
-        self._recorded = 0.0
         self._found: dict[str, tuple[float, asyncio.Task[TopicDetail]]] = {}
         self._consumers: dict[str, ConsumerRates] = {}
         self._turned = asyncio.Event()
@@ -167,8 +165,9 @@ class ClusterWatch:
     async def _poll(self) -> None:
         at = time.time()
         snapshot = await self._cluster.look()
-        found = self._rates.record(snapshot.samples(), snapshot.topics())
-        self._record(snapshot)
+        samples = snapshot.samples()
+        found = self._rates.record(samples, snapshot.topics())
+        self.history.record(snapshot.at, samples, self.interval)
         rows = {(row.topic, row.channel): row for row in found}
         silent = Counter(name for each in snapshot.failures for name in snapshot.nodes[each].topics)
         for name in await self._cluster.unheld(snapshot):
@@ -180,19 +179,6 @@ class ClusterWatch:
         self._turned.set()
         if not self._stopping.is_set():
             self._turned = asyncio.Event()
-
-    def _record(self, snapshot: Snapshot) -> None:
-        """Add a point to the history if it is time; rates cover the time since the last point."""
-        if self.polls and snapshot.at - self._recorded < min(SPACING, SPACING - self.interval / 2):
-            return
-        self._recorded = snapshot.at
-        samples = snapshot.samples()
-        self._node_rates = {name: self._node_rates.get(name, Rates()) for name in samples}
-        rows = {
-            name: None if sample is None else self._node_rates[name].record({name: sample})
-            for name, sample in samples.items()
-        }
-        self.history.add(snapshot.at, rows)
 
 
 def _line(name: str, rows: Sequence[Row]) -> TopicLine:
