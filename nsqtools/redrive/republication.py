@@ -10,24 +10,26 @@ from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.lookup import Backlog
+from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import NSQError, RecordError
+from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.redrive.letterfile import LetterFile
 from nsqtools.redrive.publishedlines import PublishedLines
 from nsqtools.redrive.redriver import Choice, Redriver
 from nsqtools.redrive.redrivesink import RedriveSink
+from nsqtools.sinks.deadletters import dead_letter_files
 from nsqtools.sinks.threads import as_output_error
 from nsqtools.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from nsqtools.config.connection import ConsumerConfig
-    from nsqtools.engine.connector import Subscription
+    from nsqtools.engine.cluster import Snapshot
     from nsqtools.engine.handler import Message
-    from nsqtools.engine.producer import Producer
     from nsqtools.names import Address
     from nsqtools.redrive.publishedlines import LineRange
     from nsqtools.sinks.deadletters import DeadLetter
@@ -35,8 +37,11 @@ if TYPE_CHECKING:
 _MAX_ENTRIES = 2000
 _MAX_JOBS = 50
 _MAX_RUNNING = 5
+_IN_FLIGHT = 100
 _PATIENCE = 60.0
 """Seconds to wait for messages of a channel, in addition to those that the rate needs."""
+_OWN = {"heartbeat_interval", "read_timeout", "max_msg_size"}
+"""The options of a consumer and of a producer whose values differ."""
 _GRACE = 2.0
 """Seconds to wait for nsqd's answers at the end of the process."""
 _PLACE = re.compile("byte ([0-9]{1,18}) crc ([0-9a-f]{8})$")
@@ -137,7 +142,7 @@ def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
 class LettersAgain(Republication):
     """Dead letters of a file, noted there as ``redrive`` does.
 
-    Jobs take turns with the lock ``turn``, as one of them at a time can have the journal.
+    Jobs share the lock ``writing``, as one of them at a time can have the journal.
     """
 
     def __init__(
@@ -148,12 +153,12 @@ class LettersAgain(Republication):
         producer: Producer,
         path: str,
         size: int,
-        turn: asyncio.Lock,
+        writing: asyncio.Lock,
     ) -> None:
         super().__init__(topic, messages, rate, producer)
         self._path = path
         self._max_msg_size = size
-        self._turn = turn
+        self._writing = writing
 
     async def _publish_all(self) -> None:
         file = await asyncio.to_thread(
@@ -171,7 +176,7 @@ class LettersAgain(Republication):
             if not await self._redriver.wait(1):
                 return
             journal = PublishedLines(os.path.dirname(self._path))
-            async with self._turn:
+            async with self._writing:
                 with ExitStack() as held:
                     await asyncio.to_thread(held.enter_context, journal)
                     if await self._publish(origin):
@@ -223,19 +228,63 @@ class ChannelAgain(Republication):
 
 
 class Republications:
-    """The last jobs, and those that run; ``on_error`` is called with the error of a bug."""
+    """The last jobs, and those that run; ``on_error`` is called with the error of a bug.
 
-    def __init__(self, on_error: Callable[[BaseException], object]) -> None:
+    ``config`` is for connections to nsqd, and ``folder`` is the directory of dead letters, if any.
+    """
+
+    def __init__(
+        self, config: ClientConfig, folder: str, on_error: Callable[[BaseException], object]
+    ) -> None:
+        self._config = config
+        self._folder = folder
         self.jobs: dict[str, Republication] = {}
         """The jobs by the nonce of the form that asked for them, so that each is sent only once."""
-        self.turn = asyncio.Lock()
-        """The turn of one publish of dead letters of a directory."""
+        self._writing = asyncio.Lock()
         self._tasks = Tasks(on_error)
 
     @property
     def is_full(self) -> bool:
         """Whether no further job may begin until one has ended."""
         return len(self._tasks) >= _MAX_RUNNING
+
+    async def job(
+        self,
+        snapshot: Snapshot,
+        topic: str,
+        messages: Sequence[tuple[str, bytes]],
+        rate: float,
+        source: str,
+        *,
+        finish: bool,
+    ) -> Republication:
+        """Return a job for messages with their origins, to be begun.
+
+        ``source`` is the name of a file, or topic/channel, whose messages ``finish`` finishes.
+        Raises ConfigError if they cannot come from there, UnreachableError if no nsqd answers, and
+        OSError.
+        """
+        if not (targets := snapshot.taking(topic)):
+            raise UnreachableError("nothing was done: no nsqd answers")
+        shared = ClientConfig.declared().keys() - _OWN
+        config = ProducerConfig(**{name: vars(self._config)[name] for name in shared})
+        task = topic, messages, rate, Producer(targets, config)
+        origin, slash, channel = source.partition("/")
+        if origin and not slash and self._folder:
+            if origin not in await asyncio.to_thread(dead_letter_files, self._folder):
+                raise ConfigError("nothing was done: there is no such file of dead letters")
+            path = os.path.join(self._folder, origin)
+            return LettersAgain(*task, path, self._config.max_msg_size, self._writing)
+        if not (slash and finish):
+            return Republication(*task)
+        if topic == origin:
+            raise ConfigError("nothing was done: messages would come back to their own topic")
+        if not (nsqds := snapshot.having(origin, channel)):
+            raise ConfigError(f"nothing was done: no reachable nsqd has {source}")
+        urls = [name for name, node in snapshot.nodes.items() if node.tcp in nsqds]
+        subscription = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
+        consumer = ConsumerConfig(**{**vars(self._config), "max_in_flight": _IN_FLIGHT})
+        return ChannelAgain(*task, subscription, urls, consumer)
 
     def begin(self, nonce: str, job: Republication, work: Coroutine[Any, Any, None]) -> None:
         """Do the work of a job in the background."""

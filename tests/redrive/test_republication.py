@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsqtools.config.connection import ConsumerConfig
+from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.producer import Producer
 from nsqtools.names import Address
@@ -78,9 +78,9 @@ def test_two_jobs_of_a_directory_take_turns(tmp_path: Path) -> None:
     got = Got()
 
     async def run() -> list[LettersAgain]:
-        turn = asyncio.Lock()
+        writing = asyncio.Lock()
         jobs = [
-            LettersAgain("t", part, 1000.0, got, str(file), 1000, turn)
+            LettersAgain("t", part, 1000.0, got, str(file), 1000, writing)
             for part in (chosen[:3], chosen[3:])
         ]
         await asyncio.gather(*(job.run() for job in jobs))
@@ -96,7 +96,7 @@ def test_two_jobs_of_a_directory_take_turns(tmp_path: Path) -> None:
 async def test_a_stopped_job_tells_what_is_published_what_is_not_and_what_is_unknown() -> None:
     chosen = [(name, name.encode()) for name in "abc"]
     for is_cut in (False, True):
-        got, jobs = Got(answers=False), Republications(lambda error: None)
+        got, jobs = Got(answers=False), Republications(ClientConfig(), "", lambda error: None)
         fast, slow = Republication("t", chosen, 10.0, got), Republication("t", chosen, 0.01, Got())
         for name, job in (("fast", fast), ("slow", slow)):
             jobs.begin(name, job, job.run())

@@ -71,8 +71,9 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     allow_many_files()
     async with open_cluster(servers) as cluster:
         watch = ClusterWatch(cluster, page.interval)
-        again, audit = Republications(_log_bug), Audit(page)
-        site = Site(watch, page, addresses, with_secret(config), audit, again, decoder)
+        config, audit = with_secret(config), Audit(page)
+        again = Republications(config, page.dead_letter_dir, _log_bug)
+        site = Site(watch, page, addresses, config, audit, again, decoder)
         server = PageServer(address, application(site))
         notifier = Notifier()
         try:
