@@ -11,7 +11,7 @@ from nsqtools.names import NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config.admin import ApiOptions, ClusterOptions, DrainOptions, LookupOptions
+    from nsqtools.config.admin import ApiOptions, ClusterOptions, HttpsOptions
     from nsqtools.config.connection import ClientConfig, ConsumerConfig
     from nsqtools.config.consuming import ServerOptions
     from nsqtools.config.publishing import TargetOptions
@@ -123,18 +123,22 @@ def nsqds_of(servers: ApiOptions) -> tuple[str, ...]:
     return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
-def client_limits(options: ApiOptions | DrainOptions | LookupOptions) -> dict[str, Any]:
+def client_limits(options: HttpsOptions) -> dict[str, Any]:
     """HTTPClient's connect_timeout, request_timeout and tls; by default with the system's CAs.
 
-    Raises ConfigError if the file of CAs cannot be read.
+    Raises ConfigError if a file of certificates or the key cannot be used.
     """
     from nsqtools.config.connection import ClientConfig
     from nsqtools.net.http.api import limits_within
-    from nsqtools.net.tls import client_context
+    from nsqtools.net.tls import http_context
 
-    ca_file = options.tls_root_ca_file
-    tls = client_context(ClientConfig(tls_root_ca_file=ca_file)) if ca_file else None
-    return {**limits_within(options.timeout), "tls": tls}
+    tls = ClientConfig(
+        tls_root_ca_file=options.tls_root_ca_file,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        tls_insecure_skip_verify=options.tls_insecure_skip_verify,
+    )
+    return {**limits_within(options.timeout), "tls": http_context(tls)}
 
 
 def open_cluster(servers: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:

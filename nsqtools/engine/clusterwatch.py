@@ -15,7 +15,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.clusterstats import ConsumerRates
 from nsqtools.engine.doctor import findings_of
 from nsqtools.policy.checks import age
-from nsqtools.policy.history import SPACING, History
+from nsqtools.policy.history import History
 from nsqtools.policy.rates import Counters, Rates, Row
 from nsqtools.tasks import SharedCall, end
 
@@ -77,13 +77,13 @@ class Picture:
 
 
 class ClusterWatch:
-    """Polls ``cluster`` every ``interval`` seconds; ``details`` are asked for single topics.
+    """Polls ``cluster`` every ``interval`` seconds, and asks it for single topics.
 
     However many look, each interval has one round of requests, and one more for each
     topic whose details are looked at.
     """
 
-    def __init__(self, cluster: Cluster, details: Cluster, interval: float) -> None:
+    def __init__(self, cluster: Cluster, interval: float) -> None:
         self.interval = interval
         self.history = History()
         self.picture: Picture
@@ -92,10 +92,6 @@ class ClusterWatch:
         self.poll = SharedCall(self._poll)
         self._cluster = cluster
         self._rates = Rates()
-        self._node_rates: dict[str, Rates] = {}
-        self._recorded = 0.0
-        self._details = details
-        self._asking = asyncio.Lock()
         self._found: dict[str, tuple[float, asyncio.Task[TopicDetail]]] = {}
         self._consumers: dict[str, ConsumerRates] = {}
         self._turned = asyncio.Event()
@@ -160,8 +156,7 @@ class ClusterWatch:
 
     async def now(self, topic: str) -> Snapshot:
         """Return new answers about one topic."""
-        async with self._asking:  # looks share the deadline of their cluster
-            return await self._details.again(self.picture.snapshot, topic)
+        return await self._cluster.again(self.picture.snapshot, topic)
 
     async def _ask(self, topic: str) -> TopicDetail:
         snapshot = await self.now(topic)
@@ -170,8 +165,9 @@ class ClusterWatch:
     async def _poll(self) -> None:
         at = time.time()
         snapshot = await self._cluster.look()
-        found = self._rates.record(snapshot.samples(), snapshot.topics())
-        self._record(snapshot)
+        samples = snapshot.samples()
+        found = self._rates.record(samples, snapshot.topics())
+        self.history.record(snapshot.at, samples, self.interval)
         rows = {(row.topic, row.channel): row for row in found}
         silent = Counter(name for each in snapshot.failures for name in snapshot.nodes[each].topics)
         for name in await self._cluster.unheld(snapshot):
@@ -183,19 +179,6 @@ class ClusterWatch:
         self._turned.set()
         if not self._stopping.is_set():
             self._turned = asyncio.Event()
-
-    def _record(self, snapshot: Snapshot) -> None:
-        """Add a point to the history if it is time; rates cover the time since the last point."""
-        if self.polls and snapshot.at - self._recorded < min(SPACING, SPACING - self.interval / 2):
-            return
-        self._recorded = snapshot.at
-        samples = snapshot.samples()
-        self._node_rates = {name: self._node_rates.get(name, Rates()) for name in samples}
-        rows = {
-            name: None if sample is None else self._node_rates[name].record({name: sample})
-            for name, sample in samples.items()
-        }
-        self.history.add(snapshot.at, rows)
 
 
 def _line(name: str, rows: Sequence[Row]) -> TopicLine:

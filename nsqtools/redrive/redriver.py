@@ -51,7 +51,7 @@ class Choice:
 class Redriver:
     """Publishes at most ``limit`` messages, at most ``rate`` per second; 0 is no limit.
 
-    ``dry`` publishes nothing, and only counts. A set ``stopping`` ends the wait for the rate.
+    ``dry`` publishes nothing, and only counts. A set ``stopping`` lets ``wait`` return false.
     """
 
     def __init__(
@@ -68,6 +68,9 @@ class Redriver:
         """Number of messages that nsqd does not accept; they stay where they are."""
         self.refusal = ""
         """The reason of the last refusal, or why the last publish failed."""
+        self.unconfirmed: Sequence[bytes] = ()
+        """The bodies of the publish under way, then those of which nobody knows whether they are
+        published."""
         self.failure: OutputError | None = None
         """Why nobody has confirmed a part of the last publish; None if nsqd has answered."""
 
@@ -82,20 +85,23 @@ class Redriver:
         most = self._pace.burst(LARGEST_LOT)
         return min(most, self._limit - self.count) if self._limit else most
 
+    async def wait(self, count: int) -> bool:
+        """Wait until the rate allows so many messages; return whether to publish them."""
+        delay = self._pace.delay(count, now=asyncio.get_running_loop().time())
+        if delay:
+            await interruptible(asyncio.sleep(delay), self.stopping)
+        return not self.stopping.is_set()
+
     async def publish(
         self, topic: str, bodies: Sequence[bytes], reasons: Sequence[str] = ()
-    ) -> Sequence[int] | None:
-        """Publish when the rate allows; return the positions of bodies that nsqd has not accepted.
+    ) -> Sequence[int]:
+        """Publish bodies; return the positions of those that nsqd has not accepted.
 
-        Returns None if nothing was published because of ``stopping``. Raise ``failure``, if it is
-        set, after noting the others: it is unknown whether these bodies are published. Raises
-        UnreachableError.
+        Raise ``failure``, if it is set, after noting the others: it is unknown whether these bodies
+        are published. Raises UnreachableError.
         """
-        delay = self._pace.delay(len(bodies), now=asyncio.get_running_loop().time())
-        if delay and not await interruptible(asyncio.sleep(delay), self.stopping):
-            return None
         refused: Sequence[int] = ()
-        self.failure = None
+        self.failure, self.unconfirmed = None, bodies
         if not self.dry:
             try:
                 await self._publisher.publish(topic, bodies)
@@ -106,6 +112,7 @@ class Redriver:
                     self.refused += len(refused)
                 else:
                     self.failure = OutputError(self.refusal)
+        self.unconfirmed = [bodies[position] for position in refused] if self.failure else ()
         for position, reason in enumerate(reasons or [""] * len(bodies)):
             if position not in refused:
                 self.published[topic, reason] += 1

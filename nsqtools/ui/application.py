@@ -11,11 +11,12 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
-from nsqtools.errors import NSQError
+from nsqtools.errors import ConfigError, NSQError
+from nsqtools.sinks.threads import as_output_error
 from nsqtools.ui.access import AccessGuard
 from nsqtools.ui.actions import ask, change
 from nsqtools.ui.overview import doctor, nodes, overview, topic
-from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form
+from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form, stop
 from nsqtools.ui.site import FILES, posted, viewed
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _VIEWS = {
     "/dead/{file}": dead,
     "/publications": publications,
 }
-_FORMS = {"/change": change, "/edit": edit, "/publish": publish}
+_FORMS = {"/change": change, "/edit": edit, "/publish": publish, "/stop": stop}
 _SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
 
 
@@ -54,11 +55,13 @@ def application(site: Site) -> AccessGuard:
         pages = Mount(site.base, Router(routes, redirect_slashes=False))
         routes = [Route(site.base, RedirectResponse(site.url())), pages]
     refused = partial(_refused, site)
-    app = Starlette(routes=routes, exception_handlers={HTTPException: refused, NSQError: refused})
+    errors = (HTTPException, NSQError, OSError)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, refused))
     app.router.redirect_slashes = False
     return AccessGuard(app, site.options)
 
 
 async def _refused(site: Site, request: Request, error: Exception) -> Response:
-    text, status = getattr(error, "detail", str(error)), getattr(error, "status_code", 502)
+    text = getattr(error, "detail", str(as_output_error(error)))
+    status = getattr(error, "status_code", 400 if isinstance(error, ConfigError) else 502)
     return site.notice(request, "there is no such page" if text == "Not Found" else text, status)

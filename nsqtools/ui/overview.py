@@ -12,13 +12,12 @@ from starlette.exceptions import HTTPException
 from nsqtools.config.connection import ExaminedConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.administration import survey
-from nsqtools.engine.changes import Target
 from nsqtools.engine.clusterstats import by_node, latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.policy.checks import age
 from nsqtools.ui.charts import charts, spark
-from nsqtools.ui.site import WebPage, checked, name_in
+from nsqtools.ui.site import SentForm, WebPage, target_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -75,18 +74,19 @@ async def overview(site: Site, request: Request) -> WebPage:
 
 async def topic(site: Site, request: Request) -> WebPage:
     """Show a topic or one of its channels: charts, numbers by nsqd, channels or consumers."""
-    name, channel = name_in(request, "topic"), name_in(request, "channel")
+    target = target_of(request.path_params)
+    name, channel = target.topic, target.channel
     picture = site.watch.picture
     row, own = (picture.rows.get((name, each)) for each in (channel, ""))
     listed: list[Row] = []
     if own and not own.is_held:  # only nsqlookupd knows it, with channels that no nsqd has
-        async with site.looking():
+        async with site.asking():
             known = (await survey(site.servers, name)).channels
         listed = [replace(own, channel=each) for each in sorted(known)]
         row = row or next((each for each in listed if each.channel == channel), None)
     if row is None:
         silent = "; no answer from " + counted(len(picture.silent), "server")
-        text = f"no answering nsqd has {Target(name, channel)}"
+        text = f"no answering nsqd has {target}"
         raise HTTPException(404, text + silent if picture.silent else text)
     snapshot, consumers = await site.watch.detail(name)
     clients = [each for each in consumers if each.channel == channel]
@@ -132,17 +132,16 @@ async def nodes(site: Site, request: Request) -> WebPage:
 
 async def doctor(site: Site, request: Request) -> WebPage:
     """Examine a topic or channel as ``nsqtools doctor`` does."""
-    name, channel = request.query_params.get("topic", ""), request.query_params.get("channel", "")
-    name, channel = checked("topic", name), channel and checked("channel", channel)
+    target = target_of(SentForm(request.query_params))
     question = Question(
-        topic=name,
-        channel=channel,
+        topic=target.topic,
+        channel=target.channel,
         nsqds=(),
         lookupds=site.servers.lookupds,
         urls=site.servers.nsqds,
         timeout=_DOCTOR_TIMEOUT,
     )
-    async with site.looking():
+    async with site.asking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))
-    context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
+    context = {"target": target, "findings": diagnose(facts)}
     return WebPage("doctor.html", context, live=False)

@@ -20,7 +20,8 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
 from nsqtools.config.units import counted, format_age, format_number, format_time
-from nsqtools.errors import ConfigError, NSQError
+from nsqtools.engine.changes import Target
+from nsqtools.errors import NSQError
 from nsqtools.names import check_name
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ MAX_FORM = 4 << 20
 """Maximum size of a form, in bytes."""
 _MAX_FIELDS = 1000
 _FORM_TIMEOUT = 30.0
-_MAX_LOOKERS = 8
+_MAX_ASKERS = 8
 _MAX_STREAMS = 200
 """Maximum number of browsers that get new pictures."""
 
@@ -94,16 +95,15 @@ class Site:
 
     def __post_init__(self) -> None:
         """Load the templates."""
-        self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
-        """For requests that keep connections to servers open for seconds."""
+        self._askers = asyncio.Semaphore(_MAX_ASKERS)
         self.decoding = asyncio.Lock()
         """For the use of the decoder, by one thread at a time."""
         self.publishing = asyncio.Lock()
         """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
         """Number of browsers that get new pictures."""
-        self._turn = 0
-        self._drawings: dict[str, asyncio.Task[str]] = {}
+        self._polls = 0
+        self._drawings: dict[tuple[str, bool], asyncio.Task[str]] = {}
         self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
@@ -125,11 +125,11 @@ class Site:
         return f"{path}?{urlencode(given, errors='replace')}" if given else path
 
     @asynccontextmanager
-    async def looking(self) -> AsyncIterator[None]:
+    async def asking(self) -> AsyncIterator[None]:
         """Ask servers for seconds; raises HTTPException at once if many others do so."""
-        if self.lookers.locked():
+        if self._askers.locked():
             raise HTTPException(503, "too many requests ask servers now: try again in some seconds")
-        async with self.lookers:
+        async with self._askers:
             yield
 
     def render(self, page: WebPage, request: Request, *, block: str = "") -> str:
@@ -137,6 +137,7 @@ class Site:
         template = self._templates.get_template(page.template)
         context = {
             "visitor": request.state.visitor,
+            "may_change": not request.state.visitor.refusal,
             "picture": self.watch.picture,
             "live": page.live,
             **page.context,
@@ -152,13 +153,13 @@ class Site:
         return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
 
     async def drawn(self, view: PageView, request: Request) -> str:
-        """Return the live part of a page, drawn once in a turn for all who look at this page.
+        """Return the live part of a page, drawn once after a poll for all who look at this page.
 
-        No live part depends on the visitor.
+        It depends on whether a visitor may change things, but not on the visitor.
         """
-        if self._turn != self.watch.polls:
-            self._turn, self._drawings = self.watch.polls, {}
-        key = str(request.url)
+        if self._polls != self.watch.polls:
+            self._polls, self._drawings = self.watch.polls, {}
+        key = str(request.url), bool(request.state.visitor.refusal)
         if key not in self._drawings:
             self._drawings[key] = asyncio.ensure_future(_draw(self, view, request))
         return await asyncio.shield(self._drawings[key])
@@ -245,15 +246,7 @@ async def _read_form(request: Request) -> SentForm:
     return SentForm(pairs)
 
 
-def name_in(request: Request, kind: str) -> str:
-    """Return the topic or channel named by the path, empty if there is none."""
-    found: str = request.path_params.get(kind, "")
-    return found and checked(kind, found)
-
-
-def checked(kind: str, name: str) -> str:
-    """Return the name of a topic or channel; raises HTTPException for one that no server has."""
-    try:
-        return check_name(kind, name)
-    except ConfigError as error:
-        raise HTTPException(404, str(error)) from None
+def target_of(names: Mapping[str, str]) -> Target:
+    """Return the topic or channel that a path or a form names; raises ConfigError."""
+    topic, channel = check_name("topic", names["topic"]), names.get("channel", "")
+    return Target(topic, channel and check_name("channel", channel))

@@ -98,11 +98,11 @@ async def test_a_topic_of_a_snapshot_is_asked_for_where_it_was_and_silent_nsqds_
 ) -> None:
     having, other, dead = await stage.nsqd("t"), await stage.nsqd("u"), await stage.nsqd("t")
     lookupd = await stage.lookupd(having, other, dead)
-    cluster, details = stage.cluster(lookupd), stage.cluster(lookupd)
+    cluster = stage.cluster(lookupd)
     await dead.stop()
     whole = await cluster.look()
     asked = [len(each.asked) for each in (lookupd, other)]
-    found = await details.again(whole, "t")
+    found = await cluster.again(whole, "t")
     assert [len(each.asked) for each in (lookupd, other)] == asked
     assert "include_clients=true&include_mem=false&topic=t" in having.asked[-1]
     assert (set(found.stats), set(found.failures)) == ({having.name}, {dead.name})

@@ -61,7 +61,7 @@ def snapshot_of(at: float, channels: int, grown: int = 0, clients: int = 0) -> S
 
 def watch_of(looks: Looks) -> ClusterWatch:
     cluster: Any = looks
-    return ClusterWatch(cluster, cluster, 5.0)
+    return ClusterWatch(cluster, 5.0)
 
 
 @virtual

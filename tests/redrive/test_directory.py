@@ -103,6 +103,16 @@ def test_runs_that_choose_stop_and_are_killed_publish_each_once_but_for_a_lot(
     assert nsqd.got.total() == before
 
 
+def test_a_stopped_run_begins_no_further_publish(tmp_path: Path) -> None:
+    append(tmp_path, "t", *(b"%d" % n for n in range(3 * LARGEST_LOT)))
+    nsqd = Nsqd()
+    redriver = Redriver(nsqd)
+    nsqd.answer = redriver.stopping.set
+    made = DirectoryRun(str(tmp_path), redriver, Choice(), topic="", max_msg_size=1 << 20)
+    asyncio.run(made.run())
+    assert (nsqd.got.total(), made.is_complete) == (LARGEST_LOT, False)
+
+
 def test_one_run_at_a_time_and_a_dry_run_beside_it_touches_nothing(tmp_path: Path) -> None:
     append(tmp_path, "t", b"1", b"2")
     nsqd = Nsqd()
