@@ -229,7 +229,7 @@ moves = st.tuples(
     st.frozensets(st.integers(1, 3), max_size=2),
     st.integers(1, 8),
 )
-@settings(max_examples=200)
+@settings(max_examples=400)
 def test_any_interleaving_loses_nothing(
     turns: list[tuple[str, int]], partitions: int, partial: frozenset[int], total: int
 ) -> None:
@@ -253,7 +253,7 @@ def test_any_interleaving_loses_nothing(
 )
 def test_two_may_be_stopped_anywhere(first: str, second: str, partial: bool, full: bool) -> None:
     """One stops, another stops, the first one goes on to its end, and then the second."""
-    stride = 7 if full else 59
+    stride = 7 if full else 29
     for stop in count():
         for then in count(stop % stride, stride):
             world = World(2, frozenset([1] if partial else []), total=4)
