@@ -3,7 +3,7 @@
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +91,8 @@ class Source(NamedTuple):
     path: Path
     text: str
     tree: ast.Module
+    nodes: Sequence[ast.AST]
+    """All of the tree: to walk it takes longer than to parse the text."""
 
 
 @functools.cache
@@ -101,7 +103,8 @@ def sources(folder: str) -> dict[str, Source]:
         parts = path.relative_to(ROOT / folder).with_suffix("").parts
         name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
         text = path.read_text()
-        found[name] = Source(path, text, ast.parse(text))
+        tree = ast.parse(text)
+        found[name] = Source(path, text, tree, list(ast.walk(tree)))
     return found
 
 
@@ -122,10 +125,12 @@ def imports(tree: ast.AST, in_function: bool = False, for_types: bool = False) -
                     source = f"{'.' * node.level}{node.module or ''}."
                 for alias in node.names:
                     yield Import(f"{source}{alias.name}", in_function, for_types)
+            case ast.expr():
+                pass  # has no statements in it
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 yield from imports(node, in_function, for_types=True)
             case _:
-                inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
                 yield from imports(node, in_function or inside, for_types)
 
 
@@ -149,10 +154,10 @@ def modules() -> set[str]:
     return {f"nsqtools.{name}" for name in sources("nsqtools")}
 
 
-def origins(tree: ast.AST) -> dict[str, str]:
+def origins(source: Source) -> dict[str, str]:
     """The dotted name behind each name that an import binds."""
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in source.nodes:
         match node:
             case ast.Import():
                 for alias in node.names:
@@ -164,11 +169,11 @@ def origins(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def reached(tree: ast.Module) -> Iterator[Import]:
+def reached(source: Source) -> Iterator[Import]:
     """The imports, and what is reached through an imported module of the package."""
-    yield from imports(tree)
-    known = origins(tree)
-    for node in ast.walk(tree):
+    yield from imports(source.tree)
+    known = origins(source)
+    for node in source.nodes:
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attr) if (
                 module := known.get(name)
@@ -178,7 +183,7 @@ def reached(tree: ast.Module) -> Iterator[Import]:
 
 def broken_layers(module: str, source: Source) -> Iterator[str]:
     part = module.partition(".")[0]
-    for each in reached(source.tree):
+    for each in reached(source):
         root, _, name = home(each.target).partition(".")
         if root == "":
             yield f"{module}: relative import of {each.target}"
@@ -195,9 +200,9 @@ def broken_layers(module: str, source: Source) -> Iterator[str]:
             yield f"{module}: snappy is imported inside the function that needs it"
 
 
-def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def names(source: Source) -> Iterator[tuple[str, int]]:
     """All names and attributes that a module uses or imports, each with its line."""
-    for node in ast.walk(tree):
+    for node in source.nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name):
                 yield name, node.lineno
@@ -207,7 +212,7 @@ def names(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def misplaced(module: str, source: Source) -> Iterator[str]:
-    for name, line in names(source.tree):
+    for name, line in names(source):
         for owned, owners in OWNERS:
             if name in owned and not re.fullmatch(owners, module):
                 yield f"{module}:{line}: {name} belongs in {owners} alone"
@@ -221,7 +226,7 @@ def broken_purity(module: str, source: Source) -> Iterator[str]:
         rng = ("random.Random",) if each.for_types and within(module, ("policy",)) else ()
         if not within(each.target, ("nsqtools", *rng, *allowed.split())):
             yield f"{module}: {each.target} has no place in a part that decides or parses"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Attribute(attr=attr) if attr in CLOCKS:
                 yield f"{module}:{node.lineno}: reads the clock"
@@ -241,7 +246,7 @@ def oversize(module: str, source: Source) -> Iterator[str]:
     lines = source.text.splitlines()
     if len(lines) > MAX_FILE and not SIZE.search(source.text):
         yield f"{module}: has {len(lines)} lines, and no '# size: REASON'"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             body = lines[node.lineno - 1 : node.end_lineno]
             if len(body) > MAX_FUNCTION and not SIZE.search("\n".join(body)):
@@ -269,13 +274,13 @@ def crowded(module: str, source: Source) -> Iterator[str]:
 ALIAS = re.compile("_?[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
 
 
-def named(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
+def named(source: Source) -> Iterator[tuple[str, set[str]]]:
     """The classes and module-level aliases with their bases, without leading underscores."""
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef):
             bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
             yield node.name.lstrip("_"), {base.rpartition(".")[2].lstrip("_") for base in bases}
-    for node in (inner for outer in tree.body for inner in getattr(outer, "body", [outer])):
+    for node in (inner for outer in source.tree.body for inner in getattr(outer, "body", [outer])):
         match node:
             case ast.Assign(targets=[ast.Name(id)]) | ast.AnnAssign(target=ast.Name(id)) if (
                 ALIAS.fullmatch(id)
@@ -294,7 +299,7 @@ def real_sleeps(module: str, source: Source) -> Iterator[str]:
     """``sleep(0)`` yields and ``tests.support.clock.elapse`` is virtual; all else is a guess."""
     if within(module, SLEEPERS):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="asyncio" | "time"), attr="sleep"),
@@ -349,7 +354,7 @@ def test_no_two_modules_or_classes_have_one_name_unless_one_extends_the_other() 
     found: dict[str, list[tuple[str, bool]]] = {}
     packages = {name.rpartition(".")[0] for name in sources("nsqtools")}
     for module, source in sources("nsqtools").items():
-        for name, bases in named(source.tree):
+        for name, bases in named(source):
             found.setdefault(name, []).append((module, name in bases))
         last = module.rpartition(".")[2]
         if last != "__main__" and module not in packages and not within(module, ("cli.commands",)):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MEMORY = "/dev/shm"
-PLAIN = 12
+PLAIN = 8
 """Lives of each kind in a plain run."""
-MORE = 60
+MORE = 64
 HEALTHY = (
     *(("tail", seed) for seed in (18, 24, 25)),
     *(("relay", seed) for seed in (13, 52)),
@@ -105,7 +105,7 @@ def test_the_same_seed_is_the_same_life(kind: str, memory_path: Path) -> None:
 
     def told(folder: Path) -> list[str]:
         folder.mkdir()
-        events = live(plan_of(3, kind), folder).events
+        events = live(plan_of(4, kind), folder).events
         return [line.replace(str(folder), "") for line in events]
 
     assert told(memory_path / "a") == told(memory_path / "b")

@@ -209,6 +209,7 @@ class Actor:
         self._work = work
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._killed = False
+        self._stalls: int | None = None
         self.alive = True
         self.error: BaseException | None = None
         self._thread.start()
@@ -226,18 +227,20 @@ class Actor:
         self._stalled.release()
 
     def _stall(self) -> None:
-        if not self._killed:
-            self._stalled.release()
-            self._go.acquire()
+        if self._stalls is not None and not self._killed:
+            self._stalls -= 1
+            if self._stalls == 0:
+                self._stalled.release()
+                self._go.acquire()
         if self._killed:
             raise Stop
 
     def step(self, count: int | None = None) -> None:
         """Let it go on by so many stalls, or to its end; raises errors that are not OutputError."""
-        while self.alive and count != 0:
+        if self.alive and count != 0:
+            self._stalls = count
             self._go.release()
             self._stalled.acquire()
-            count = count - 1 if count is not None else None
         if self.error:
             raise self.error
 

@@ -227,6 +227,7 @@ def test_a_table_has_a_batch_once_although_a_run_failed_after_its_commit(lake: L
     assert {row["topic"] for row in found} == {lake.topic}
 
 
+@MORE
 def test_a_table_of_iceberg_has_hidden_partitions(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

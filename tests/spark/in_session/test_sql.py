@@ -271,6 +271,7 @@ def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: 
     assert sorted(taken()) == [b'{"user": 1}', b'{"user":2}', b"\xff"]
 
 
+@MORE
 def test_a_table_gets_the_rows_of_a_query_and_new_columns_when_asked(asking: Asking) -> None:
     place = str(asking.folder)
     asking.publish(*ORDERS)
