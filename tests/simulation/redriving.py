@@ -332,7 +332,9 @@ class TopicRedriveLife(RedriveLife):
 
 
 class DirectoryRedriveLife(RedriveLife):
-    """``--from-dir``. Copy 1 writes dead letters there, copy 2 renames and compresses files."""
+    """``--from-dir``. Copy 1 writes dead letters there, another renames and compresses files."""
+
+    most_calls = 20
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
@@ -381,7 +383,7 @@ class DirectoryRedriveLife(RedriveLife):
         return super().is_chosen(letter) and "500" in letter.reason
 
     async def publish(self) -> None:
-        bursts = self.random.choice((1, 3, 10))
+        bursts = self.random.choice((3, 10, 30))
         moments = sorted(self.random.random() * ACTIVE_TIME for _ in range(bursts))
         for moment in moments:
             await asyncio.sleep(max(0.0, moment - self.world.now))
