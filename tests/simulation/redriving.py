@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import NSQError
 from nsqtools.redrive.letterfile import letter_files
@@ -86,6 +86,7 @@ class RedriveLife(Life):
             await self.redrive()
             await asyncio.sleep(2 + self.random.random() * 20)
         await events
+        self.world.disk.on_call.clear()
         self.world.log("the last fault is over")
         self.is_choosing, self.limits = False, {}
         for _ in range(5):
@@ -334,8 +335,6 @@ class TopicRedriveLife(RedriveLife):
 class DirectoryRedriveLife(RedriveLife):
     """``--from-dir``. Copy 1 writes dead letters there, another renames and compresses files."""
 
-    most_calls = 20
-
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
         self.sure: set[bytes] = set()
@@ -454,22 +453,25 @@ class DirectoryRedriveLife(RedriveLife):
     def fault_second_run(self, fault: Fault) -> None:
         self.has_second = True
 
-    def fault_power_at(self, fault: Fault) -> Any:
-        """A power failure between two calls to the disk."""
-        backs: list[Any] = []
+    def calls(self, fault: Fault) -> int:
+        """A run, or a write, has about so many."""
+        return int(fault.how * 12)
+
+    def fault_kill_at(self, fault: Fault) -> None:
+        """In the next run or write, however late it comes."""
+        self.at_call(fault, self.world.kill)
+
+    def fault_power_at(self, fault: Fault) -> None:
+        """A power failure there."""
 
         def fail(process: Process) -> None:
             self.world.kill(process)
-            self.world.loop.outside(0.0, lambda: backs.append(self.fault_power(fault)))
+            self.world.loop.outside(0.0, self._fail_for_a_moment, fault)
 
-        forget = self.at_call(fault, fail)
+        self.at_call(fault, fail)
 
-        def back() -> None:
-            forget()
-            for each in backs:
-                each()
-
-        return back
+    def _fail_for_a_moment(self, fault: Fault) -> None:
+        self.world.loop.outside(3.0, self.fault_power(fault))
 
     def there(self) -> set[bytes]:
         return {body for body in self.sure if len(body) <= _MOST}
