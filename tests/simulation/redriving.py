@@ -345,7 +345,9 @@ class DirectoryRedriveLife(RedriveLife):
         """Whether a file has a line that is no dead letter."""
         self.best = 4 if self.refused or self.has_odd else 0
         self.noted: set[bytes] = set()
-        """What the journal had at the last check."""
+        """What runs that were not killed have noted until the last check."""
+        self.doubtful: set[bytes] = set()
+        """What the others have noted."""
         self.counts = Counter[bytes]()
         """How often each letter had arrived then."""
         self.checked_deaths = 0
@@ -508,7 +510,10 @@ class DirectoryRedriveLife(RedriveLife):
         deaths, self.checked_deaths = self.deaths - self.checked_deaths, self.deaths
         if len(unnoted) > deaths * LARGEST_LOT:
             self.world.violated(f"{len(unnoted)} published and not noted, after {deaths} deaths")
-        self.noted, self.counts = noted, counts
+        if deaths:  # before the note was synced, perhaps
+            self.doubtful |= noted - self.noted
+        self.noted |= noted - self.doubtful
+        self.counts = counts
 
     def excused(self) -> int:
         troubles = sum(fault.kind not in REDRIVEN_WELL for fault in self.plan.faults)

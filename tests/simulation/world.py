@@ -138,6 +138,8 @@ class World:
 
     def _trouble(self, context: dict[str, Any]) -> None:
         process = CURRENT.get()
+        if isinstance(context.get("exception"), Killed):
+            return
         if process is None or process.alive:
             self.violated(f"{process}: {context.get('message')}: {context.get('exception')!r}")
 
