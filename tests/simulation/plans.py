@@ -25,6 +25,8 @@ _OF_ALL = (
     "clock",
 )
 _OF_STAGING = ("kill at", "stop at", "power", "disk fails")
+_OF_DISK = {"staging": _OF_STAGING, "redrive-dir": ("kill at", "power at", "power", "disk fails")}
+"""The faults that come together in some lives, instead of those of servers."""
 _LOOKUPD = ("lookupd stops", "lookupd restarts")
 _FAULTS = {
     "tail": (*_OF_ALL, "reader", "power"),
@@ -118,7 +120,7 @@ def plan_of(seed: int, kind: str) -> Plan:
     kinds = rng.choice(  # a few at a time find more
         (
             *(rng.sample(known, count) for count in (1, 1, 2, len(known))),
-            [e for e in known if e in (_OF_STAGING if kind == "staging" else OF_SERVERS)],
+            [e for e in known if e in _OF_DISK.get(kind, OF_SERVERS)],
         )
     )
     span = ACTIVE_TIME * rng.choice((1.0, 1.0, 0.2))  # also those that come together
@@ -126,7 +128,7 @@ def plan_of(seed: int, kind: str) -> Plan:
     faults = sorted(
         (
             _fault(rng, rng.choice(kinds), first + rng.random() * span)
-            for _ in range(rng.choice((2, 5, 8) if kind == "staging" else (0, 1, 1, 2, 3, 5, 8)))
+            for _ in range(rng.choice((2, 5, 8) if kind in _OF_DISK else (0, 1, 1, 2, 3, 5, 8)))
         ),
         key=lambda fault: fault.at,
     )
@@ -148,8 +150,8 @@ def plan_of(seed: int, kind: str) -> Plan:
 def _copies(rng: Random, kind: str, style: str) -> int:
     if kind == "staging":  # a driver and executors
         return 1 + rng.choice((1, 2, 3))
-    if kind == "redrive-dir":
-        return 3
+    if kind == "redrive-dir":  # with a writer of dead letters
+        return 2
     if style == "beside others":  # relay, tail and to-http
         return 3
     if style == "one directory":

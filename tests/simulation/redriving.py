@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import NSQError
 from nsqtools.redrive.letterfile import letter_files
@@ -86,6 +86,7 @@ class RedriveLife(Life):
             await self.redrive()
             await asyncio.sleep(2 + self.random.random() * 20)
         await events
+        self.world.disk.on_call.clear()
         self.world.log("the last fault is over")
         self.is_choosing, self.limits = False, {}
         for _ in range(5):
@@ -332,7 +333,7 @@ class TopicRedriveLife(RedriveLife):
 
 
 class DirectoryRedriveLife(RedriveLife):
-    """``--from-dir``. Copy 1 writes dead letters there, copy 2 renames and compresses files."""
+    """``--from-dir``. Copy 1 writes dead letters there, another renames and compresses files."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, plan)
@@ -344,7 +345,9 @@ class DirectoryRedriveLife(RedriveLife):
         """Whether a file has a line that is no dead letter."""
         self.best = 4 if self.refused or self.has_odd else 0
         self.noted: set[bytes] = set()
-        """What the journal had at the last check."""
+        """What runs that were not killed have noted until the last check."""
+        self.doubtful: set[bytes] = set()
+        """What the others have noted."""
         self.counts = Counter[bytes]()
         """How often each letter had arrived then."""
         self.checked_deaths = 0
@@ -381,7 +384,7 @@ class DirectoryRedriveLife(RedriveLife):
         return super().is_chosen(letter) and "500" in letter.reason
 
     async def publish(self) -> None:
-        bursts = self.random.choice((1, 3, 10))
+        bursts = self.random.choice((3, 10, 30))
         moments = sorted(self.random.random() * ACTIVE_TIME for _ in range(bursts))
         for moment in moments:
             await asyncio.sleep(max(0.0, moment - self.world.now))
@@ -452,22 +455,25 @@ class DirectoryRedriveLife(RedriveLife):
     def fault_second_run(self, fault: Fault) -> None:
         self.has_second = True
 
-    def fault_power_at(self, fault: Fault) -> Any:
-        """A power failure between two calls to the disk."""
-        backs: list[Any] = []
+    def calls(self, fault: Fault) -> int:
+        """A run, or a write, has about so many."""
+        return int(fault.how * 12)
+
+    def fault_kill_at(self, fault: Fault) -> None:
+        """In the next run or write, however late it comes."""
+        self.at_call(fault, self.world.kill)
+
+    def fault_power_at(self, fault: Fault) -> None:
+        """A power failure there."""
 
         def fail(process: Process) -> None:
             self.world.kill(process)
-            self.world.loop.outside(0.0, lambda: backs.append(self.fault_power(fault)))
+            self.world.loop.outside(0.0, self._fail_for_a_moment, fault)
 
-        forget = self.at_call(fault, fail)
+        self.at_call(fault, fail)
 
-        def back() -> None:
-            forget()
-            for each in backs:
-                each()
-
-        return back
+    def _fail_for_a_moment(self, fault: Fault) -> None:
+        self.world.loop.outside(3.0, self.fault_power(fault))
 
     def there(self) -> set[bytes]:
         return {body for body in self.sure if len(body) <= _MOST}
@@ -504,7 +510,10 @@ class DirectoryRedriveLife(RedriveLife):
         deaths, self.checked_deaths = self.deaths - self.checked_deaths, self.deaths
         if len(unnoted) > deaths * LARGEST_LOT:
             self.world.violated(f"{len(unnoted)} published and not noted, after {deaths} deaths")
-        self.noted, self.counts = noted, counts
+        if deaths:  # before the note was synced, perhaps
+            self.doubtful |= noted - self.noted
+        self.noted |= noted - self.doubtful
+        self.counts = counts
 
     def excused(self) -> int:
         troubles = sum(fault.kind not in REDRIVEN_WELL for fault in self.plan.faults)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli import cli, exits, logs
+from nsqtools.cli import cli, exits, logs, service
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.engine import cluster
 from nsqtools.net.connection import Connection
@@ -138,6 +138,8 @@ class World:
 
     def _trouble(self, context: dict[str, Any]) -> None:
         process = CURRENT.get()
+        if isinstance(context.get("exception"), Killed):
+            return
         if process is None or process.alive:
             self.violated(f"{process}: {context.get('message')}: {context.get('exception')!r}")
 
@@ -290,7 +292,8 @@ class World:
             raise
         if left := self.tasks_of(process):
             self.violated(f"{process}: left tasks: {left}")
-        if timers := self.loop.timers_of(process):
+        timers = self.loop.timers_of(process)
+        if timers := [each for each in timers if service._exit_at_once not in each._args]:
             self.violated(f"{process}: left timers: {timers}")
         if ends := self.network.ends_of(process):
             self.violated(f"{process}: left connections: {ends}")
