@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from starlette.exceptions import HTTPException
 
@@ -28,18 +28,16 @@ if TYPE_CHECKING:
 _VERBS = (*get_args(Verb), "tombstone")
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A change that a visitor wants: on all servers, or only on ``nsqd``, its HTTP address."""
+class Wish(NamedTuple):
+    """A change that a visitor wants: on all servers, or only on ``nsqd``, its HTTP address.
+
+    If it ``loses`` messages, the name must be typed.
+    """
 
     verb: str
     target: Target
     nsqd: str
-
-    @property
-    def loses(self) -> bool:
-        """Whether messages may be lost, so that the name must be typed."""
-        return self.verb in ("delete", "empty")
+    loses: bool
 
 
 def _wish(form: SentForm) -> Wish:
@@ -47,7 +45,7 @@ def _wish(form: SentForm) -> Wish:
     verb, target, nsqd = form["verb"], target_of(form), form["nsqd"]
     if verb not in _VERBS or (verb == "tombstone" and (target.channel or not nsqd)):
         raise HTTPException(400, f"no such change: {verb[:20]}")
-    return Wish(verb, target, nsqd)
+    return Wish(verb, target, nsqd, verb in ("delete", "empty"))
 
 
 async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:

@@ -6,18 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
-from nsqtools.errors import ConfigError, NSQError
-from nsqtools.sinks.threads import as_output_error
 from nsqtools.ui.access import AccessGuard
 from nsqtools.ui.actions import ask, change
 from nsqtools.ui.overview import doctor, nodes, overview, topic
 from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form, stop
-from nsqtools.ui.site import FILES, posted, viewed
+from nsqtools.ui.site import ERRORS, FILES, notice_of, posted, viewed
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -55,13 +52,10 @@ def application(site: Site) -> AccessGuard:
         pages = Mount(site.base, Router(routes, redirect_slashes=False))
         routes = [Route(site.base, RedirectResponse(site.url())), pages]
     refused = partial(_refused, site)
-    errors = (HTTPException, NSQError, OSError)
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, refused))
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(ERRORS, refused))
     app.router.redirect_slashes = False
     return AccessGuard(app, site.options)
 
 
 async def _refused(site: Site, request: Request, error: Exception) -> Response:
-    text = getattr(error, "detail", str(as_output_error(error)))
-    status = getattr(error, "status_code", 400 if isinstance(error, ConfigError) else 502)
-    return site.notice(request, "there is no such page" if text == "Not Found" else text, status)
+    return site.respond(notice_of(error), request)

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from nsqtools.ui.site import Site
 
 _PER_PAGE = 50
-_MAX_FINDINGS = 20
-_MAX_ROWS = 500
-_DOCTOR_TIMEOUT = 8.0
 
 COLUMNS = {
     "name": "Topic",
@@ -59,15 +56,13 @@ async def overview(site: Site, request: Request) -> WebPage:
     start = _PER_PAGE * (number - 1)
     shown = found[start : start + _PER_PAGE]
     context = {
-        "lines": [(line, spark(site.watch.history, line.keys, "depth")) for line in shown],
+        "lines": [(line, spark(site.watch.history, line.keys)) for line in shown],
         "count": len(found),
         "pages": pages,
         "page": number,
         "q": text,
         "sort": sort,
         "columns": COLUMNS,
-        "findings": picture.findings[:_MAX_FINDINGS],
-        "more_findings": len(picture.findings) - _MAX_FINDINGS,
     }
     return WebPage("overview.html", context)
 
@@ -89,9 +84,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         text = f"no answering nsqd has {target}"
         raise HTTPException(404, text + silent if picture.silent else text)
     snapshot, consumers = await site.watch.detail(name)
-    clients = [each for each in consumers if each.channel == channel]
     held = [each for key, each in picture.rows.items() if key[0] == name and key[1]]
-    channels = [(each, age(each)) for each in held or listed]
     context = {
         "topic": name,
         "channel": channel,
@@ -99,10 +92,8 @@ async def topic(site: Site, request: Request) -> WebPage:
         "oldest": age(row),
         "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
         "nodes": by_node(snapshot, channel),
-        "channels": [] if channel else channels[:_MAX_ROWS],
-        "more_channels": 0 if channel else len(channels) - _MAX_ROWS,
-        "clients": clients[:_MAX_ROWS],
-        "more_clients": len(clients) - _MAX_ROWS,
+        "channels": [(each, age(each)) for each in held or listed],
+        "clients": [each for each in consumers if each.channel == channel],
         "latencies": latencies(snapshot).get((name, channel), ()),
         "findings": [each for each in picture.findings if each.topic == name],
         "silent": [str(error) for error in snapshot.failures.values()],
@@ -113,15 +104,10 @@ async def topic(site: Site, request: Request) -> WebPage:
 async def nodes(site: Site, request: Request) -> WebPage:
     """Show all nsqds and nsqlookupds, with versions, health, and the topics of each nsqd."""
     snapshot = site.watch.picture.snapshot
-    found = [
-        (node, snapshot.stats.get(name), snapshot.failures.get(name))
-        for name, node in snapshot.nodes.items()
-    ]
     chosen = snapshot.nodes.get(request.query_params.get("nsqd", ""))
     stats = snapshot.stats.get(chosen.name) if chosen else None
     held = {each.name: each for each in stats.topics} if stats else {}
     context = {
-        "nodes": found,
         "listings": Counter(each.tcp for some in snapshot.listed.values() for each in some),
         "chosen": chosen,
         "held": held,
@@ -139,7 +125,7 @@ async def doctor(site: Site, request: Request) -> WebPage:
         nsqds=(),
         lookupds=site.servers.lookupds,
         urls=site.servers.nsqds,
-        timeout=_DOCTOR_TIMEOUT,
+        timeout=site.servers.timeout,
     )
     async with site.asking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))

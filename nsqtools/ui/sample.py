@@ -249,10 +249,15 @@ def _picks(form: SentForm) -> list[tuple[str, bytes]]:
 async def publish(site: Site, request: Request, form: SentForm) -> Response:
     """Begin to publish messages, and show the log."""
     topic, rate = check_name("topic", form["topic"]), form.number("rate", 10, 0.01, 10000)
-    messages = [
-        (origin, _edited(body, form.getlist(f"text{position}"), position))
-        for position, (origin, body) in enumerate(_picks(form))
-    ]
+    messages = []
+    for position, (origin, body) in enumerate(_picks(form)):
+        edited = form.getlist(f"text{position}")
+        if "" in edited:
+            text = f"message {position + 1} is empty, which nsqd refuses"
+            raise HTTPException(400, f"nothing was done: {text}: go back and do not choose it")
+        # Browsers send line ends as CRLF; no body with CR is shown as text.
+        new = edited[0].replace("\r\n", "\n").encode() if edited else body
+        messages.append((origin, new))
     picture, finish = site.watch.picture, bool(form["finish"])
     job = await site.republications.job(
         picture.snapshot, topic, messages, rate, form["source"], finish=finish
@@ -298,17 +303,6 @@ async def stop(site: Site, request: Request, form: SentForm) -> Response:
     job.stop()
     await site.audit.record(request, "stop_publishing", "done", **facts)
     return RedirectResponse(site.url("publications"), 303)
-
-
-def _edited(body: bytes, texts: Sequence[str], position: int) -> bytes:
-    """Return the body, or the text that a browser sent for it; raises HTTPException.
-
-    Browsers send line ends as CRLF; no body with CR is shown as text.
-    """
-    if "" in texts:
-        text = f"message {position + 1} is empty, which nsqd refuses: go back and do not choose it"
-        raise HTTPException(400, f"nothing was done: {text}")
-    return texts[0].replace("\r\n", "\n").encode() if texts else body
 
 
 async def publications(site: Site, request: Request) -> WebPage:

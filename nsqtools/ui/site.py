@@ -21,8 +21,9 @@ from starlette.responses import HTMLResponse, StreamingResponse
 from nsqtools import __version__
 from nsqtools.config.units import counted, format_age, format_number, format_time
 from nsqtools.engine.changes import Target
-from nsqtools.errors import NSQError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
+from nsqtools.sinks.threads import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     FormView = Callable[["Site", Request, "SentForm"], Awaitable[Response]]
 
 FILES = Path(__file__).parent
+
+ERRORS = (HTTPException, NSQError, OSError)
+"""The errors to tell visitors of; others are bugs."""
 
 MAX_FORM = 4 << 20
 """Maximum size of a form, in bytes."""
@@ -168,10 +172,13 @@ class Site:
         """Return a whole page."""
         return HTMLResponse(self.render(page, request), page.status)
 
-    def notice(self, request: Request, text: str, status: int) -> HTMLResponse:
-        """Return a page with one sentence."""
-        page = WebPage("notice.html", {"text": text}, live=False, status=status)
-        return self.respond(page, request)
+
+def notice_of(error: Exception) -> WebPage:
+    """Return the page that tells of one of ``ERRORS``."""
+    text = getattr(error, "detail", str(as_output_error(error)))
+    status = getattr(error, "status_code", 400 if isinstance(error, ConfigError) else 502)
+    text = "there is no such page" if text == "Not Found" else text
+    return WebPage("notice.html", {"text": text}, live=False, status=status)
 
 
 def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response]]:
@@ -183,7 +190,7 @@ def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response
         if not page.live or "text/event-stream" not in request.headers.get("accept", ""):
             return site.respond(page, request)
         if site.streams >= _MAX_STREAMS:
-            return site.notice(request, "too many browsers are looking: reload later", 503)
+            raise HTTPException(503, "too many browsers are looking: reload later")
         return StreamingResponse(_live(site, view, request, page), media_type="text/event-stream")
 
     return endpoint
@@ -202,8 +209,8 @@ async def _live(site: Site, view: PageView, request: Request, page: WebPage) -> 
 async def _draw(site: Site, view: PageView, request: Request) -> str:
     try:
         page = await view(site, request)
-    except (HTTPException, NSQError) as error:
-        page = WebPage("notice.html", {"text": getattr(error, "detail", str(error))})
+    except ERRORS as error:
+        page = notice_of(error)
     return site.event(page, request)
 
 
