@@ -94,7 +94,7 @@ class ClusterWatch:
         self._rates = Rates()
         self._found: dict[str, tuple[float, asyncio.Task[TopicDetail]]] = {}
         self._consumers: dict[str, ConsumerRates] = {}
-        self._turned = asyncio.Event()
+        self._renewed = asyncio.Event()
         self._stopping = asyncio.Event()
 
     def status(self) -> str:
@@ -125,9 +125,9 @@ class ClusterWatch:
         await self.poll()
 
     def stop(self) -> None:
-        """End ``run``, and everybody's wait for a turn."""
+        """End ``run``, and everybody's wait for a picture."""
         self._stopping.set()
-        self._turned.set()
+        self._renewed.set()
 
     async def close(self) -> None:
         """Stop, and end all requests."""
@@ -135,9 +135,9 @@ class ClusterWatch:
         await self.poll.close()
         await end(task for _, task in self._found.values())
 
-    async def turn(self) -> bool:
+    async def next_picture(self) -> bool:
         """Wait for the next picture; returns false after ``stop``."""
-        await self._turned.wait()
+        await self._renewed.wait()
         return not self._stopping.is_set()
 
     async def detail(self, topic: str) -> TopicDetail:
@@ -176,9 +176,9 @@ class ClusterWatch:
         topics = [_line(name, [rows[key] for key in keys]) for name, keys in by_topic]
         self.picture = Picture(at, snapshot, rows, topics, list(findings_of(snapshot)))
         self.polls += 1
-        self._turned.set()
+        self._renewed.set()
         if not self._stopping.is_set():
-            self._turned = asyncio.Event()
+            self._renewed = asyncio.Event()
 
 
 def _line(name: str, rows: Sequence[Row]) -> TopicLine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -42,6 +41,10 @@ _SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
 
 def application(site: Site) -> AccessGuard:
     """Return the ASGI application; every request passes the guard first."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return site.respond(notice_of(error), request)
+
     routes: list[BaseRoute] = [
         *(Route(path, viewed(site, view), methods=["GET"]) for path, view in _VIEWS.items()),
         *(Route(path, posted(site, view), methods=["POST"]) for path, view in _FORMS.items()),
@@ -51,11 +54,6 @@ def application(site: Site) -> AccessGuard:
     if site.base:
         pages = Mount(site.base, Router(routes, redirect_slashes=False))
         routes = [Route(site.base, RedirectResponse(site.url())), pages]
-    refused = partial(_refused, site)
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys(ERRORS, refused))
     app.router.redirect_slashes = False
     return AccessGuard(app, site.options)
-
-
-async def _refused(site: Site, request: Request, error: Exception) -> Response:
-    return site.respond(notice_of(error), request)

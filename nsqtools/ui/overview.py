@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -45,16 +44,13 @@ async def overview(site: Site, request: Request) -> WebPage:
     picture, query = site.watch.picture, request.query_params
     text, sort = query.get("q", "")[:100], query.get("sort", "")
     sort = sort if sort in COLUMNS else "depth"
-    value = attrgetter(sort)
     found = [line for line in picture.topics if text.lower() in line.name.lower()]
-    known = [line for line in found if value(line) is not None]
-    known.sort(key=value, reverse=sort != "name")  # names from the first, numbers from the highest
-    found = [*known, *(line for line in found if value(line) is None)]
+    if sort != "name":  # as they are sorted; numbers from the highest, unknown ones last
+        found.sort(key=lambda line: (getattr(line, sort) is None, -(getattr(line, sort) or 0)))
     pages = max(1, -(-len(found) // _PER_PAGE))
     wanted = query.get("page", "")[:9]
     number = max(1, min(pages, int(wanted) if wanted.isdecimal() else 1))
-    start = _PER_PAGE * (number - 1)
-    shown = found[start : start + _PER_PAGE]
+    shown = found[_PER_PAGE * (number - 1) :][:_PER_PAGE]
     context = {
         "lines": [(line, spark(site.watch.history, line.keys)) for line in shown],
         "count": len(found),

@@ -47,6 +47,7 @@ MAX_MESSAGES = 100
 _MAX_SHOWN = 64 << 10
 _MAX_BYTES = 768 << 10  # of the messages of a page: a form has them in base64 and percent-encoded
 _IDLE = 2.0
+_UNSENT = SentForm()
 
 
 class ShownMessage(NamedTuple):
@@ -88,13 +89,11 @@ class ShownMessage(NamedTuple):
         return f"nsqtools pub --topic {quote(topic)} --json {quote(json.dumps(envelope))}"
 
 
-async def sample_form(site: Site, request: Request) -> WebPage:
-    """Offer to look at messages of a channel, or at copies of a topic's."""
-    return _sample_page(site, target_of(request.path_params), SentForm(), messages=None, fault="")
-
-
-def _sample_page(site: Site, target: Target, form: SentForm, **found: Any) -> WebPage:
-    """Return the form as it was sent, and what was found."""
+async def sample_form(
+    site: Site, request: Request, form: SentForm = _UNSENT, **found: Any
+) -> WebPage:
+    """Offer to look at messages of a channel, or at copies of a topic's; show those found."""
+    target = target_of(request.path_params)
     row = site.watch.picture.rows.get((target.topic, target.channel))
     if row is None:
         raise HTTPException(404, "no answering nsqd has it")
@@ -105,6 +104,8 @@ def _sample_page(site: Site, target: Target, form: SentForm, **found: Any) -> We
         "most": MAX_MESSAGES,
         "back": target.topic.removesuffix(DEAD),
         "source": "/".join(target.names) if target.channel else "",
+        "messages": None,
+        "fault": "",
     }
     return WebPage("sample.html", context | found, live=False)
 
@@ -143,11 +144,8 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     sizes = accumulate(len(each.message.body) for each in kept)
     fitting = [each for each, size in zip(kept, sizes, strict=True) if size <= _MAX_BYTES]
     messages = fitting or kept[:1]
-    left_out = len(kept) - len(messages)
-    page = _sample_page(
-        site, target, form, messages=messages, received=len(found), left_out=left_out, fault=fault
-    )
-    return site.respond(page, request)
+    shown = {"messages": messages, "received": len(found), "left_out": len(kept) - len(messages)}
+    return site.respond(await sample_form(site, request, form, **shown, fault=fault), request)
 
 
 async def _receive(

@@ -200,7 +200,7 @@ async def _live(site: Site, view: PageView, request: Request, page: WebPage) -> 
     site.streams += 1
     try:
         yield "retry: 2000\n\n" + site.event(page, request)
-        while await site.watch.turn():
+        while await site.watch.next_picture():
             yield await site.drawn(view, request)
     finally:
         site.streams -= 1

@@ -112,3 +112,18 @@ async def test_a_stopped_job_tells_what_is_published_what_is_not_and_what_is_unk
         await jobs.close()
         under_way = "unknown whether published: stopped" if is_cut else ""
         assert [each.error for each in fast.log] == ["", under_way, "not published: stopped"]
+
+
+@virtual
+async def test_old_jobs_are_forgotten_but_none_that_runs() -> None:
+    jobs = Republications(ClientConfig(), "", lambda error: None)
+    chosen = [("a", b"a"), ("b", b"b")]
+    slow = Republication("t", chosen, 0.01, Got())
+    jobs.begin("slow", slow, slow.run())
+    for n in range(99):
+        job = Republication("t", chosen[:1], 10.0, Got())
+        jobs.begin(f"{n}", job, job.run())
+        await elapse(1)
+    assert (len(jobs.jobs), "slow" in jobs.jobs, "98" in jobs.jobs) == (50, True, True)
+    await jobs.close()
+    assert [each.error for each in slow.log] == ["", "not published: stopped"]
