@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MEMORY = "/dev/shm"
 PLAIN = 12
 """Lives of each kind in a plain run."""
+FEWER = {"redrive": 6, "redrive-dir": 6}
+"""Those of kinds whose lives are long."""
 MORE = 60
 HEALTHY = (
     *(("tail", seed) for seed in (18, 24, 25)),
@@ -62,7 +64,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         given = [pytest.param(kind, metafunc.config.option.seed) for kind in KINDS]
     else:
         given = [
-            pytest.param(kind, seed, marks=[more] if seed >= (lives or PLAIN) else [])
+            pytest.param(
+                kind, seed, marks=[more] if seed >= (lives or FEWER.get(kind, PLAIN)) else []
+            )
             for kind in KINDS
             for seed in range(lives or PLAIN + MORE)
         ]
