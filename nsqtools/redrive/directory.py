@@ -62,14 +62,15 @@ class DirectoryRun:
 
     async def _run_file(self, path: str) -> bool:
         """Publish one file; return whether to go on with the next one."""
-        try:
-            file = await self._threads.run(self._opened, path)
-        except FileNotFoundError:  # removed meanwhile
-            return True
-        except RecordError as error:
-            self.faults.append(str(error))
-            return True
-        with file:
+        file = LetterFile(path, self._choice, topic=self._topic, max_msg_size=self._max_msg_size)
+        with ExitStack() as held:
+            try:
+                await self._threads.run(held.enter_context, file)
+            except FileNotFoundError:  # removed meanwhile
+                return True
+            except RecordError as error:
+                self.faults.append(str(error))
+                return True
             try:
                 lots = file.lots(self._done.published(file.digest))
                 while lot := await self._threads.run(next, lots, None):
@@ -82,9 +83,6 @@ class DirectoryRun:
                 self.unusable += file.unusable
                 self.faults += filter(None, (file.fault, file.damage))
         return True
-
-    def _opened(self, path: str) -> LetterFile:
-        return LetterFile(path, self._choice, topic=self._topic, max_msg_size=self._max_msg_size)
 
     async def _publish(self, file: LetterFile, lot: LetterLot) -> bool:
         """Publish a lot, in parts if the rate wants it; return whether to go on."""

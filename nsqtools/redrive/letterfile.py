@@ -66,12 +66,13 @@ class LetterFile:
 
     It is read to the end that it has now, and stays the same file if another gets its name. A last
     line without a line end is left for the next time. The topic of a message is ``topic`` or, if
-    that is empty, the topic in its line. Used as a context manager; blocks. Raises OSError, and
+    that is empty, the topic in its line. Used as a context manager; blocks, and raises OSError, or
     RecordError if the file is damaged.
     """
 
     def __init__(self, path: str, choice: Choice, *, topic: str, max_msg_size: int) -> None:
         self.name = os.path.basename(path)
+        self._path = path
         self._choice = choice
         self._topic = topic
         self._max_line = line_limit(max_msg_size)
@@ -84,8 +85,10 @@ class LetterFile:
         """What is wrong with the first of these."""
         self.damage = ""
         """Why not all of the file is read, empty if all is."""
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._file = open(fd, "rb")  # noqa: SIM115 - closed by __exit__
+
+    def __enter__(self) -> Self:
+        fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._file = open(fd, "rb")
         try:
             self._size = self._whole()
             first = next((line for _, line in self._lines()), b"")
@@ -93,8 +96,6 @@ class LetterFile:
             self._file.close()
             raise
         self.digest = hashlib.sha256(first).hexdigest()
-
-    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -26,7 +26,7 @@ from nsqtools.sinks.threads import as_output_error
 from nsqtools.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Sequence
 
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.engine.handler import Message
@@ -161,13 +161,10 @@ class LettersAgain(Republication):
         self._writing = writing
 
     async def _publish_all(self) -> None:
-        file = await asyncio.to_thread(
-            LetterFile, self._path, Choice(), topic="", max_msg_size=self._max_msg_size
-        )
+        file = LetterFile(self._path, Choice(), topic="", max_msg_size=self._max_msg_size)
         places = {origin: _place(origin) for origin in self._left}
         offsets = {offset for offset, _ in places.values()}
-        with file:
-            lines = await asyncio.to_thread(file.lines_at, offsets)
+        lines = await asyncio.to_thread(_lines_at, file, offsets)
         for origin, (offset, crc) in places.items():
             line = lines.get(offset)
             if not line or line.crc != crc:
@@ -181,6 +178,11 @@ class LettersAgain(Republication):
                     await asyncio.to_thread(held.enter_context, journal)
                     if await self._publish(origin):
                         await asyncio.to_thread(journal.add, file.digest, file.name, [line])
+
+
+def _lines_at(file: LetterFile, offsets: Collection[int]) -> dict[int, LineRange]:
+    with file:
+        return file.lines_at(offsets)
 
 
 def _place(origin: str) -> tuple[int, int]:
