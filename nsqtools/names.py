@@ -134,6 +134,17 @@ def is_ephemeral(name: str) -> bool:
     return name.endswith(_EPHEMERAL)
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this host can reach an address, given as a name or an IP address."""
+    from ipaddress import ip_address  # a TAB press does not need it
+
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
 def check_name(kind: str, name: str) -> str:
     """Return the name, or raise ConfigError; ``kind`` is "topic" or "channel"."""
     if not isinstance(name, str) or not is_valid_name(name):

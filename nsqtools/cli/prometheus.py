@@ -7,16 +7,14 @@ a scrape of many topics does not delay messages.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 from nsqtools import __version__
-from nsqtools.errors import ConfigError, UnreachableError
+from nsqtools.errors import UnreachableError
 from nsqtools.metrics import Metric, Sample, of_fields
 
 if TYPE_CHECKING:
@@ -89,18 +87,12 @@ async def served(
     import prometheus_client  # noqa: F401 - now, not at the first scrape
 
     from nsqtools.net.http.server import serve
+    from nsqtools.net.tcp import cannot_listen
 
     try:
         server = await serve(partial(_answer, collect), *address)
     except (OSError, ValueError) as error:
-        number = error.errno if isinstance(error, OSError) else -1
-        # Python 3.13 gives no number for an address of another machine.
-        number = number or errno.EADDRNOTAVAIL
-        reason = os.strerror(number).lower() if number > 0 else "no such host"
-        raise ConfigError(
-            f"{option}: cannot listen on {address}: {reason}; give another address, or port 0 for "
-            "a free one"
-        ) from error
+        raise cannot_listen(option, address, error) from error
     try:
         log.info("metrics are at http://%s/metrics", server.address)
         yield server.address

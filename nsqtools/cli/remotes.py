@@ -11,11 +11,12 @@ from nsqtools.names import NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config.admin import ApiOptions, ClusterOptions, DrainOptions, LookupOptions
-    from nsqtools.config.connection import ClientConfig
+    from nsqtools.config.admin import ApiOptions, ClusterOptions, HttpsOptions
+    from nsqtools.config.connection import ClientConfig, ConsumerConfig
     from nsqtools.config.consuming import ServerOptions
     from nsqtools.config.publishing import TargetOptions
     from nsqtools.engine.cluster import Cluster
+    from nsqtools.engine.lookup import Backlog
 
 C = TypeVar("C", bound="ClientConfig")
 
@@ -42,6 +43,42 @@ async def targets(target: TargetOptions, config: ClientConfig) -> Sequence[Addre
 
     timeouts = CONNECT_TIMEOUT.default, REQUEST_TIMEOUT.default
     return await find_targets(target.topic, target.lookupd_http_address, config, timeouts)
+
+
+async def channel_depth(
+    servers: ServerOptions,
+    topic: str,
+    channel: str,
+    config: ConsumerConfig,
+    urls: Sequence[str],
+    *,
+    may_create: bool = False,
+) -> Backlog:
+    """The messages of a channel that can deliver them; ``urls`` are HTTP addresses of its nsqds.
+
+    Raises NSQError if the topic or the channel is paused, or does not exist: consuming would create
+    it. With ``may_create`` a topic without any channel is enough.
+    """
+    from nsqtools.engine.connector import Subscription
+    from nsqtools.engine.lookup import Backlog
+    from nsqtools.errors import NSQError
+
+    nsqds, lookupds = fixed_nsqds(servers), servers.lookupd_http_address
+    subscription = Subscription(topic=topic, channel=channel, nsqds=nsqds, lookupds=lookupds)
+    depth = Backlog(subscription, config, urls)
+    found, is_complete = await depth.known()
+    channels = [each for part in found for each in part.channels]
+    names = {each.name for each in channels}
+    if is_complete and not found:
+        raise NSQError(f"no nsqd has topic {topic}: check the name")
+    if is_complete and channel not in names and (names or not may_create):
+        others = f"choose one with --channel: {' '.join(sorted(names))}" if names else "it has none"
+        raise NSQError(f"topic {topic} has no channel {channel}: {others}")
+    if any(each.paused for each in found):
+        raise NSQError(f"topic {topic} is paused, and delivers nothing: unpause it")
+    if any(each.paused for each in channels if each.name == channel):
+        raise NSQError(f"{topic}/{channel} is paused, and delivers nothing: unpause it")
+    return depth
 
 
 def with_secret(config: C) -> C:
@@ -86,18 +123,22 @@ def nsqds_of(servers: ApiOptions) -> tuple[str, ...]:
     return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
-def client_limits(options: ApiOptions | DrainOptions | LookupOptions) -> dict[str, Any]:
+def client_limits(options: HttpsOptions) -> dict[str, Any]:
     """HTTPClient's connect_timeout, request_timeout and tls; by default with the system's CAs.
 
-    Raises ConfigError if the file of CAs cannot be read.
+    Raises ConfigError if a file of certificates or the key cannot be used.
     """
     from nsqtools.config.connection import ClientConfig
     from nsqtools.net.http.api import limits_within
-    from nsqtools.net.tls import client_context
+    from nsqtools.net.tls import http_context
 
-    ca_file = options.tls_root_ca_file
-    tls = client_context(ClientConfig(tls_root_ca_file=ca_file)) if ca_file else None
-    return {**limits_within(options.timeout), "tls": tls}
+    tls = ClientConfig(
+        tls_root_ca_file=options.tls_root_ca_file,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        tls_insecure_skip_verify=options.tls_insecure_skip_verify,
+    )
+    return {**limits_within(options.timeout), "tls": http_context(tls)}
 
 
 def open_cluster(servers: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:

@@ -78,7 +78,7 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
     Raises ConfigError for an invalid address or configuration file.
     """
     settings = _resolved(ctx)
-    cafile = settings["tls_root_ca_file"].value
+    ca, cert, key = (settings[name].value for name in ("tls_root_ca_file", "tls_cert", "tls_key"))
     topics = settings["topic"].value if "topic" in settings else ctx.params.get("topic")
     if values in ("topic", "node"):
         topics = ""
@@ -91,7 +91,7 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
         name = min(configured, key=lambda name: ranks.index(configured[name].source))
         servers = {name: configured[name].value or ()}  # None for an invalid flag
     return [
-        _question(name, text, topic, cafile, nodes=values == "node")
+        _question(name, text, topic, (ca, cert, key), nodes=values == "node")
         for topic in ([topics] if isinstance(topics, str) else topics or ())
         for name, texts in servers.items()
         for text in texts
@@ -113,7 +113,9 @@ def is_address(text: str) -> bool:
     return re.fullmatch(r"[a-zA-Z0-9._:\[\]-]+", text) is not None
 
 
-def _question(server: str, text: str, topic: str, cafile: str, *, nodes: bool) -> SuggestionQuery:
+def _question(
+    server: str, text: str, topic: str, files: tuple[str, str, str], *, nodes: bool
+) -> SuggestionQuery:
     from urllib.parse import urlencode, urlsplit
 
     port, step = _SERVERS[server]
@@ -130,6 +132,6 @@ def _question(server: str, text: str, topic: str, cafile: str, *, nodes: bool) -
         address=Address(address.host, address.port + step),
         path=f"{base.path.rstrip('/')}{path}?{joined}",
         topic=topic,
-        cafile=cafile,
+        files=files,
         nodes=nodes,
     )

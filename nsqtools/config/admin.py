@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from nsqtools.config.connection import CA_FILE
+from nsqtools.config.connection import (
+    CA_FILE,
+    CLIENT_CERT,
+    CLIENT_KEY,
+    SKIP_VERIFY,
+    check_pair,
+)
 from nsqtools.config.consuming import HTTP_FOUND, ServerOptions
 from nsqtools.config.option import (
     Options,
@@ -32,7 +38,20 @@ class TimeoutOptions(Options):
     timeout: float = duration("Timeout for the whole command.", 8.0, minimum=0.1)
 
 
-class LookupOptions(TimeoutOptions):
+class HttpsOptions(TimeoutOptions):
+    """How to reach servers at addresses that begin with https://."""
+
+    tls_root_ca_file: str = CA_FILE
+    tls_cert: str = CLIENT_CERT
+    tls_key: str = CLIENT_KEY
+    tls_insecure_skip_verify: bool = SKIP_VERIFY
+
+    def validate(self) -> None:
+        """Raise ConfigError for a certificate without its key, or the reverse."""
+        check_pair(self, "tls_cert", "tls_key")
+
+
+class LookupOptions(HttpsOptions):
     """The nsqlookupds to query, and the output format."""
 
     title = "Look-up"
@@ -40,11 +59,10 @@ class LookupOptions(TimeoutOptions):
     lookupd_http_address: tuple[str, ...] = like(
         ServerOptions.lookupd_http_address, default=(f"127.0.0.1:{LOOKUPD_HTTP_PORT}",)
     )
-    tls_root_ca_file: str = CA_FILE
     json: bool = JSON
 
 
-class ApiOptions(TimeoutOptions):
+class ApiOptions(HttpsOptions):
     """The servers to query over HTTP."""
 
     title = "Cluster"
@@ -55,7 +73,6 @@ class ApiOptions(TimeoutOptions):
         outranks=("lookupd_http_address",),
         default_note=f"127.0.0.1:{NSQD_HTTP_PORT}, unless an nsqlookupd is given",
     )
-    tls_root_ca_file: str = LookupOptions.tls_root_ca_file
 
 
 class ClusterOptions(ApiOptions):
@@ -159,7 +176,7 @@ class PruneChannelOptions(PruneOptions):
     channel: str = channel_name("Only channels of this name.", own=True, default_note="all")
 
 
-class DrainOptions(TimeoutOptions):
+class DrainOptions(HttpsOptions):
     """Options of ``node drain``: how long to wait, and where to hide the nsqd first."""
 
     title = "Drain"
@@ -172,7 +189,6 @@ class DrainOptions(TimeoutOptions):
     )
     lookupd_http_address: tuple[str, ...] = ApiOptions.lookupd_http_address
     timeout: float = like(TimeoutOptions.timeout, default=300.0, own=True)
-    tls_root_ca_file: str = LookupOptions.tls_root_ca_file
     json: bool = JSON
 
 

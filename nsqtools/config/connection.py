@@ -36,6 +36,9 @@ CHOICE = (
 )
 
 CA_FILE = path("CA certificates to trust instead of the system's (PEM file).")
+CLIENT_CERT = path("Client certificate (PEM file).")
+CLIENT_KEY = path("Key of the client certificate (PEM file).")
+SKIP_VERIFY = flag("Do not verify the server's certificate.")
 
 
 def check_pair(options: Options, one: str, other: str) -> None:
@@ -147,9 +150,9 @@ class ClientConfig(Options):
     )
     tls_v1: bool = flag("Use TLS.")
     tls_root_ca_file: str = CA_FILE
-    tls_cert: str = path("Client certificate (PEM file).")
-    tls_key: str = path("Key of the client certificate (PEM file).")
-    tls_insecure_skip_verify: bool = flag("Do not verify the server's certificate.")
+    tls_cert: str = CLIENT_CERT
+    tls_key: str = CLIENT_KEY
+    tls_insecure_skip_verify: bool = SKIP_VERIFY
     tls_min_version: str = choice(
         "Lowest TLS version accepted.",
         *("tls1.2", "tls1.3"),

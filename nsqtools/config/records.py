@@ -20,7 +20,9 @@ DECODERS = ("msgpack", "avro:", "protobuf:", "cmd:")
 
 def _decoder(value: str) -> None:
     kind, colon, argument = value.partition(":")
-    if kind + colon not in DECODERS or bool(colon) != bool(argument):
+    path, mark, name = argument.rpartition("#")
+    is_whole = bool(colon) == bool(argument) and (kind != "protobuf" or (path and mark and name))
+    if kind + colon not in DECODERS or not is_whole:
         raise ConfigError(
             f"{value!r}: expected msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or cmd:PROGRAM"
         )

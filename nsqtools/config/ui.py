@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
 
 from nsqtools.config.connection import read_secret
 from nsqtools.config.consuming import DeadLetterOptions
 from nsqtools.config.option import Option, Options, duration, flag, like, path, text, texts
 from nsqtools.config.records import DECODE
 from nsqtools.errors import ConfigError
-from nsqtools.names import listening_address
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+from nsqtools.names import is_loopback, listening_address
 
 
 def _base_path(value: str) -> None:

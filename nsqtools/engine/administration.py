@@ -63,13 +63,13 @@ def quiet_cluster(servers: Servers) -> Cluster:
 
 
 async def delete_idle(
-    servers: Servers, target: Target, idleness: Idleness, cluster: Cluster, *, messages: bool
+    servers: Servers, target: Target, idleness: Idleness, cluster: Cluster, *, with_messages: bool
 ) -> tuple[IdleVerdict, list[Step]]:
     """Ask all servers once more, then delete the topic or channel if it is still idle.
 
-    ``cluster`` keeps its connections from one deletion to the next. With ``messages`` the topic or
-    channel may hold messages. Returns the verdict and the steps taken, none if it
-    stays. What happens between the answers and the deletion is not seen.
+    ``cluster`` keeps its connections from one deletion to the next. Returns the verdict and the
+    steps taken, none if it stays, as it does if it holds messages unless ``with_messages``. What
+    happens between the answers and the deletion is not seen.
     """
     try:
         found, snapshot = await _survey(servers, cluster, target.topic)
@@ -78,7 +78,7 @@ async def delete_idle(
     if found.mute:
         return IdleVerdict("silent", f"nsqlookupd {found.mute[0]}"), []
     verdict = idleness.judge((target.topic, target.channel), snapshot.cluster_sample(time.time()))
-    if verdict.state != "idle" and not (messages and verdict.state == "messages"):
+    if not verdict.is_idle(with_messages=with_messages):
         return verdict, []
     return verdict, await carry_out(servers, plan("delete", target, found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import Counter
@@ -24,6 +25,7 @@ from nsqtools.net.http.daemons import (
     attempt,
     claimed_twice,
     union_producers,
+    without_repeats,
 )
 from nsqtools.policy.idleness import ClusterSample
 from nsqtools.policy.rates import Counters, CounterSample
@@ -44,6 +46,7 @@ silent nsqd after the same time (-inactive-producer-timeout). Later the nsqd is 
 would answer: it may be listed at a new address, and would count twice."""
 
 _PART = 0.4  # nsqlookupds' part of the timeout; the rest leaves nsqds time to answer
+_MAX_ASKED = 500  # requests of ``again`` at a time: each has a connection
 _MAX_LOGGED = 20  # silent nsqds logged with a line each
 
 
@@ -184,6 +187,7 @@ class Cluster:
     ) -> None:
         self._timeout = timeout
         self._deadline = Deadline()
+        self._room = asyncio.Semaphore(_MAX_ASKED)
         self._limits = {"deadline": self._deadline, **limits}
         self._quiet = quiet
         self._lookupds = [Lookupd(url, **self._limits) for url in dict.fromkeys(lookupds)]
@@ -242,19 +246,32 @@ class Cluster:
     async def again(self, snapshot: Snapshot, topic: str) -> Snapshot:
         """Ask the nsqds of a snapshot that have a topic for this topic, with its consumers.
 
-        Nobody waits for nsqds that were silent: their errors stay.
+        Nobody waits for nsqds that were silent: their errors stay. Many may ask at a time: each has
+        a timeout of its own.
         """
-        for name in self._clients.keys() - snapshot.nodes.keys():
-            await self._hang_up(name)
+        limits = {**self._limits, "deadline": Deadline(self._timeout)}
+        times: dict[str, float] = {}
+
+        async def report(name: str) -> NsqdStats:
+            async with self._room, NsqdHTTP(nodes[name].http, **limits) as client:
+                found = await client.report(topic, include_clients=True)
+                times[name] = client.at
+                return found
+
         nodes = {
             name: node
             for name, node in snapshot.nodes.items()
             if (self._has(node, topic) if name in snapshot.failures else snapshot.has(name, topic))
         }
         failures = {name: each for name, each in snapshot.failures.items() if name in nodes}
-        self._deadline.begin(self._timeout)
-        stats, failures = await self._report(nodes, failures, topic, None, clients=True)
-        times = {name: self._clients[name].at for name in stats}
+        stats = {}
+        asked = [name for name in nodes if name not in failures]
+        answers = await call_each(asked, lambda name: attempt(report(name)))
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, HTTPError):
+                failures[name] = answer
+            else:
+                stats[name] = answer
         at = fmean(times.values()) if times else monotonic()
         return Snapshot(at, stats, failures, nodes, times=times)
 
@@ -285,7 +302,7 @@ class Cluster:
         times = {name: self._clients[name].at for name in stats}
         listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
-        lookupds |= {str(address): error for address, error in answers.failures}
+        lookupds |= {str(address): error for address, error in answers.silent}
         at = fmean(times.values()) if times else monotonic()
         return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
 
@@ -365,14 +382,10 @@ class Cluster:
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
         """Return given and listed nsqds, each once; nsqds no longer listed stay for a while."""
         listed = union_producers(answers.values)
-        nodes = {}
-        infos: set[object] = set()
-        for name, url in self._given.items():
-            info = self._infos.get(name)
-            if info not in infos:  # otherwise the nsqd was given twice, with two spellings
-                nodes[name] = _given_node(name, url, info, listed)
-            if info:
-                infos.add(info)
+        infos = without_repeats({name: self._infos.get(name) for name in self._given})
+        nodes = {
+            name: _given_node(name, self._given[name], info, listed) for name, info in infos.items()
+        }
         configured, now = {node.tcp for node in nodes.values()}, monotonic()
         if not answers.answers:  # without an answer no nsqd counts as no longer listed
             self._found = {name: (node, now) for name, (node, _) in self._found.items()}
@@ -398,7 +411,7 @@ class Cluster:
 
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
     """Return the error if nsqlookupds were asked but no nsqlookupd answered."""
-    errors = [error for _, error in answers.failures]
+    errors = [error for _, error in answers.silent]
     return no_answer("nsqlookupd", errors) if errors and not answers.answers else None
 
 

@@ -15,7 +15,7 @@ from nsqtools.config.units import counted
 from nsqtools.engine.clusterstats import ConsumerRates
 from nsqtools.engine.doctor import findings_of
 from nsqtools.policy.checks import age
-from nsqtools.policy.history import SPACING, History
+from nsqtools.policy.history import History
 from nsqtools.policy.rates import Counters, Rates, Row
 from nsqtools.tasks import SharedCall, end
 
@@ -77,13 +77,13 @@ class Picture:
 
 
 class ClusterWatch:
-    """Polls ``cluster`` every ``interval`` seconds; ``details`` are asked for single topics.
+    """Polls ``cluster`` every ``interval`` seconds, and asks it for single topics.
 
     However many look, each interval has one round of requests, and one more for each
     topic whose details are looked at.
     """
 
-    def __init__(self, cluster: Cluster, details: Cluster, interval: float) -> None:
+    def __init__(self, cluster: Cluster, interval: float) -> None:
         self.interval = interval
         self.history = History()
         self.picture: Picture
@@ -92,13 +92,9 @@ class ClusterWatch:
         self.poll = SharedCall(self._poll)
         self._cluster = cluster
         self._rates = Rates()
-        self._node_rates: dict[str, Rates] = {}
-        self._recorded = 0.0
-        self._details = details
-        self._asking = asyncio.Lock()
         self._found: dict[str, tuple[float, asyncio.Task[TopicDetail]]] = {}
         self._consumers: dict[str, ConsumerRates] = {}
-        self._turned = asyncio.Event()
+        self._renewed = asyncio.Event()
         self._stopping = asyncio.Event()
 
     def status(self) -> str:
@@ -129,9 +125,9 @@ class ClusterWatch:
         await self.poll()
 
     def stop(self) -> None:
-        """End ``run``, and everybody's wait for a turn."""
+        """End ``run``, and everybody's wait for a picture."""
         self._stopping.set()
-        self._turned.set()
+        self._renewed.set()
 
     async def close(self) -> None:
         """Stop, and end all requests."""
@@ -139,9 +135,9 @@ class ClusterWatch:
         await self.poll.close()
         await end(task for _, task in self._found.values())
 
-    async def turn(self) -> bool:
+    async def next_picture(self) -> bool:
         """Wait for the next picture; returns false after ``stop``."""
-        await self._turned.wait()
+        await self._renewed.wait()
         return not self._stopping.is_set()
 
     async def detail(self, topic: str) -> TopicDetail:
@@ -160,8 +156,7 @@ class ClusterWatch:
 
     async def now(self, topic: str) -> Snapshot:
         """Return new answers about one topic."""
-        async with self._asking:  # looks share the deadline of their cluster
-            return await self._details.again(self.picture.snapshot, topic)
+        return await self._cluster.again(self.picture.snapshot, topic)
 
     async def _ask(self, topic: str) -> TopicDetail:
         snapshot = await self.now(topic)
@@ -170,8 +165,9 @@ class ClusterWatch:
     async def _poll(self) -> None:
         at = time.time()
         snapshot = await self._cluster.look()
-        found = self._rates.record(snapshot.samples(), snapshot.topics())
-        self._record(snapshot)
+        samples = snapshot.samples()
+        found = self._rates.record(samples, snapshot.topics())
+        self.history.record(snapshot.at, samples, self.interval)
         rows = {(row.topic, row.channel): row for row in found}
         silent = Counter(name for each in snapshot.failures for name in snapshot.nodes[each].topics)
         for name in await self._cluster.unheld(snapshot):
@@ -180,22 +176,9 @@ class ClusterWatch:
         topics = [_line(name, [rows[key] for key in keys]) for name, keys in by_topic]
         self.picture = Picture(at, snapshot, rows, topics, list(findings_of(snapshot)))
         self.polls += 1
-        self._turned.set()
+        self._renewed.set()
         if not self._stopping.is_set():
-            self._turned = asyncio.Event()
-
-    def _record(self, snapshot: Snapshot) -> None:
-        """Add a point to the history if it is time; rates cover the time since the last point."""
-        if self.polls and snapshot.at - self._recorded < min(SPACING, SPACING - self.interval / 2):
-            return
-        self._recorded = snapshot.at
-        samples = snapshot.samples()
-        self._node_rates = {name: self._node_rates.get(name, Rates()) for name in samples}
-        rows = {
-            name: None if sample is None else self._node_rates[name].record({name: sample})
-            for name, sample in samples.items()
-        }
-        self.history.add(snapshot.at, rows)
+            self._renewed = asyncio.Event()
 
 
 def _line(name: str, rows: Sequence[Row]) -> TopicLine:

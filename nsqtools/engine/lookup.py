@@ -62,7 +62,7 @@ async def ask_lookupds(
         for client in clients:
             await client.close()
     if not answers.values:
-        raise no_answer("nsqlookupd", [error for _, error in answers.failures])
+        raise no_answer("nsqlookupd", [error for _, error in answers.silent])
     return answers
 
 
@@ -159,7 +159,7 @@ async def find_producers(
     )
     outages.lookupds_answered(answers)
     producers = union_producers(answer.producers for answer in answers.values)
-    return producers, [error for _, error in answers.failures]
+    return producers, [error for _, error in answers.silent]
 
 
 class TopicFinder:
@@ -212,10 +212,10 @@ class TopicFinder:
             follow(self._topics.looked((), complete=False, now=loop.time()))
             return
         self.answered = True
-        self.unknown = tuple(f"nsqlookupd {error}" for _, error in answers.failures)
+        self.unknown = tuple(f"nsqlookupd {error}" for _, error in answers.silent)
         self._outages.lookupds_answered(answers)
         topics = (topic for value in answers.values for topic in value)
-        complete = not answers.failures
+        complete = not answers.silent
         follow(self._topics.looked(topics, complete=complete, now=loop.time()))
 
 

@@ -36,7 +36,7 @@ class OutageLog:
         """Note the answers of nsqlookupds, and warn of their failures."""
         self._all_lookupds_failed = False
         self._failed_lookupds.difference_update(address for address, _ in answers.answers)
-        for _, error in answers.failures:
+        for _, error in answers.silent:
             self.lookupd_failed(error)
 
     def lookupd_failed(self, error: UnreachableError) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from typing import TYPE_CHECKING
 
+from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
@@ -45,6 +47,18 @@ def listening_socket(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with naming(address):
         return socket.create_server(address, family=family, backlog=1024)
+
+
+def cannot_listen(option: str, address: Address, error: Exception) -> ConfigError:
+    """Return the error about the address of an option, for one of ``listening_socket``."""
+    number = error.errno if isinstance(error, OSError) else -1
+    # Python 3.13 gives no number for an address of another machine.
+    number = number or errno.EADDRNOTAVAIL
+    reason = os.strerror(number).lower() if number > 0 else "no such host"
+    return ConfigError(
+        f"{option}: cannot listen on {address}: {reason}; give another address, or port 0 for a "
+        "free one"
+    )
 
 
 def name_of(host: str) -> str:

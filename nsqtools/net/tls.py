@@ -8,11 +8,11 @@ import re
 import ssl
 from datetime import UTC, datetime
 from functools import lru_cache
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from nsqtools.config.connection import without_waiting
 from nsqtools.errors import ConfigError, with_fix
+from nsqtools.names import is_loopback
 
 if TYPE_CHECKING:
     from nsqtools.config.connection import ClientConfig
@@ -139,11 +139,7 @@ def _version(path: str) -> object:
 
 def warn_of_secret_in_clear(address: Address) -> None:
     """Warn, once per process, of a secret sent unencrypted to another host."""
-    try:
-        is_near = ip_address(address.host).is_loopback
-    except ValueError:
-        is_near = address.host == "localhost"
-    if not is_near and not _in_clear:
+    if not is_loopback(address.host) and not _in_clear:
         _in_clear.append(address)
         fix = "use --tls-v1 with nsqd, and https:// with nsqlookupd"
         log.warning("%s: the AUTH secret is sent without TLS: %s", address, fix)

@@ -202,7 +202,7 @@ def judge(
     found = [*_of_peers(limits, peers), *_missing(seen, peers, topic, channel)]
     for row in seen:
         found += _of_row(limits, row)
-    found.sort(key=lambda finding: (-finding.status.weight, finding.topic, finding.channel))
+    found.sort(key=lambda trouble: (-trouble.status.weight, trouble.topic, trouble.channel))
     status = found[0].status if found else Status.OK
     summary = str(found[0]) if found else _summary(seen, peers, channel)
     if len(found) > 1:

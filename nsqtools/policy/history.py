@@ -6,10 +6,12 @@ import math
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.policy.rates import Rates
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nsqtools.policy.rates import ChannelKey, Row
+    from nsqtools.policy.rates import ChannelKey, CounterSample, Row
 
 POINTS = 180
 """Number of points kept."""
@@ -39,7 +41,7 @@ def numbers_of(row: Row) -> tuple[float | None, ...]:
 
 
 class History:
-    """Keeps a ring of points; add one every ``SPACING`` seconds.
+    """Keeps a ring of points, one every ``SPACING`` seconds.
 
     A number that was always 0 takes no memory, and most numbers are. A topic or channel that no
     nsqd has had for a whole ring is forgotten, and so is such an nsqd.
@@ -47,10 +49,28 @@ class History:
 
     def __init__(self) -> None:
         self._count = 0
+        self._rates: dict[str, Rates] = {}
         self._totals: dict[tuple[tuple[ChannelKey, ...], str], Points] = {}
         self._times = array("d", [math.nan]) * POINTS
         self._nodes: dict[str, bytearray] = {}
         self._series: dict[ChannelKey, dict[str, _Series]] = {}
+
+    def record(
+        self, at: float, samples: Mapping[str, CounterSample | None], interval: float
+    ) -> None:
+        """Take the answers of a poll by nsqd, None for a silent nsqd; add a point if it is time.
+
+        Polls come every ``interval`` seconds. Rates cover the time since the last point.
+        """
+        since = at - self._times[self._count % POINTS]
+        if self._count and since < min(SPACING, SPACING - interval / 2):
+            return
+        self._rates = {name: self._rates.get(name, Rates()) for name in samples}
+        rows = {
+            name: None if sample is None else self._rates[name].record({name: sample})
+            for name, sample in samples.items()
+        }
+        self.add(at, rows)
 
     def add(self, at: float, rows: Mapping[str, Iterable[Row] | None]) -> None:
         """Add a point: the rows of each nsqd, None for a silent nsqd.

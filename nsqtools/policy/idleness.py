@@ -36,13 +36,17 @@ class ClusterSample:
 class IdleVerdict(NamedTuple):
     """The state of a topic or channel, its reason for users, and the messages it holds.
 
-    ``messages`` is idle, but holds messages. ``unknown`` and ``silent`` may be in use: the samples
+    ``holding`` is idle, but holds messages. ``unknown`` and ``silent`` may be in use: the samples
     leave it open, or a server does not answer.
     """
 
-    state: Literal["idle", "messages", "used", "unknown", "silent"]
+    state: Literal["idle", "holding", "used", "unknown", "silent"]
     reason: str
     held: int = 0
+
+    def is_idle(self, *, with_messages: bool = True) -> bool:
+        """Whether it is idle; only without messages unless ``with_messages``."""
+        return self.state == "idle" or (with_messages and self.state == "holding")
 
 
 class _Use(NamedTuple):
@@ -84,7 +88,7 @@ class Idleness:
             before = self._lasting.get(key)
             if before and verdict.state != "used":
                 verdict = before
-            elif verdict.state not in ("idle", "messages"):
+            elif not verdict.is_idle():
                 self._lasting[key] = verdict
             if key in found or verdict.state == "silent":
                 self.verdicts[key] = verdict
@@ -140,7 +144,7 @@ class Idleness:
         for reason in self._gaps(before, now, sample):
             return IdleVerdict("unknown", reason)
         if held := sum(each.held for each in parts):
-            return IdleVerdict("messages", f"holds messages: {held}", held)
+            return IdleVerdict("holding", f"holds messages: {held}", held)
         return IdleVerdict("idle", f"unchanged since {shown_time(self._began)}")
 
     def _gaps(

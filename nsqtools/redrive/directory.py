@@ -93,9 +93,9 @@ class DirectoryRun:
             if room < 1:
                 return False
             part, lot = lot.split(room)
-            refused = await self._redriver.publish(part.topic, part.bodies, part.reasons)
-            if refused is None:
+            if not await self._redriver.wait(len(part.bodies)):
                 return False
+            refused = await self._redriver.publish(part.topic, part.bodies, part.reasons)
             done = part.without(refused)
             if done and not self._redriver.dry:
                 await self._threads.run(self._done.add, file.digest, file.name, done)

@@ -6,13 +6,13 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import OutputError, PublishError, RecordError
+from nsqtools.errors import OutputError, PublishError
 from nsqtools.policy.pace import Pace
-from nsqtools.records.bodies.objects import text_of
+from nsqtools.records.bodies.expressions import Condition
 from nsqtools.tasks import interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
@@ -27,32 +27,18 @@ DEAD = ".dead"
 
 
 class Choice:
-    """Chooses dead letters: those whose ``reason`` has a text and whose JSON body fulfils a
-    condition.
+    """Chooses dead letters: those whose reason contains a text, and whose body fulfils a condition.
 
-    A body for which the condition fails, such as one that is not JSON, is not chosen.
+    Both may be empty; ``where`` is a jq program. Raises ConfigError if it is invalid.
     """
 
-    def __init__(self, where: Callable[[str], bool] | None = None, reason: str = "") -> None:
-        self._where = where
+    def __init__(self, where: str = "", reason: str = "") -> None:
+        self.condition = Condition(where) if where else None
         self._reason = reason
-        self.failed = 0
-        """Number of bodies for which the condition has failed."""
-        self.error = ""
-        """The first failure."""
 
     def has(self, body: bytes, reason: str = "") -> bool:
         """Whether a dead letter is chosen."""
-        if self._reason not in reason:
-            return False
-        if not self._where:
-            return True
-        try:
-            return self._where(text_of(body))
-        except RecordError as error:
-            self.failed += 1
-            self.error = self.error or str(error)
-            return False
+        return self._reason in reason and (not self.condition or self.condition.chooses(body))
 
     def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bodies to publish, None for messages that are not chosen; for a thread."""
@@ -65,7 +51,7 @@ class Choice:
 class Redriver:
     """Publishes at most ``limit`` messages, at most ``rate`` per second; 0 is no limit.
 
-    ``dry`` publishes nothing, and only counts. A set ``stopping`` ends the wait for the rate.
+    ``dry`` publishes nothing, and only counts. A set ``stopping`` lets ``wait`` return false.
     """
 
     def __init__(
@@ -82,6 +68,9 @@ class Redriver:
         """Number of messages that nsqd does not accept; they stay where they are."""
         self.refusal = ""
         """The reason of the last refusal, or why the last publish failed."""
+        self.unconfirmed: Sequence[bytes] = ()
+        """The bodies of the publish under way, then those of which nobody knows whether they are
+        published."""
         self.failure: OutputError | None = None
         """Why nobody has confirmed a part of the last publish; None if nsqd has answered."""
 
@@ -96,20 +85,23 @@ class Redriver:
         most = self._pace.burst(LARGEST_LOT)
         return min(most, self._limit - self.count) if self._limit else most
 
+    async def wait(self, count: int) -> bool:
+        """Wait until the rate allows so many messages; return whether to publish them."""
+        delay = self._pace.delay(count, now=asyncio.get_running_loop().time())
+        if delay:
+            await interruptible(asyncio.sleep(delay), self.stopping)
+        return not self.stopping.is_set()
+
     async def publish(
         self, topic: str, bodies: Sequence[bytes], reasons: Sequence[str] = ()
-    ) -> Sequence[int] | None:
-        """Publish when the rate allows; return the positions of bodies that nsqd has not accepted.
+    ) -> Sequence[int]:
+        """Publish bodies; return the positions of those that nsqd has not accepted.
 
-        Returns None if nothing was published because of ``stopping``. Raise ``failure``, if it is
-        set, after noting the others: it is unknown whether these bodies are published. Raises
-        UnreachableError.
+        Raise ``failure``, if it is set, after noting the others: it is unknown whether these bodies
+        are published. Raises UnreachableError.
         """
-        delay = self._pace.delay(len(bodies), now=asyncio.get_running_loop().time())
-        if delay and not await interruptible(asyncio.sleep(delay), self.stopping):
-            return None
         refused: Sequence[int] = ()
-        self.failure = None
+        self.failure, self.unconfirmed = None, bodies
         if not self.dry:
             try:
                 await self._publisher.publish(topic, bodies)
@@ -120,6 +112,7 @@ class Redriver:
                     self.refused += len(refused)
                 else:
                     self.failure = OutputError(self.refusal)
+        self.unconfirmed = [bodies[position] for position in refused] if self.failure else ()
         for position, reason in enumerate(reasons or [""] * len(bodies)):
             if position not in refused:
                 self.published[topic, reason] += 1

@@ -10,7 +10,7 @@ from nsqtools.errors import NSQError
 from nsqtools.redrive.redriver import LARGEST_LOT_BYTES
 from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.threads import Threads
-from nsqtools.tasks import end
+from nsqtools.tasks import end, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +69,8 @@ class RedriveSink(HoldingHandler):
     it, or if it was published after ``began``, in ns since the epoch. It is held until the end and
     then given back for delivery at once; if nsqd could send no others meanwhile, it is deferred.
     A message that nsqd has taken back comes again, and is finished if it is published by then.
-    ``ended`` has a result once each message of the channel has come, or once the redriver's limit
-    is reached.
+    ``ended`` has a result once each message of the channel has come, once the redriver's limit is
+    reached, or once the redriver is stopped and has the answer to the publish under way.
     """
 
     def __init__(
@@ -156,7 +156,6 @@ class RedriveSink(HoldingHandler):
     async def drain(self, topic: str) -> None:
         """Wait for the answer to the current publish, and give back the other messages."""
         self._redriver.stopping.set()
-        self._came.set()
         try:
             await asyncio.wait(self._tasks[:1])
         finally:
@@ -185,16 +184,16 @@ class RedriveSink(HoldingHandler):
         while self._redriver.room > 0:
             while not self._waiting and not self._redriver.stopping.is_set():
                 self._came.clear()
-                await self._came.wait()
+                await interruptible(self._came.wait(), self._redriver.stopping)
             if self._redriver.stopping.is_set():
-                return
+                break
             if lot := self._next_lot():
                 self._in_hand += 1
                 try:
                     await self._publish_lot(lot)
                 finally:
                     self._in_hand -= 1
-        self._end()
+        self._end(is_complete=self._redriver.room <= 0)
 
     def _next_lot(self) -> list[_Chosen]:
         """Take messages that nsqd has not taken back, and that were not published, meanwhile."""
@@ -213,9 +212,9 @@ class RedriveSink(HoldingHandler):
         return lot
 
     async def _publish_lot(self, lot: Sequence[_Chosen]) -> None:
-        refused = await self._redriver.publish(self._topic, [each.body for each in lot])
-        if refused is None:
+        if not await self._redriver.wait(len(lot)):
             return
+        refused = await self._redriver.publish(self._topic, [each.body for each in lot])
         failure = self._redriver.failure
         finished: defaultdict[Batch, list[Message]] = defaultdict(list)
         staying: defaultdict[Batch, list[Message]] = defaultdict(list)
@@ -236,20 +235,26 @@ class RedriveSink(HoldingHandler):
             raise failure
 
     async def _watch(self) -> None:
-        """End the run when the channel has only messages that came and stay."""
+        """End the run when the channel has only messages that came and stay.
+
+        Two checks in a row must say so: during one check a message may be on its way.
+        """
         answered = self._arrived = self._older_arrived = self._loop.time()
+        checks = 0
         while True:
             await asyncio.sleep(_INTERVAL)
             if self._in_hand or self._waiting:
                 answered = self._arrived = self._older_arrived = self._loop.time()
+                checks = 0
                 continue
             staying = self.staying
             left = await self._depth.left()
+            checks = checks + 1 if not left.unknown and left.messages <= staying else 0
             if not left.unknown:
                 answered = self._loop.time()
                 is_overdue = self._arrived > self._older_arrived + _OVERDUE
-                if left.messages <= staying or is_overdue:
-                    self._end()
+                if checks == 2 or is_overdue:
+                    self._end(is_complete=True)
                     return
                 if answered > self._arrived + _QUIET:  # other connections may have lowered RDY
                     for source in list(self._kept):
@@ -258,8 +263,8 @@ class RedriveSink(HoldingHandler):
                 servers = "; ".join(left.unknown)
                 raise NSQError(f"unknown whether all messages have come: {servers}")
 
-    def _end(self) -> None:
-        self.is_complete = True
+    def _end(self, *, is_complete: bool) -> None:
+        self.is_complete = self.is_complete or is_complete
         if not self.ended.done():
             self.ended.set_result(None)
 

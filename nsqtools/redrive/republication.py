@@ -10,23 +10,25 @@ from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
+from nsqtools.engine.connector import Subscription
 from nsqtools.engine.lookup import Backlog
 from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import NSQError, RecordError
+from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.redrive.letterfile import LetterFile
 from nsqtools.redrive.publishedlines import PublishedLines
 from nsqtools.redrive.redriver import Choice, Redriver
 from nsqtools.redrive.redrivesink import RedriveSink
+from nsqtools.sinks.deadletters import dead_letter_files
 from nsqtools.sinks.threads import as_output_error
 from nsqtools.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from nsqtools.config.connection import ConsumerConfig, ProducerConfig
-    from nsqtools.engine.connector import Subscription
+    from nsqtools.engine.cluster import Snapshot
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
     from nsqtools.redrive.publishedlines import LineRange
@@ -35,10 +37,16 @@ if TYPE_CHECKING:
 _MAX_ENTRIES = 2000
 _MAX_JOBS = 50
 _MAX_RUNNING = 5
+_IN_FLIGHT = 100
 _PATIENCE = 60.0
 """Seconds to wait for messages of a channel, in addition to those that the rate needs."""
+_OWN = {"heartbeat_interval", "read_timeout", "max_msg_size"}
+"""The options of a consumer and of a producer whose values differ."""
+_GRACE = 2.0
+"""Seconds to wait for nsqd's answers at the end of the process."""
 _PLACE = re.compile("byte ([0-9]{1,18}) crc ([0-9a-f]{8})$")
 _GONE = "not published: {} has it no longer"
+_LATE = "not published: {} did not deliver it in time"
 
 
 def origin_of(nsqd: Address, message: Message) -> str:
@@ -61,14 +69,11 @@ class PublishedEntry(NamedTuple):
 
 
 class Republication:
-    """Messages on their way to ``topic``; each has its ``origin``, such as an nsqd and an id.
+    """Messages on their way to ``topic``; each has its ``origin``, such as an nsqd and an id."""
 
-    The form that asked for them has a ``nonce`` of its own, so that it is sent only once.
-    """
-
-    nonce = ""
-
-    def __init__(self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float) -> None:
+    def __init__(
+        self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float, producer: Producer
+    ) -> None:
         self.topic = topic
         self.rate = rate
         self.begun = time.time()
@@ -76,19 +81,31 @@ class Republication:
         self.total = len(self._left)
         self.published = 0
         self.failed = 0
+        self.is_stopped = False
         self.is_over = False
         self.log: deque[PublishedEntry] = deque(maxlen=_MAX_ENTRIES)
+        self._producer = producer
+        self._redriver = Redriver(producer, rate=rate, limit=self.total)
 
-    async def run(self, nsqds: Sequence[Address], config: ProducerConfig) -> None:
-        """Publish all messages; those that fail are in the log."""
+    async def run(self) -> None:
+        """Publish all messages, until ``stop``; the log tells what became of each of them."""
+        reason = "stopped"
         try:
-            async with Producer(nsqds, config) as producer:
-                await self._publish_all(Redriver(producer, rate=self.rate, limit=self.total))
+            async with self._producer:
+                await self._publish_all()
         except (NSQError, OSError) as error:
-            for origin in list(self._left):
-                self.note(origin, str(as_output_error(error)))
+            reason = str(as_output_error(error))
         finally:
+            for origin, body in list(self._left.items()):
+                is_unknown = body in self._redriver.unconfirmed
+                state = "unknown whether published" if is_unknown else "not published"
+                self.note(origin, f"{state}: {reason}")
             self.is_over = True
+
+    def stop(self) -> None:
+        """Begin no further publish; ``run`` returns after the answer to the one under way."""
+        self.is_stopped = self.is_stopped or not self.is_over
+        self._redriver.stopping.set()
 
     def note(self, origin: str, error: str = "") -> None:
         """Log what became of a message."""
@@ -97,19 +114,17 @@ class Republication:
             self.published += not error
             self.failed += bool(error)
 
-    async def _publish_all(self, redriver: Redriver) -> None:
+    async def _publish_all(self) -> None:
         """Publish all messages that are left, and leave the originals where they are."""
         for origin in list(self._left):
-            await self._publish(redriver, origin)
+            if not await self._redriver.wait(1):
+                return
+            await self._publish(origin)
 
-    async def _publish(self, redriver: Redriver, origin: str) -> bool:
+    async def _publish(self, origin: str) -> bool:
         """Publish a message and log it; return whether nsqd has it."""
-        try:
-            refused = await redriver.publish(self.topic, [self._left[origin]])
-        except NSQError as error:
-            self.note(origin, str(error))
-            return False
-        self.note(origin, redriver.refusal if refused else "")
+        refused = await self._redriver.publish(self.topic, [self._left[origin]])
+        self.note(origin, self._redriver.refusal if refused else "")
         return not refused
 
 
@@ -127,7 +142,7 @@ def lines_published(path: str, max_msg_size: int) -> list[LineRange]:
 class LettersAgain(Republication):
     """Dead letters of a file, noted there as ``redrive`` does.
 
-    Jobs take turns with the lock ``turn``, as one of them at a time can have the journal.
+    Jobs share the lock ``writing``, as one of them at a time can have the journal.
     """
 
     def __init__(
@@ -135,16 +150,17 @@ class LettersAgain(Republication):
         topic: str,
         messages: Sequence[tuple[str, bytes]],
         rate: float,
+        producer: Producer,
         path: str,
         size: int,
-        turn: asyncio.Lock,
+        writing: asyncio.Lock,
     ) -> None:
-        super().__init__(topic, messages, rate)
+        super().__init__(topic, messages, rate, producer)
         self._path = path
         self._max_msg_size = size
-        self._turn = turn
+        self._writing = writing
 
-    async def _publish_all(self, redriver: Redriver) -> None:
+    async def _publish_all(self) -> None:
         file = await asyncio.to_thread(
             LetterFile, self._path, Choice(), topic="", max_msg_size=self._max_msg_size
         )
@@ -157,11 +173,13 @@ class LettersAgain(Republication):
             if not line or line.crc != crc:
                 self.note(origin, _GONE.format(file.name))
                 continue
+            if not await self._redriver.wait(1):
+                return
             journal = PublishedLines(os.path.dirname(self._path))
-            async with self._turn:
+            async with self._writing:
                 with ExitStack() as held:
                     await asyncio.to_thread(held.enter_context, journal)
-                    if await self._publish(redriver, origin):
+                    if await self._publish(origin):
                         await asyncio.to_thread(journal.add, file.digest, file.name, [line])
 
 
@@ -179,11 +197,12 @@ class ChannelAgain(Republication):
         topic: str,
         messages: Sequence[tuple[str, bytes]],
         rate: float,
+        producer: Producer,
         source: Subscription,
         urls: Sequence[str],
         config: ConsumerConfig,
     ) -> None:
-        super().__init__(topic, messages, rate)
+        super().__init__(topic, messages, rate, producer)
         self._source = source
         self._urls = urls
         self._config = config
@@ -196,23 +215,32 @@ class ChannelAgain(Republication):
         """Log what became of a message."""
         self.note(origin_of(source, message), refusal)
 
-    async def _publish_all(self, redriver: Redriver) -> None:
+    async def _publish_all(self) -> None:
         topic, channel, nsqds = self._source.topic, self._source.channel, self._source.nsqds
         depth = Backlog(self._source, self._config, self._urls)
-        sink = RedriveSink(redriver, self, self.topic, depth, began=time.time_ns())
+        sink = RedriveSink(self._redriver, self, self.topic, depth, began=time.time_ns())
         stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
         await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()
-        for origin in list(self._left):
-            self.note(origin, _GONE.format(f"{topic}/{channel}"))
+        if not self.is_stopped:
+            error = (_GONE if sink.is_complete else _LATE).format(f"{topic}/{channel}")
+            for origin in list(self._left):
+                self.note(origin, error)
 
 
 class Republications:
-    """The last jobs, and those that run; ``on_error`` is called with the error of a bug."""
+    """The last jobs, and those that run; ``on_error`` is called with the error of a bug.
 
-    def __init__(self, on_error: Callable[[BaseException], object]) -> None:
-        self.jobs: deque[Republication] = deque(maxlen=_MAX_JOBS)
-        self.turn = asyncio.Lock()
-        """The turn of one publish of dead letters of a directory."""
+    ``config`` is for connections to nsqd, and ``folder`` is the directory of dead letters, if any.
+    """
+
+    def __init__(
+        self, config: ClientConfig, folder: str, on_error: Callable[[BaseException], object]
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self.jobs: dict[str, Republication] = {}
+        """The jobs by the nonce of the form that asked for them, so that each is sent only once."""
+        self._writing = asyncio.Lock()
         self._tasks = Tasks(on_error)
 
     @property
@@ -220,11 +248,55 @@ class Republications:
         """Whether no further job may begin until one has ended."""
         return len(self._tasks) >= _MAX_RUNNING
 
-    def begin(self, job: Republication, work: Coroutine[Any, Any, None]) -> None:
+    async def job(
+        self,
+        snapshot: Snapshot,
+        topic: str,
+        messages: Sequence[tuple[str, bytes]],
+        rate: float,
+        source: str,
+        *,
+        finish: bool,
+    ) -> Republication:
+        """Return a job for messages with their origins, to be begun.
+
+        ``source`` is the name of a file, or topic/channel, whose messages ``finish`` finishes.
+        Raises ConfigError if they cannot come from there, UnreachableError if no nsqd answers, and
+        OSError.
+        """
+        if not (targets := snapshot.taking(topic)):
+            raise UnreachableError("nothing was done: no nsqd answers")
+        shared = ClientConfig.declared().keys() - _OWN
+        config = ProducerConfig(**{name: vars(self._config)[name] for name in shared})
+        task = topic, messages, rate, Producer(targets, config)
+        origin, slash, channel = source.partition("/")
+        if origin and not slash and self._folder:
+            if origin not in await asyncio.to_thread(dead_letter_files, self._folder):
+                raise ConfigError("nothing was done: there is no such file of dead letters")
+            path = os.path.join(self._folder, origin)
+            return LettersAgain(*task, path, self._config.max_msg_size, self._writing)
+        if not (slash and finish):
+            return Republication(*task)
+        if topic == origin:
+            raise ConfigError("nothing was done: messages would come back to their own topic")
+        if not (nsqds := snapshot.having(origin, channel)):
+            raise ConfigError(f"nothing was done: no reachable nsqd has {source}")
+        urls = [name for name, node in snapshot.nodes.items() if node.tcp in nsqds]
+        subscription = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
+        consumer = ConsumerConfig(**{**vars(self._config), "max_in_flight": _IN_FLIGHT})
+        return ChannelAgain(*task, subscription, urls, consumer)
+
+    def begin(self, nonce: str, job: Republication, work: Coroutine[Any, Any, None]) -> None:
         """Do the work of a job in the background."""
-        self.jobs.appendleft(job)
+        over = [name for name, each in self.jobs.items() if each.is_over]
+        if len(self.jobs) >= _MAX_JOBS:
+            del self.jobs[over[0]]
+        self.jobs[nonce] = job
         self._tasks.begin(work)
 
     async def close(self) -> None:
-        """End all jobs; the messages that are left are not published."""
+        """Stop all jobs, and end those that have no answer after a moment."""
+        for job in self.jobs.values():
+            job.stop()
+        await self._tasks.wait(within=_GRACE)
         await self._tasks.close()

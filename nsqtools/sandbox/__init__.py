@@ -7,12 +7,12 @@ import os
 import socket
 import time
 from contextlib import suppress
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.config.sandbox import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
-from nsqtools.names import Address, check_name
+from nsqtools.names import Address, check_name, is_loopback
 from nsqtools.sandbox.events import publish_at_rate, sample_events
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd
@@ -134,16 +134,10 @@ async def _resolve(host: str, *, i_know: bool) -> str:
         raise ConfigError(f"--host {host!r}: cannot resolve the host name") from error
     addresses = sorted((family != socket.AF_INET, str(at[0])) for family, *_, at in found)
     for _, address in addresses:
-        if not i_know and not _is_loopback(address):
+        if not i_know and not is_loopback(address):
             raise ConfigError(
                 f"--host {host}: other hosts can reach {address}, and the sandbox has no access "
                 "control and loses messages at a restart; choose a loopback address, or add "
                 "--i-know"
             )
     return addresses[0][1]
-
-
-def _is_loopback(text: str) -> bool:
-    address = ip_address(text)
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return (mapped or address).is_loopback

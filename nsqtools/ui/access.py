@@ -105,7 +105,7 @@ class AccessGuard:
         if scope["path"] == f"{self._options.base_path.rstrip('/')}/ping":
             return PlainTextResponse("OK")  # as by nsqadmin, for those who watch the process
         name = self._user(headers)
-        if self._passwords and "authorization" in headers and not await self._turn(scope, name):
+        if self._passwords and "authorization" in headers and not await self._admits(scope, name):
             text = "too many logins are waiting: try again later\n"
             return PlainTextResponse(text, 503, {"Retry-After": f"{_MAX_WAITING / _LOGINS:g}"})
         if name is None and self._passwords:
@@ -125,7 +125,7 @@ class AccessGuard:
         scope["state"] = {"visitor": Visitor(name, self._sign("form", name), refusal, is_led)}
         return None
 
-    async def _turn(self, scope: Scope, name: str | None) -> bool:
+    async def _admits(self, scope: Scope, name: str | None) -> bool:
         """Wait until a login may be answered; returns false if too many wait.
 
         A browser that has the cookie of an earlier login does not wait: whoever guesses passwords

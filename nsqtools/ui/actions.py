@@ -2,63 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from starlette.exceptions import HTTPException
 
 from nsqtools.engine.administration import carry_out, survey
 from nsqtools.engine.changes import (
     Survey,
-    Target,
     Verb,
     find_producer,
     loss,
     plan,
     plan_tombstone,
 )
-from nsqtools.ui.site import SentForm, WebPage, checked
+from nsqtools.ui.site import SentForm, WebPage, target_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from nsqtools.engine.changes import Discard, Stages
+    from nsqtools.engine.changes import Discard, Stages, Target
     from nsqtools.ui.site import Site
 
 _VERBS = (*get_args(Verb), "tombstone")
-_LOSING = ("delete", "empty")
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A change that a visitor wants: on all servers, or only on ``nsqd``, its HTTP address."""
+class Wish(NamedTuple):
+    """A change that a visitor wants: on all servers, or only on ``nsqd``, its HTTP address.
+
+    If it ``loses`` messages, the name must be typed.
+    """
 
     verb: str
     target: Target
     nsqd: str
-
-    @property
-    def action(self) -> str:
-        """nsqadmin's name of the change, such as ``delete_channel``."""
-        if self.verb == "tombstone":
-            return "tombstone_topic_producer"
-        return f"{self.verb}_{self.target.kind}"
-
-    @property
-    def loses(self) -> bool:
-        """Whether messages may be lost, so that the name must be typed."""
-        return self.verb in _LOSING
+    loses: bool
 
 
 def _wish(form: SentForm) -> Wish:
-    """Check what a visitor has sent; raises HTTPException."""
-    verb, topic, channel, nsqd = (form[name] for name in ("verb", "topic", "channel", "nsqd"))
-    if verb not in _VERBS or (verb == "tombstone" and (channel or not nsqd)):
+    """Check what a visitor has sent; raises ConfigError and HTTPException."""
+    verb, target, nsqd = form["verb"], target_of(form), form["nsqd"]
+    if verb not in _VERBS or (verb == "tombstone" and (target.channel or not nsqd)):
         raise HTTPException(400, f"no such change: {verb[:20]}")
-    return Wish(
-        verb, Target(checked("topic", topic), channel and checked("channel", channel)), nsqd
-    )
+    return Wish(verb, target, nsqd, verb in ("delete", "empty"))
 
 
 async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
@@ -84,7 +71,7 @@ async def _prepare(site: Site, wish: Wish) -> tuple[Survey, Stages]:
 async def ask(site: Site, request: Request) -> WebPage:
     """Show what a change would do, with a form to confirm it."""
     wish = _wish(SentForm(request.query_params))
-    async with site.looking():
+    async with site.asking():
         found, stages = await _prepare(site, wish)
     discard: Discard = "channels" if wish.verb == "delete" else "messages"
     context = {
@@ -105,13 +92,15 @@ async def change(site: Site, request: Request, form: SentForm) -> Response:
         raise HTTPException(409, f"nothing was done: type the name {name} to {wish.verb} it")
     _, stages = await _prepare(site, wish)
     names = {"topic": wish.target.topic, "channel": wish.target.channel, "node": wish.nsqd}
-    await site.audit.record(request, wish.action, "begun", **names)
+    of = "topic_producer" if wish.verb == "tombstone" else wish.target.kind
+    action = f"{wish.verb}_{of}"  # as nsqadmin names it
+    await site.audit.record(request, action, "begun", **names)
     taken = await carry_out(site.servers, stages)
     outcome = [
         {"server": step.name, "error": str(step.error or ""), "note": step.note} for step in taken
     ]
-    site.audit.notify(request, wish.action, **names)
-    await site.audit.record(request, wish.action, "done", **names, servers=outcome)
+    site.audit.notify(request, action, **names)
+    await site.audit.record(request, action, "done", **names, servers=outcome)
     await site.watch.refresh()
     status = 502 if any(step.error for step in taken) else 200
     context = {"wish": wish, "taken": taken}

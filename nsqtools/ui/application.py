@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 
-from nsqtools.errors import NSQError
 from nsqtools.ui.access import AccessGuard
 from nsqtools.ui.actions import ask, change
 from nsqtools.ui.overview import doctor, nodes, overview, topic
-from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form
-from nsqtools.ui.site import FILES, posted, viewed
+from nsqtools.ui.sample import dead, edit, publications, publish, sample, sample_form, stop
+from nsqtools.ui.site import ERRORS, FILES, notice_of, posted, viewed
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -38,12 +35,16 @@ _VIEWS = {
     "/dead/{file}": dead,
     "/publications": publications,
 }
-_FORMS = {"/change": change, "/edit": edit, "/publish": publish}
+_FORMS = {"/change": change, "/edit": edit, "/publish": publish, "/stop": stop}
 _SAMPLES = ("/messages/{topic}", "/messages/{topic}/{channel}")
 
 
 def application(site: Site) -> AccessGuard:
     """Return the ASGI application; every request passes the guard first."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return site.respond(notice_of(error), request)
+
     routes: list[BaseRoute] = [
         *(Route(path, viewed(site, view), methods=["GET"]) for path, view in _VIEWS.items()),
         *(Route(path, posted(site, view), methods=["POST"]) for path, view in _FORMS.items()),
@@ -53,12 +54,6 @@ def application(site: Site) -> AccessGuard:
     if site.base:
         pages = Mount(site.base, Router(routes, redirect_slashes=False))
         routes = [Route(site.base, RedirectResponse(site.url())), pages]
-    refused = partial(_refused, site)
-    app = Starlette(routes=routes, exception_handlers={HTTPException: refused, NSQError: refused})
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(ERRORS, refused))
     app.router.redirect_slashes = False
     return AccessGuard(app, site.options)
-
-
-async def _refused(site: Site, request: Request, error: Exception) -> Response:
-    text, status = getattr(error, "detail", str(error)), getattr(error, "status_code", 502)
-    return site.notice(request, "there is no such page" if text == "Not Found" else text, status)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
-from nsqtools.errors import NSQError
 from nsqtools.net.http.api import post_json
 from nsqtools.sinks.files.disk import named_option
 from nsqtools.tasks import Tasks
@@ -35,7 +34,7 @@ class Audit:
     def __init__(self, options: UiOptions) -> None:
         self._path = os.path.abspath(options.audit_log) if options.audit_log else ""
         self._endpoint = options.notification_http_endpoint
-        self._telling = Tasks(partial(log.error, "--notification-http-endpoint: %r"))
+        self._telling = Tasks(partial(log.error, "--notification-http-endpoint: %s"))
         if self._path:
             with named_option("--audit-log", self._path):
                 self._append(b"")
@@ -81,13 +80,7 @@ class Audit:
             "url": str(request.url),
             "via": gethostname(),
         }
-        self._telling.begin(self._tell(json.dumps(body).encode()))
-
-    async def _tell(self, body: bytes) -> None:
-        try:
-            await post_json(self._endpoint, body)
-        except NSQError as error:
-            log.error("--notification-http-endpoint: %s", error)
+        self._telling.begin(post_json(self._endpoint, json.dumps(body).encode()))
 
     async def close(self) -> None:
         """Wait a moment for the endpoint's answers."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from nsqtools.policy.history import History
     from nsqtools.policy.rates import ChannelKey, Row
 
-HOUR = POINTS * SPACING
 _SHORTEST = 60.0
 _MAX_NODES = 7  # more lines could not be told apart
 WIDTH, HEIGHT = 480, 96
@@ -30,21 +29,17 @@ _TITLES = {
 }
 
 
-class Line(NamedTuple):
-    """A line of a chart: the path's data, and the last value, None if it is unknown."""
-
-    label: str
-    path: str
-    last: float | None
-
-
 class Chart(NamedTuple):
-    """A chart of one number; ``top`` is the value at its upper edge, ``span`` its time in s."""
+    """A chart of one number; ``top`` is the value at its upper edge, ``span`` its time in s.
+
+    ``last`` is the newest value, None if it is unknown. ``lines`` have a label and path data each.
+    """
 
     title: str
+    last: float | None
     top: float
     span: float
-    lines: Sequence[Line]
+    lines: Sequence[tuple[str, str]]
 
 
 def charts(history: History, key: ChannelKey, at: float, row: Row) -> list[Chart]:
@@ -62,14 +57,14 @@ def charts(history: History, key: ChannelKey, at: float, row: Row) -> list[Chart
         if len(nodes) > 1:
             series += [(node, history.of_node(key, node, name)) for node in nodes]
         top, span = _top(points for _, points in series), _span(series[0][1])
-        lines = [Line(label, path(each, top, at, span), each.values[-1]) for label, each in series]
-        found.append(Chart(_TITLES[name], top, span, lines))
+        lines = [(label, path(each, top, at, span)) for label, each in series]
+        found.append(Chart(_TITLES[name], newest, top, span, lines))
     return found
 
 
-def spark(history: History, keys: Iterable[ChannelKey], name: str) -> str:
-    """Return the path of a small chart of a sum."""
-    points = history.total(keys, name)
+def spark(history: History, keys: Iterable[ChannelKey]) -> str:
+    """Return the path of a small chart of the sum of the depths."""
+    points = history.total(keys, "depth")
     now = points.times[-1] if points.times else 0.0
     return path(points, _top([points]), now, _span(points), SPARK_WIDTH, SPARK_HEIGHT)
 
@@ -104,4 +99,4 @@ def _top(series: Iterable[Points]) -> float:
 def _span(points: Points) -> float:
     """Return the time that a chart covers, in seconds: an hour, or less after the start."""
     covered = points.times[-1] - points.times[0] if points.times else 0.0
-    return max(_SHORTEST, min(covered, HOUR))
+    return max(_SHORTEST, min(covered, POINTS * SPACING))

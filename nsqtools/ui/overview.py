@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -12,13 +11,12 @@ from starlette.exceptions import HTTPException
 from nsqtools.config.connection import ExaminedConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.administration import survey
-from nsqtools.engine.changes import Target
 from nsqtools.engine.clusterstats import by_node, latencies
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.policy.checks import age
 from nsqtools.ui.charts import charts, spark
-from nsqtools.ui.site import WebPage, checked, name_in
+from nsqtools.ui.site import SentForm, WebPage, target_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
     from nsqtools.ui.site import Site
 
 _PER_PAGE = 50
-_MAX_FINDINGS = 20
-_MAX_ROWS = 500
-_DOCTOR_TIMEOUT = 8.0
 
 COLUMNS = {
     "name": "Topic",
@@ -49,49 +44,43 @@ async def overview(site: Site, request: Request) -> WebPage:
     picture, query = site.watch.picture, request.query_params
     text, sort = query.get("q", "")[:100], query.get("sort", "")
     sort = sort if sort in COLUMNS else "depth"
-    value = attrgetter(sort)
     found = [line for line in picture.topics if text.lower() in line.name.lower()]
-    known = [line for line in found if value(line) is not None]
-    known.sort(key=value, reverse=sort != "name")  # names from the first, numbers from the highest
-    found = [*known, *(line for line in found if value(line) is None)]
+    if sort != "name":  # as they are sorted; numbers from the highest, unknown ones last
+        found.sort(key=lambda line: (getattr(line, sort) is None, -(getattr(line, sort) or 0)))
     pages = max(1, -(-len(found) // _PER_PAGE))
     wanted = query.get("page", "")[:9]
     number = max(1, min(pages, int(wanted) if wanted.isdecimal() else 1))
-    start = _PER_PAGE * (number - 1)
-    shown = found[start : start + _PER_PAGE]
+    shown = found[_PER_PAGE * (number - 1) :][:_PER_PAGE]
     context = {
-        "lines": [(line, spark(site.watch.history, line.keys, "depth")) for line in shown],
+        "lines": [(line, spark(site.watch.history, line.keys)) for line in shown],
         "count": len(found),
         "pages": pages,
         "page": number,
         "q": text,
         "sort": sort,
         "columns": COLUMNS,
-        "findings": picture.findings[:_MAX_FINDINGS],
-        "more_findings": len(picture.findings) - _MAX_FINDINGS,
     }
     return WebPage("overview.html", context)
 
 
 async def topic(site: Site, request: Request) -> WebPage:
     """Show a topic or one of its channels: charts, numbers by nsqd, channels or consumers."""
-    name, channel = name_in(request, "topic"), name_in(request, "channel")
+    target = target_of(request.path_params)
+    name, channel = target.topic, target.channel
     picture = site.watch.picture
     row, own = (picture.rows.get((name, each)) for each in (channel, ""))
     listed: list[Row] = []
     if own and not own.is_held:  # only nsqlookupd knows it, with channels that no nsqd has
-        async with site.looking():
+        async with site.asking():
             known = (await survey(site.servers, name)).channels
         listed = [replace(own, channel=each) for each in sorted(known)]
         row = row or next((each for each in listed if each.channel == channel), None)
     if row is None:
         silent = "; no answer from " + counted(len(picture.silent), "server")
-        text = f"no answering nsqd has {Target(name, channel)}"
+        text = f"no answering nsqd has {target}"
         raise HTTPException(404, text + silent if picture.silent else text)
     snapshot, consumers = await site.watch.detail(name)
-    clients = [each for each in consumers if each.channel == channel]
     held = [each for key, each in picture.rows.items() if key[0] == name and key[1]]
-    channels = [(each, age(each)) for each in held or listed]
     context = {
         "topic": name,
         "channel": channel,
@@ -99,10 +88,8 @@ async def topic(site: Site, request: Request) -> WebPage:
         "oldest": age(row),
         "charts": charts(site.watch.history, (name, channel), picture.snapshot.at, row),
         "nodes": by_node(snapshot, channel),
-        "channels": [] if channel else channels[:_MAX_ROWS],
-        "more_channels": 0 if channel else len(channels) - _MAX_ROWS,
-        "clients": clients[:_MAX_ROWS],
-        "more_clients": len(clients) - _MAX_ROWS,
+        "channels": [(each, age(each)) for each in held or listed],
+        "clients": [each for each in consumers if each.channel == channel],
         "latencies": latencies(snapshot).get((name, channel), ()),
         "findings": [each for each in picture.findings if each.topic == name],
         "silent": [str(error) for error in snapshot.failures.values()],
@@ -113,15 +100,10 @@ async def topic(site: Site, request: Request) -> WebPage:
 async def nodes(site: Site, request: Request) -> WebPage:
     """Show all nsqds and nsqlookupds, with versions, health, and the topics of each nsqd."""
     snapshot = site.watch.picture.snapshot
-    found = [
-        (node, snapshot.stats.get(name), snapshot.failures.get(name))
-        for name, node in snapshot.nodes.items()
-    ]
     chosen = snapshot.nodes.get(request.query_params.get("nsqd", ""))
     stats = snapshot.stats.get(chosen.name) if chosen else None
     held = {each.name: each for each in stats.topics} if stats else {}
     context = {
-        "nodes": found,
         "listings": Counter(each.tcp for some in snapshot.listed.values() for each in some),
         "chosen": chosen,
         "held": held,
@@ -132,17 +114,16 @@ async def nodes(site: Site, request: Request) -> WebPage:
 
 async def doctor(site: Site, request: Request) -> WebPage:
     """Examine a topic or channel as ``nsqtools doctor`` does."""
-    name, channel = request.query_params.get("topic", ""), request.query_params.get("channel", "")
-    name, channel = checked("topic", name), channel and checked("channel", channel)
+    target = target_of(SentForm(request.query_params))
     question = Question(
-        topic=name,
-        channel=channel,
+        topic=target.topic,
+        channel=target.channel,
         nsqds=(),
         lookupds=site.servers.lookupds,
         urls=site.servers.nsqds,
-        timeout=_DOCTOR_TIMEOUT,
+        timeout=site.servers.timeout,
     )
-    async with site.looking():
+    async with site.asking():
         facts = await examine(question, ExaminedConfig(**vars(site.config)))
-    context = {"topic": name, "channel": channel, "findings": diagnose(facts)}
+    context = {"target": target, "findings": diagnose(facts)}
     return WebPage("doctor.html", context, live=False)

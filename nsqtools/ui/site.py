@@ -20,8 +20,10 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from nsqtools import __version__
 from nsqtools.config.units import counted, format_age, format_number, format_time
+from nsqtools.engine.changes import Target
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
+from nsqtools.sinks.threads import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -43,11 +45,14 @@ if TYPE_CHECKING:
 
 FILES = Path(__file__).parent
 
+ERRORS = (HTTPException, NSQError, OSError)
+"""The errors to tell visitors of; others are bugs."""
+
 MAX_FORM = 4 << 20
 """Maximum size of a form, in bytes."""
 _MAX_FIELDS = 1000
 _FORM_TIMEOUT = 30.0
-_MAX_LOOKERS = 8
+_MAX_ASKERS = 8
 _MAX_STREAMS = 200
 """Maximum number of browsers that get new pictures."""
 
@@ -94,16 +99,15 @@ class Site:
 
     def __post_init__(self) -> None:
         """Load the templates."""
-        self.lookers = asyncio.Semaphore(_MAX_LOOKERS)
-        """For requests that keep connections to servers open for seconds."""
+        self._askers = asyncio.Semaphore(_MAX_ASKERS)
         self.decoding = asyncio.Lock()
         """For the use of the decoder, by one thread at a time."""
         self.publishing = asyncio.Lock()
         """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
         """Number of browsers that get new pictures."""
-        self._turn = 0
-        self._drawings: dict[str, asyncio.Task[str]] = {}
+        self._polls = 0
+        self._drawings: dict[tuple[str, bool], asyncio.Task[str]] = {}
         self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
@@ -125,11 +129,11 @@ class Site:
         return f"{path}?{urlencode(given, errors='replace')}" if given else path
 
     @asynccontextmanager
-    async def looking(self) -> AsyncIterator[None]:
+    async def asking(self) -> AsyncIterator[None]:
         """Ask servers for seconds; raises HTTPException at once if many others do so."""
-        if self.lookers.locked():
+        if self._askers.locked():
             raise HTTPException(503, "too many requests ask servers now: try again in some seconds")
-        async with self.lookers:
+        async with self._askers:
             yield
 
     def render(self, page: WebPage, request: Request, *, block: str = "") -> str:
@@ -137,6 +141,7 @@ class Site:
         template = self._templates.get_template(page.template)
         context = {
             "visitor": request.state.visitor,
+            "may_change": not request.state.visitor.refusal,
             "picture": self.watch.picture,
             "live": page.live,
             **page.context,
@@ -152,13 +157,13 @@ class Site:
         return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"
 
     async def drawn(self, view: PageView, request: Request) -> str:
-        """Return the live part of a page, drawn once in a turn for all who look at this page.
+        """Return the live part of a page, drawn once after a poll for all who look at this page.
 
-        No live part depends on the visitor.
+        It depends on whether a visitor may change things, but not on the visitor.
         """
-        if self._turn != self.watch.polls:
-            self._turn, self._drawings = self.watch.polls, {}
-        key = str(request.url)
+        if self._polls != self.watch.polls:
+            self._polls, self._drawings = self.watch.polls, {}
+        key = str(request.url), bool(request.state.visitor.refusal)
         if key not in self._drawings:
             self._drawings[key] = asyncio.ensure_future(_draw(self, view, request))
         return await asyncio.shield(self._drawings[key])
@@ -167,10 +172,13 @@ class Site:
         """Return a whole page."""
         return HTMLResponse(self.render(page, request), page.status)
 
-    def notice(self, request: Request, text: str, status: int) -> HTMLResponse:
-        """Return a page with one sentence."""
-        page = WebPage("notice.html", {"text": text}, live=False, status=status)
-        return self.respond(page, request)
+
+def notice_of(error: Exception) -> WebPage:
+    """Return the page that tells of one of ``ERRORS``."""
+    text = getattr(error, "detail", str(as_output_error(error)))
+    status = getattr(error, "status_code", 400 if isinstance(error, ConfigError) else 502)
+    text = "there is no such page" if text == "Not Found" else text
+    return WebPage("notice.html", {"text": text}, live=False, status=status)
 
 
 def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response]]:
@@ -182,7 +190,7 @@ def viewed(site: Site, view: PageView) -> Callable[[Request], Awaitable[Response
         if not page.live or "text/event-stream" not in request.headers.get("accept", ""):
             return site.respond(page, request)
         if site.streams >= _MAX_STREAMS:
-            return site.notice(request, "too many browsers are looking: reload later", 503)
+            raise HTTPException(503, "too many browsers are looking: reload later")
         return StreamingResponse(_live(site, view, request, page), media_type="text/event-stream")
 
     return endpoint
@@ -192,7 +200,7 @@ async def _live(site: Site, view: PageView, request: Request, page: WebPage) -> 
     site.streams += 1
     try:
         yield "retry: 2000\n\n" + site.event(page, request)
-        while await site.watch.turn():
+        while await site.watch.next_picture():
             yield await site.drawn(view, request)
     finally:
         site.streams -= 1
@@ -201,8 +209,8 @@ async def _live(site: Site, view: PageView, request: Request, page: WebPage) -> 
 async def _draw(site: Site, view: PageView, request: Request) -> str:
     try:
         page = await view(site, request)
-    except (HTTPException, NSQError) as error:
-        page = WebPage("notice.html", {"text": getattr(error, "detail", str(error))})
+    except ERRORS as error:
+        page = notice_of(error)
     return site.event(page, request)
 
 
@@ -245,15 +253,7 @@ async def _read_form(request: Request) -> SentForm:
     return SentForm(pairs)
 
 
-def name_in(request: Request, kind: str) -> str:
-    """Return the topic or channel named by the path, empty if there is none."""
-    found: str = request.path_params.get(kind, "")
-    return found and checked(kind, found)
-
-
-def checked(kind: str, name: str) -> str:
-    """Return the name of a topic or channel; raises HTTPException for one that no server has."""
-    try:
-        return check_name(kind, name)
-    except ConfigError as error:
-        raise HTTPException(404, str(error)) from None
+def target_of(names: Mapping[str, str]) -> Target:
+    """Return the topic or channel that a path or a form names; raises ConfigError."""
+    topic, channel = check_name("topic", names["topic"]), names.get("channel", "")
+    return Target(topic, channel and check_name("channel", channel))

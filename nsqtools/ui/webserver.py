@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nsqtools.errors import ConfigError
 from nsqtools.names import Address
-from nsqtools.net.tcp import listening_socket
+from nsqtools.net.tcp import cannot_listen, listening_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,10 +77,7 @@ class PageServer:
         try:
             self._listener = listening_socket(address)
         except OSError as error:
-            raise ConfigError(
-                f"--address {address}: cannot listen: {error.strerror}; give another address, or "
-                "port 0 for a free one"
-            ) from error
+            raise cannot_listen("--address", address, error) from error
         self.address = Address(*self._listener.getsockname()[:2])
         config = uvicorn.Config(
             app,

@@ -9,7 +9,8 @@ from rich.screen import Screen
 from rich.segment import Segment
 
 from nsqtools.cli.commands.stats.view import ViewState, short
-from tests.support.reports import report, row
+from nsqtools.net.http.replies import ChannelStats, NsqdStats, TopicStats
+from tests.support.reports import NSQD, report, row
 
 WIDE, TALL = 160, 30
 
@@ -50,6 +51,13 @@ def test_of_more_rows_than_the_window_has_the_first_are_shown_and_counted() -> N
 
 
 WINDOWS = (
+    "topic    channel   depth▼   inflt     def    in/s   out/s   req/s   t-o/s  clients trend",
+    "t        c             20       3       4       0       0     0.5     0.2        8 "
+    "▁▅█          paused missing=1",
+    "events   archive        0       3       4       -      12     0.5     0.2        8",
+    "",
+    "no answer: 127.0.0.1:4251: connection refused (and 1 more)",
+    "q quit  s sort",
     "topic    channel   depth▼   inflt     def    in/s   out/s   req/s   t-o/s  clients",
     "t        c             20       3       4       0       0     0.5     0.2        8 "
     "paused missing=1",
@@ -73,10 +81,12 @@ def test_a_window_has_what_fits_into_it() -> None:
         first = row(depth=depth, paused=True, missing=1)
         second = row("events", "archive", ingress=None, egress=12.25)
         told = report(first, second, silent=True, lookupd=True)
-        view.update(replace(told, snapshot=replace(told.snapshot, at=at)))
-    lines = [line.rstrip() for width in (123, 70) for line in shown(view, width, 7)]
-    assert tuple(lines[1:7] + lines[8:]) == WINDOWS
-    assert lines[0].endswith("  2 nsqds (1 silent)  2 rows  every 2s")
+        channel = ChannelStats("c", depth)
+        stats = NsqdStats("1.3.0", "OK", 5, (TopicStats("t", 0, channels=(channel,)),))
+        view.update(replace(told, snapshot=replace(told.snapshot, at=at, stats={NSQD: stats})))
+    lines = [line.rstrip() for width in (112, 111, 70) for line in shown(view, width, 7)[1:]]
+    assert tuple(lines) == WINDOWS
+    assert shown(view, 112, 7)[0].rstrip().endswith("  2 nsqds (1 silent)  2 rows  every 2s")
     press(view, "s")
     low = shown(view, 123, 5)
     assert ("1 of 2 rows" in low[0], "inflt▼" in low[1]) == (True, True)

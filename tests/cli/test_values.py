@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,6 +193,17 @@ def test_https_is_verified_with_the_ca_of_the_line(certificates: Certificates) -
         trusted = ("--tls-root-ca-file", str(certificates.ca))
         assert names("topic", typed("tail", *known, *trusted)) == ("a",)
         assert names("topic", typed("tail", *known)) == ()
+
+
+def test_https_with_the_client_certificate_of_the_line(certificates: Certificates) -> None:
+    with WebServer(Answer(body=b'{"topics": ["a"]}'), tls=certificates.server) as strict:
+        assert strict.tls
+        strict.tls.load_verify_locations(certificates.ca)
+        strict.tls.verify_mode = ssl.CERT_REQUIRED
+        asked = ("--lookupd-http-address", strict.url(""), "--tls-root-ca-file", certificates.ca)
+        line = ("topic", "delete", *map(str, asked))
+        assert names("topic", typed(*line, *certificates.client.options())) == ("a",)
+        assert names("topic", typed(*line)) == ()
 
 
 def test_topics_and_channels_of_a_data_path_are_those_with_files(tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ async def test_an_nsqd_that_is_given_in_two_spellings_counts_once(stage: Stage) 
     assert list((await cluster.poll()).nodes) == [nsqd.name]
 
 
+async def test_nsqds_that_report_only_their_version_count_each(stage: Stage) -> None:
+    old = [await stage.nsqd("t") for _ in range(2)]
+    for nsqd in old:
+        nsqd.answers["/info"] = {"version": "0.3.8"}
+    assert len((await stage.cluster(nsqds=tuple(old)).poll()).nodes) == 2
+
+
 async def test_an_nsqd_has_its_broadcast_address_for_a_name_unless_two_claim_it(
     stage: Stage,
 ) -> None:
@@ -91,11 +98,11 @@ async def test_a_topic_of_a_snapshot_is_asked_for_where_it_was_and_silent_nsqds_
 ) -> None:
     having, other, dead = await stage.nsqd("t"), await stage.nsqd("u"), await stage.nsqd("t")
     lookupd = await stage.lookupd(having, other, dead)
-    cluster, details = stage.cluster(lookupd), stage.cluster(lookupd)
+    cluster = stage.cluster(lookupd)
     await dead.stop()
     whole = await cluster.look()
     asked = [len(each.asked) for each in (lookupd, other)]
-    found = await details.again(whole, "t")
+    found = await cluster.again(whole, "t")
     assert [len(each.asked) for each in (lookupd, other)] == asked
     assert "include_clients=true&include_mem=false&topic=t" in having.asked[-1]
     assert (set(found.stats), set(found.failures)) == ({having.name}, {dead.name})

@@ -61,7 +61,7 @@ def snapshot_of(at: float, channels: int, grown: int = 0, clients: int = 0) -> S
 
 def watch_of(looks: Looks) -> ClusterWatch:
     cluster: Any = looks
-    return ClusterWatch(cluster, cluster, 5.0)
+    return ClusterWatch(cluster, 5.0)
 
 
 @virtual
@@ -101,12 +101,12 @@ async def test_everybody_gets_each_picture_until_the_end() -> None:
     watch = watch_of(looks)
     await watch.poll()
     running = asyncio.ensure_future(watch.run())
-    waiting = [asyncio.ensure_future(watch.turn()) for _ in range(3)]
+    waiting = [asyncio.ensure_future(watch.next_picture()) for _ in range(3)]
     assert await asyncio.gather(*waiting) == [True] * 3
     first = watch.picture.topics[0]
     assert (first.name, first.depth, first.oldest, first.clients) == ("t0", 9, None, 0)
-    assert await watch.turn()
-    waiting = [asyncio.ensure_future(watch.turn())]
+    assert await watch.next_picture()
+    waiting = [asyncio.ensure_future(watch.next_picture())]
     await elapse(0)
     watch.stop()
     assert await waiting[0] is False

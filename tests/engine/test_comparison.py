@@ -52,7 +52,7 @@ def test_nothing_comes_or_goes_that_may_have_been_there(
         unseen = [now.samples()[name] for name in now.stats.keys() - before.stats.keys()]
         assert all(each.counters.keys().isdisjoint(changes.came) for each in unseen if each)
     assert set(changes.still) <= has & had
-    for name in before.failures.keys() | now.failures.keys():
+    for name in before.silent.keys() | now.silent.keys():
         for one in (before, now):
             sample = one.samples().get(name)
             told = {*changes.came, *changes.went, *changes.still}
@@ -103,9 +103,9 @@ def test_a_finding_is_gone_only_if_its_server_answers() -> None:
     before = SavedSnapshot(1.0, {"a:4150": NsqdStats()}, findings=found)
     for change, gone in (
         ({}, found),
-        ({"failures": {"b:4150": "silent"}}, found[:1]),
+        ({"silent": {"b:4150": "silent"}}, found[:1]),
         ({"silent_lookupds": {"l:4161": "silent"}}, found[:1]),
-        ({"stats": {}, "failures": {"a:4150": "silent"}}, ()),
+        ({"stats": {}, "silent": {"a:4150": "silent"}}, ()),
     ):
         now = replace(before, findings=(), **cast("Any", change))
         assert compare(before, now).gone_findings == gone

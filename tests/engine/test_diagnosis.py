@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.engine.doctor import diagnose
+from nsqtools.engine.cluster import Node, Snapshot
+from nsqtools.engine.doctor import diagnose, findings_of
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import AuthError, HTTPError, RefusedError, UnreachableError
@@ -575,6 +576,16 @@ def test_each_fault_is_found_with_its_culprit(
         assert fix in finding.fix
 
 
+def test_a_single_poll_shows_who_is_silent_or_unwell_and_what_nobody_takes() -> None:
+    names = "a:4151", "b:4151"
+    nodes = {name: Node(name, f"http://{name}", AT) for name in names}
+    stats = {names[0]: NsqdStats("1.3.0", "NOK - no space", 5, (events(channel(depth=1)),))}
+    lookupds = {"m:4161": refused("m", 4161)}
+    found = list(findings_of(Snapshot(0.0, stats, {names[1]: refused("b")}, nodes, lookupds)))
+    assert [each.code for each in found] == ["NSQ001", "NSQ003", "NSQ004", "NSQ036"]
+    assert [each.server for each in found[:3]] == ["m:4161", "b:4151", "a:4150"]
+
+
 def test_what_nsqd_refuses_is_not_mended_by_starting_it() -> None:
     words = "sample rate (100) is invalid"
     text = f"nsqd refused the connection: E_BAD_BODY IDENTIFY {words}"
@@ -643,16 +654,3 @@ def test_what_to_do_reaches_an_nsqd_that_no_nsqlookupd_lists(
     found = whole(known("a", topic, producer=None), lookupds=[lookupd(nodes=(producer("b"),))])
     fixes = [each.fix for each in diagnose(found)]
     assert any(f" nsqtools {command};" in f" {fix};" for fix in fixes), fixes
-
-
-@pytest.mark.parametrize(
-    ("topics", "said"),
-    [
-        ({"events"}, "nsqlookupd knows topic events, but no nsqd has it"),
-        ({"event"}, "no nsqlookupd lists topic events"),
-    ],
-)
-def test_a_topic_that_no_nsqd_has_may_be_known_all_the_same(topics: set[str], said: str) -> None:
-    node = producer("a", "other")
-    found = not_ok(facts(lookupds=[lookupd(topics=frozenset(topics), nodes=(node,))]))
-    assert next(each.text for each in found if "topic" in each.text).startswith(said)

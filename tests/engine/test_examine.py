@@ -10,11 +10,24 @@ import pytest
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.examine import Question, examine
+from nsqtools.engine.doctor.facts import Facts
 from nsqtools.engine.doctor.snapshot import SavedSnapshot
 from nsqtools.names import Address
 from tests.support.scripted_http import CHANNEL, reply, serving
 from tests.support.servers import free_port
 from tests.support.staging import Stage
+
+
+@pytest.fixture(autouse=True)
+def moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second look comes soon."""
+    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+
+
+async def examined(**question: Any) -> Facts:
+    """The facts of the whole cluster, or of a topic."""
+    nothing: dict[str, Any] = {"topic": "", "channel": "", "nsqds": (), "lookupds": (), "urls": ()}
+    return await examine(Question(**{**nothing, **question}), ConsumerConfig())
 
 
 @pytest.mark.parametrize("off", [3600, -3600, None])
@@ -24,9 +37,7 @@ async def test_the_clock_of_nsqd_is_that_of_its_http_replies(off: int | None) ->
     said = json.dumps({"version": "1.3.0", "topics": [], **at})
     date = formatdate(time.time() + off, usegmt=True) if off else "yesterday"
     async with serving(reply(said, headers=f"Date: {date}\r\n")) as server:
-        urls = (str(server.address),)
-        question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
-        facts = await examine(question, ConsumerConfig())
+        facts = await examined(topic="t", urls=(str(server.address),))
     (nsqd,) = facts.nsqds
     assert nsqd.skew == pytest.approx(off or 0, abs=60 if off else 0)
     assert (nsqd.tcp, nsqd.given) == (tcp, True)
@@ -35,16 +46,11 @@ async def test_the_clock_of_nsqd_is_that_of_its_http_replies(off: int | None) ->
 
 async def test_an_nsqd_whose_tcp_port_nobody_knows_is_asked_over_http() -> None:
     async with serving(reply('{"version": "1.3.0", "topics": []}')) as server:
-        urls = (str(server.address),)
-        question = Question(topic="t", channel="", nsqds=(), lookupds=(), urls=urls, timeout=60)
-        (nsqd,) = (await examine(question, ConsumerConfig())).nsqds
+        (nsqd,) = (await examined(topic="t", urls=(str(server.address),))).nsqds
     assert (nsqd.tcp, nsqd.version, nsqd.topic, nsqd.http_error) == (None, "1.3.0", None, None)
 
 
-async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
+async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(stage: Stage) -> None:
     nsqds = [await stage.nsqd(*(f"t{n}" for n in range(1000))) for _ in range(2)]
     for nsqd in nsqds:
         for topic in nsqd.answers["/stats"]["topics"]:
@@ -53,8 +59,7 @@ async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(
     names = [f"t{n}" for n in range(1000)]
     lookupd.answers |= {"/topics": {"topics": [*names, "gone"]}, "/info": {"version": "1.3.0"}}
     lookupd.answers["/channels"] = {"channels": ["c", "d"] * 1000}
-    question = Question(topic="", channel="", nsqds=(), lookupds=(lookupd.name,), urls=())
-    found = diagnose(await examine(question, ConsumerConfig()))
+    found = diagnose(await examined(lookupds=(lookupd.name,)))
     assert [each.topic for each in found if each.code == "NSQ025"] == ["gone"]
     assert [nsqd.count("/stats") for nsqd in nsqds] == [2, 2]
     assert len(lookupd.asked) == 4
@@ -63,43 +68,32 @@ async def test_a_whole_cluster_takes_one_request_of_each_nsqd_and_look(
 async def test_nsqds_too_many_to_be_examined_may_have_what_is_listed_for_them(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
     monkeypatch.setattr("nsqtools.engine.doctor.examine.MAX_NSQDS", 1)
     lookupd = await stage.lookupd(await stage.nsqd("a"), await stage.nsqd("b"))
     lookupd.answers |= {"/topics": {"topics": ["a", "b", "gone"]}, "/info": {"version": "1.3.0"}}
     lookupd.answers["/channels"] = {"channels": ["c"]}
-    question = Question(topic="", channel="", nsqds=(), lookupds=(lookupd.name,), urls=())
-    facts = await examine(question, ConsumerConfig())
+    facts = await examined(lookupds=(lookupd.name,))
     found = {(each.topic, each.channel) for each in diagnose(facts) if each.code == "NSQ025"}
     assert found == {("gone", ""), ("a", "c")}
     assert (len(facts.nsqds), facts.maybe) == (1, {"b"})
     assert "only the first 1" in caplog.text
 
 
-async def test_an_nsqd_is_saved_by_its_broadcast_address(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_nsqd_is_saved_by_its_broadcast_address(stage: Stage) -> None:
     """So that later looks know it again, whatever address they were given."""
-    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
     nsqd = await stage.nsqd("t")
     given = Address("127.0.0.1", nsqd.port - 1)
-    question = Question(topic="", channel="", nsqds=(given,), lookupds=(), urls=())
-    saved = SavedSnapshot.of(await examine(question, ConsumerConfig()), ())
+    saved = SavedSnapshot.of(await examined(nsqds=(given,)), ())
     assert list(saved.stats) == [f"127.0.0.1:{nsqd.answers['/info']['tcp_port']}"]
 
 
-async def test_nsqds_with_one_broadcast_address_are_all_examined_and_saved(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nsqds_with_one_broadcast_address_are_all_examined_and_saved(stage: Stage) -> None:
     """As containers that broadcast the name of their host."""
-    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
     first, second = await stage.nsqd("t"), await stage.nsqd("u")
     info = first.answers["/info"]
     second.answers["/info"] = {**info, "hostname": "other"}
     again = f"localhost:{first.port}"  # the first one, in another spelling
-    urls = (first.name, second.name, again)
-    question = Question(topic="", channel="", nsqds=(), lookupds=(), urls=urls)
-    facts = await examine(question, ConsumerConfig())
+    facts = await examined(urls=(first.name, second.name, again))
     found = diagnose(facts)
     (shared,) = (each for each in found if each.code == "NSQ029")
     assert all(name in shared.text for name in (first.name, second.name))
@@ -119,16 +113,13 @@ class Moving(dict[str, Any]):
 
 @pytest.mark.parametrize(("in_flight", "is_again"), [(4, False), (5, True), (6, True)])
 async def test_consumers_that_can_take_nothing_are_looked_at_again(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, in_flight: int, is_again: bool
+    stage: Stage, in_flight: int, is_again: bool
 ) -> None:
-    monkeypatch.setattr("nsqtools.engine.doctor.examine.MOMENT", 0.01)
     nsqd = await stage.nsqd("t")
     client = {"ready_count": 5, "in_flight_count": in_flight}
     channel = {**CHANNEL, "message_count": 6, "clients": [client]}
     nsqd.answers["/stats"]["topics"][0]["channels"] = [channel]
     nsqd.answers = Moving(nsqd.answers)
-    urls = (nsqd.name,)
-    question = Question(topic="t", channel="c", nsqds=(), lookupds=(), urls=urls, timeout=60)
-    (found,) = (await examine(question, ConsumerConfig())).nsqds
+    (found,) = (await examined(topic="t", channel="c", urls=(nsqd.name,))).nsqds
     looks = [look.channels[0].message_count for look in (found.topic, found.later) if look]
     assert looks == [7, 8][: 1 + is_again]

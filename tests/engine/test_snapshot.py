@@ -19,7 +19,6 @@ SEEN = SavedSnapshot(
     1000.5,
     {"a:4150": STATS},
     {"b:4150": "b:4151: connection refused"},
-    {"b:4150": ("events",)},
     {"l:4161": "l:4161: connection refused"},
     (fault("NSQ036", "text", "fix", topic="events", channel="c"),),
 )
@@ -65,7 +64,6 @@ def test_a_file_never_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> N
         ({"nsqds": {"a": {"topics": [], "start_time": 1061}}}, "clock was wrong"),
         ({"nsqds": {"a": {"topics": [{"topic_name": "no name"}]}}}, "no name"),
         ({"nsqds": []}, "'nsqds'"),
-        ({"listed": {"a": 1}}, "'a'"),
         ({"silent_nsqds": {"a": 1}}, "silent_nsqds"),
         ({"findings": [{}]}, "finding"),
         ({"findings": None}, "findings"),

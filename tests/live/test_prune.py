@@ -37,6 +37,17 @@ def servers(nsqds: list[Nsqd], nsqlookupd: Nsqlookupd) -> list[str]:
     return lookup([nsqlookupd])
 
 
+@pytest.fixture
+def prune(nsqds: list[Nsqd], nsqlookupd: Nsqlookupd, servers: list[str]) -> Callable[..., int]:
+    """Creates topics, and prunes all in this process; returns the exit code."""
+
+    def run(*topics: str, options: tuple[str, ...] = ()) -> int:
+        create(nsqlookupd, nsqds, *topics)
+        return exits.run(cli, ["topic", "prune", *WATCH, "--yes", *options, *servers])
+
+    return run
+
+
 def create(nsqlookupd: Nsqlookupd, nsqds: list[Nsqd], *topics: str) -> None:
     """Topics on all these nsqds, each with a channel ``c``."""
     for topic in topics:
@@ -81,19 +92,19 @@ def test_only_topics_that_nobody_uses_are_deleted_and_everywhere(
     before = [held(nsqd) for nsqd in nsqds]
     words = ("topic", "prune", "--topic-pattern", "^[^k]", *WATCH, "--json", *servers)
     planned = nsqtools_cli(*words, "--dry-run")
-    expected = {"full": ("kept", "messages"), "idle": ("planned", "idle"), "read": ("kept", "used")}
+    expected = {"full": ("kept", "holding"), "idle": ("planned", "idle"), "read": ("kept", "used")}
     assert (planned.code, results(planned)) == (0, expected)
     assert nsqtools_cli(*words).code == 2
     assert [held(nsqd) for nsqd in nsqds] == before
     ended = nsqtools_cli(*words, "--yes")
     assert ended.code == 0, ended.stderr
     assert "--watch-for 100ms is less than a minute" in ended.stderr
-    assert results(ended) == {"full": ("kept", "messages"), "idle": ("deleted", "idle")}
+    assert results(ended) == {"full": ("kept", "holding"), "idle": ("deleted", "idle")}
     kept = {"full", "read", "kept", "passing#ephemeral"}
     assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]
     assert not nsqlookupd.lookup("idle")
     ended = nsqtools_cli(*words, "--yes", "--with-messages")
-    assert results(ended) == {"full": ("deleted", "messages")}
+    assert results(ended) == {"full": ("deleted", "holding")}
     kept -= {"full"}
     assert [held(nsqd).keys() for nsqd in nsqds] == [kept, kept]
     assert nsqtools_cli("topic", "prune", "--topic", "idle", *WATCH, "--yes", *servers).code == 1
@@ -141,27 +152,21 @@ def test_what_begins_to_be_used_while_the_command_asks_is_left(
 
 
 def test_what_begins_to_be_used_between_two_deletions_is_left(
-    nsqds: list[Nsqd],
-    nsqlookupd: Nsqlookupd,
-    servers: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    nsqds: list[Nsqd], prune: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(nsqlookupd, nsqds, "a", "b", "c")
-
     async def and_publish(*args: Any, **options: Any) -> Any:
         taken = await delete_idle(*args, **options)
         nsqds[1].publish("b", [b"x"])
         return taken
 
     monkeypatch.setattr("nsqtools.cli.commands.admin.prune.delete_idle", and_publish)
-    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", *servers]) == 0
+    assert prune("a", "b", "c") == 0
     assert [held(nsqd).keys() for nsqd in nsqds] == [{"b"}, {"b"}]
 
 
 def test_a_deletion_that_fails_on_one_server_is_no_success(
     nsqds: list[Nsqd],
-    nsqlookupd: Nsqlookupd,
-    servers: list[str],
+    prune: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -172,9 +177,8 @@ def test_a_deletion_that_fails_on_one_server_is_no_success(
         steps.remove(last)
         return [*await carry_out(servers, [steps]), replace(last, error=error)]
 
-    create(nsqlookupd, nsqds, "a")
     monkeypatch.setattr("nsqtools.engine.administration.carry_out", fail_on_one)
-    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", "--json", *servers]) == 4
+    assert prune("a", options=("--json",)) == 4
     (told,) = json.loads(capsys.readouterr().out)["topics"]
     assert (told["result"], [each["result"] for each in told["servers"]]) == (
         "failed",
@@ -184,8 +188,7 @@ def test_a_deletion_that_fails_on_one_server_is_no_success(
 
 def test_after_a_signal_it_says_what_was_done(
     nsqds: list[Nsqd],
-    nsqlookupd: Nsqlookupd,
-    servers: list[str],
+    prune: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -195,9 +198,8 @@ def test_after_a_signal_it_says_what_was_done(
             await asyncio.Event().wait()
         return await delete_idle(servers, target, *args, **options)
 
-    create(nsqlookupd, nsqds, "a", "b", "c")
     monkeypatch.setattr("nsqtools.cli.commands.admin.prune.delete_idle", interrupted)
-    assert exits.run(cli, ["topic", "prune", *WATCH, "--yes", *servers]) == 4
+    assert prune("a", "b", "c") == 4
     rows = [line.split("\t")[:2] for line in capsys.readouterr().out.splitlines()]
     assert rows == [["a", "deleted"], ["b", "failed"], ["c", "kept"]]
     assert [held(nsqd).keys() for nsqd in nsqds] == [{"b", "c"}, {"b", "c"}]

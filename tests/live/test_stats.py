@@ -15,6 +15,7 @@ from tests.support.nagios import Output, read
 from tests.support.process import Cli, Terminal
 from tests.support.raw import Raw
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
+from tests.support.tls import Certificates
 
 
 @pytest.fixture
@@ -44,6 +45,22 @@ def test_numbers_of_a_cluster_are_those_of_its_nsqds_added_up(
     assert 0.01 < json.loads(nsqtools_cli("stats", *twice).stdout)["interval"] < 60
     paused = {each["nsqd"]: each["paused"] for each in said["nsqds"]}
     assert paused == {str(nsqd.http): nsqd is filled[1] for nsqd in filled}
+
+
+@pytest.mark.nsqd_only("the sandbox has no HTTPS")
+def test_an_nsqd_that_wants_a_client_certificate_for_https(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, certificates: Certificates, topic: str
+) -> None:
+    nsqd = make_nsqd(*certificates.strict_nsqd_args())
+    fill(nsqd, topic)
+    asked = ("--once", "--nsqd-http-address", f"https://{nsqd.https}")
+    for trust in (("--tls-root-ca-file", str(certificates.ca)), ("--tls-insecure-skip-verify",)):
+        refused = nsqtools_cli("stats", *asked, *trust)
+        assert (refused.code, "--tls-cert" in refused.stderr) == (3, True)
+        said = ask(nsqtools_cli, topic, *asked, *trust, *certificates.client.options())
+        assert said["depth"] == 3
+    lone = nsqtools_cli("stats", *asked, "--tls-cert", str(certificates.client.cert))
+    assert (lone.code, "--tls-key" in lone.stderr) == (2, True)
 
 
 def test_a_check_is_of_all_nsqds_together(

@@ -77,11 +77,11 @@ def test_an_nsqd_that_does_not_say_when_it_was_started_may_have_been_restarted()
 def test_messages_are_held_until_some_are_consumed() -> None:
     held, fewer = sample(a=nsqd(HELD)), sample(a=nsqd({**HELD, C: Counters(5, depth=4)}))
     moved = sample(a=nsqd({**HELD, C: Counters(5, depth=5)}))
-    assert states(held, moved) == {T: "messages"}
-    assert states(held, moved, channels=True) == {C: "messages"}
+    assert states(held, moved) == {T: "holding"}
+    assert states(held, moved, channels=True) == {C: "holding"}
     assert states(held, fewer) == {T: "used"}
     waiting = sample(a=nsqd({**EMPTY, T: Counters(5, depth=2)}))
-    assert states(waiting, waiting, channels=True) == {C: "messages"}
+    assert states(waiting, waiting, channels=True) == {C: "holding"}
 
 
 def test_a_topic_is_used_by_any_of_its_channels_and_a_channel_by_its_topic() -> None:
@@ -170,6 +170,6 @@ def test_what_is_idle_was_seen_unchanged_and_without_clients_in_every_sample(
         for each in {e for e in every if e[1]} if channels else {(t, "") for t, _ in every}:
             looks = [known(each, one) for one in samples]
             same = all(look is not None and look == looks[0] for look in looks)
-            assert (found[each] in ("idle", "messages")) == same
+            assert (found[each] in ("idle", "holding")) == same
             if same:
-                assert (found[each] == "messages") == any(used[-1] for used in looks[0].values())
+                assert (found[each] == "holding") == any(used[-1] for used in looks[0].values())

@@ -42,7 +42,7 @@ class Channel:
 
 @contextlib.asynccontextmanager
 async def redriving(channel: Channel, **more: Any) -> AsyncIterator[RedriveSink]:
-    choice = Choice(lambda text: text.isdigit())
+    choice = Choice('type == "number"')
     sink = RedriveSink(Redriver(channel, **more), choice, "t", channel, began=START)
     sink._threads = InLoop()
     await sink.open()

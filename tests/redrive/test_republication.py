@@ -4,32 +4,43 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsqtools.config.connection import ConsumerConfig
+from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.engine.connector import Subscription
+from nsqtools.engine.producer import Producer
 from nsqtools.names import Address
-from nsqtools.redrive.redriver import Redriver
 from nsqtools.redrive.republication import (
     ChannelAgain,
     LettersAgain,
+    Republication,
+    Republications,
     lines_published,
     origin_in_file,
     origin_of,
 )
 from nsqtools.sinks.deadletters import read_dead_letters
 from tests.support.archiving import message
+from tests.support.clock import elapse, virtual
 
 
-class Got:
-    """A publisher that keeps the bodies."""
+class Got(Producer):
+    """A producer that keeps the bodies; without ``answers`` it waits for one after the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool = True) -> None:
+        super().__init__([Address("127.0.0.1", 1)])
         self.bodies: list[bytes] = []
+        self.answers = asyncio.Event()
+        if answers:
+            self.answers.set()
 
-    async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        self.bodies += bodies
-
-    async def close(self) -> None:
+    async def connect(self) -> None:
         pass
+
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
+    ) -> None:
+        self.bodies += bodies
+        if len(self.bodies) > 1:
+            await self.answers.wait()
 
 
 def test_a_message_of_another_nsqd_with_the_same_id_is_not_touched() -> None:
@@ -37,7 +48,7 @@ def test_a_message_of_another_nsqd_with_the_same_id_is_not_touched() -> None:
     shown = message(b"shown")
     source = Subscription(topic="t.dead", channel="c", nsqds=(one, other))
     chosen = [(origin_of(one, shown), b"edited")]
-    job = ChannelAgain("t", chosen, 1.0, source, (), ConsumerConfig())
+    job = ChannelAgain("t", chosen, 1.0, Got(), source, (), ConsumerConfig())
     assert job.bodies(other, [message(b"never shown")]) == [None]
     assert job.bodies(one, [shown]) == [b"edited"]
     job.settled(other, message(b"never shown"), "")
@@ -52,8 +63,9 @@ def test_a_letter_of_a_file_replaced_since_the_page_is_not_published(tmp_path: P
     letters, _ = read_dead_letters(str(file), 0, 10, 1000)
     chosen = [(origin_in_file(file.name, each), each.body) for each in letters]
     file.write_bytes(b'{"topic":"t","body":"1"}\n{"topic":"t","body":"3"}\n')
-    job, got = LettersAgain("t", chosen, 100.0, str(file), 1000, asyncio.Lock()), Got()
-    asyncio.run(job._publish_all(Redriver(got)))
+    got = Got()
+    job = LettersAgain("t", chosen, 100.0, got, str(file), 1000, asyncio.Lock())
+    asyncio.run(job.run())
     assert (got.bodies, job.published, job.failed) == ([b"1"], 1, 1)
     assert [(each.start, each.end) for each in lines_published(str(file), 1000)] == [(0, 25)]
 
@@ -66,15 +78,52 @@ def test_two_jobs_of_a_directory_take_turns(tmp_path: Path) -> None:
     got = Got()
 
     async def run() -> list[LettersAgain]:
-        turn = asyncio.Lock()
+        writing = asyncio.Lock()
         jobs = [
-            LettersAgain("t", part, 1000.0, str(file), 1000, turn)
+            LettersAgain("t", part, 1000.0, got, str(file), 1000, writing)
             for part in (chosen[:3], chosen[3:])
         ]
-        await asyncio.gather(*(job._publish_all(Redriver(got)) for job in jobs))
+        await asyncio.gather(*(job.run() for job in jobs))
         return jobs
 
     assert [(job.published, job.failed) for job in asyncio.run(run())] == [(3, 0)] * 2
     assert sorted(got.bodies) == [b"%d" % n for n in range(6)]
     (noted,) = lines_published(str(file), 1000)
     assert (noted.start, noted.end) == (0, 6 * 25)
+
+
+@virtual
+async def test_a_stopped_job_tells_what_is_published_what_is_not_and_what_is_unknown() -> None:
+    chosen = [(name, name.encode()) for name in "abc"]
+    for is_cut in (False, True):
+        got, jobs = Got(answers=False), Republications(ClientConfig(), "", lambda error: None)
+        fast, slow = Republication("t", chosen, 10.0, got), Republication("t", chosen, 0.01, Got())
+        for name, job in (("fast", fast), ("slow", slow)):
+            jobs.begin(name, job, job.run())
+        await elapse(1)
+        assert (got.bodies, slow.published) == ([b"a", b"b"], 1)
+        fast.stop()
+        slow.stop()
+        await elapse(0.1)
+        assert (slow.is_over, fast.is_over) == (True, False)
+        assert {each.error for each in slow.log} == {"", "not published: stopped"}
+        if not is_cut:
+            got.answers.set()
+        await jobs.close()
+        under_way = "unknown whether published: stopped" if is_cut else ""
+        assert [each.error for each in fast.log] == ["", under_way, "not published: stopped"]
+
+
+@virtual
+async def test_old_jobs_are_forgotten_but_none_that_runs() -> None:
+    jobs = Republications(ClientConfig(), "", lambda error: None)
+    chosen = [("a", b"a"), ("b", b"b")]
+    slow = Republication("t", chosen, 0.01, Got())
+    jobs.begin("slow", slow, slow.run())
+    for n in range(99):
+        job = Republication("t", chosen[:1], 10.0, Got())
+        jobs.begin(f"{n}", job, job.run())
+        await elapse(1)
+    assert (len(jobs.jobs), "slow" in jobs.jobs, "98" in jobs.jobs) == (50, True, True)
+    await jobs.close()
+    assert [each.error for each in slow.log] == ["", "not published: stopped"]

@@ -18,6 +18,7 @@ from nsqtools.records.compression import load_zstd
 from tests.simulation.lives import CHANNEL, MAX_MSG_TIMEOUT, PATIENCE, TOPIC, Life
 from tests.simulation.outputs import Endpoint
 from tests.simulation.plans import ACTIVE_TIME, Fault, Plan
+from tests.simulation.redriving import DirectoryRedriveLife, TopicRedriveLife
 from tests.simulation.world import Command, Server, World
 from tests.support.processes import Process
 
@@ -569,4 +570,6 @@ _KINDS: dict[str, type[Life]] = {
     "until-empty": UntilEmptyLife,
     "count": CountLife,
     "pub": PubLife,
+    "redrive": TopicRedriveLife,
+    "redrive-dir": DirectoryRedriveLife,
 }

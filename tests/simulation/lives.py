@@ -341,9 +341,13 @@ class Life:
 
         return back
 
+    def calls(self, fault: Fault) -> int:
+        """The number of calls to the disk before the one at which something happens."""
+        return int(fault.how**3 * 200)
+
     def at_call(self, fault: Fault, do: Callable[[Process], None]) -> Callable[[], None]:
         """Do it to a copy once, before a call to the disk, unless the result is called before."""
-        number, left = fault.which % self.plan.copies, int(fault.how**3 * 200)
+        number, left = fault.which % self.plan.copies, self.calls(fault)
         world = self.world
 
         def call(process: Process, name: str, path: str) -> None:

@@ -14,6 +14,9 @@ CALM = frozenset({"reader", "endpoint", "hup", "clock"})
 OF_SERVERS = ("server stops", "server restarts", "cut", "break", "latency")
 """Faults beside which a healthy nsqd must be consumed."""
 
+REDRIVEN_WELL = frozenset({"term", "lie", "disk slow", "rotate", "second run", "other consumer"})
+"""Faults beside which a run of redrive does all that it promises."""
+
 _OF_ALL = (
     *OF_SERVERS,
     "garbage",
@@ -22,6 +25,8 @@ _OF_ALL = (
     "clock",
 )
 _OF_STAGING = ("kill at", "stop at", "power", "disk fails")
+_OF_DISK = {"staging": _OF_STAGING, "redrive-dir": ("kill at", "power at", "power", "disk fails")}
+"""The faults that come together in some lives, instead of those of servers."""
 _LOOKUPD = ("lookupd stops", "lookupd restarts")
 _FAULTS = {
     "tail": (*_OF_ALL, "reader", "power"),
@@ -34,12 +39,21 @@ _FAULTS = {
     ),
     "count": ("reader", "break", "server stops", "latency"),
     "pub": ("server stops", "server restarts", "cut", "latency", *_LOOKUPD),
+    "redrive": (*OF_SERVERS, "garbage", "kill", "kill", "term", "lie", "other consumer", *_LOOKUPD),
+    "redrive-dir": (
+        *(*OF_SERVERS, "garbage", *_OF_STAGING, "disk full", "disk slow"),
+        *("kill", "power at", "term", "rotate", "second run", *_LOOKUPD),
+    ),
     "staging": (
         *("server stops", "server restarts", "cut", "break", *_OF_STAGING),
         *("kill", "worker stops", "replaced", "disk full", "disk slow"),
     ),
 }
 KINDS = tuple(_FAULTS)
+_ALONE = "until-empty", "count", "pub", "library", "redrive"
+"""Kinds of which one copy runs at a time."""
+_MESSAGES = {"staging": (1, 20, 60), "redrive": (1, 10, 50, 100), "redrive-dir": (1, 20, 200, 500)}
+"""Messages that each nsqd gets, or a directory."""
 _STYLES = {
     "to-file": ("", "hook", "upload", "hook <REV>", "one directory"),
     "to-http": ("", "dead letters"),
@@ -106,7 +120,7 @@ def plan_of(seed: int, kind: str) -> Plan:
     kinds = rng.choice(  # a few at a time find more
         (
             *(rng.sample(known, count) for count in (1, 1, 2, len(known))),
-            [e for e in known if e in (_OF_STAGING if kind == "staging" else OF_SERVERS)],
+            [e for e in known if e in _OF_DISK.get(kind, OF_SERVERS)],
         )
     )
     span = ACTIVE_TIME * rng.choice((1.0, 1.0, 0.2))  # also those that come together
@@ -114,7 +128,7 @@ def plan_of(seed: int, kind: str) -> Plan:
     faults = sorted(
         (
             _fault(rng, rng.choice(kinds), first + rng.random() * span)
-            for _ in range(rng.choice((2, 5, 8) if kind == "staging" else (0, 1, 1, 2, 3, 5, 8)))
+            for _ in range(rng.choice((2, 5, 8) if kind in _OF_DISK else (0, 1, 1, 2, 3, 5, 8)))
         ),
         key=lambda fault: fault.at,
     )
@@ -125,7 +139,7 @@ def plan_of(seed: int, kind: str) -> Plan:
         servers=rng.choice((1, 2, 2, 3)),
         lookupds=rng.choice((0, 0, 1, 2)) if kind != "staging" else 0,
         copies=_copies(rng, kind, style),
-        messages=rng.choice((1, 20, 60) if kind == "staging" else (1, 20, 200, 1000)),
+        messages=rng.choice(_MESSAGES.get(kind, (1, 20, 200, 1000))),
         size=rng.choice((20, 20, 300, 5000)),
         options=_options(rng, kind, style),
         style=style,
@@ -136,11 +150,17 @@ def plan_of(seed: int, kind: str) -> Plan:
 def _copies(rng: Random, kind: str, style: str) -> int:
     if kind == "staging":  # a driver and executors
         return 1 + rng.choice((1, 2, 3))
+    if kind == "redrive-dir":  # with a writer of dead letters
+        return 2
     if style == "beside others":  # relay, tail and to-http
         return 3
     if style == "one directory":
         return 2
-    return 1 if kind in ("until-empty", "count", "pub", "library") else rng.choice((1, 1, 2))
+    return (
+        1
+        if kind in ("until-empty", "count", "pub", "library", "redrive")
+        else rng.choice((1, 1, 2))
+    )
 
 
 def _fault(rng: Random, kind: str, at: float) -> Fault:
@@ -154,7 +174,7 @@ def _fault(rng: Random, kind: str, at: float) -> Fault:
 
 
 def _options(rng: Random, kind: str, style: str) -> tuple[str, ...]:
-    if kind == "pub":
+    if kind in ("pub", "redrive-dir"):
         return ()
     if kind == "staging":
         return _source_options(rng)

@@ -7,7 +7,10 @@ kind; ``--lives 1000`` lives so many of each kind;
 
 from __future__ import annotations
 
+import os
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +21,9 @@ from tests.support.binaries import give_up
 from tests.support.spark import PACKAGES
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
+_MEMORY = "/dev/shm"
 PLAIN = 8
 """Lives of each kind in a plain run."""
 MORE = 64
@@ -72,6 +76,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _is_chosen(config: pytest.Config) -> bool:
     """Whether the user has named a seed: each run has one."""
     return any(str(each).startswith("--seed") for each in config.invocation_params.args)
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """An empty directory, in memory where there is such a place: lives write thousands of files."""
+    where = _MEMORY if os.access(_MEMORY, os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(dir=where) as folder:
+        yield Path(folder)
 
 
 def _needs_packages(kind: str) -> None:

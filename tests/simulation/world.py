@@ -10,12 +10,12 @@ import time
 import warnings
 from contextlib import contextmanager, suppress
 from random import Random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools import tasks
-from nsqtools.cli import cli, exits, logs
+from nsqtools.cli import cli, exits, logs, service
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.engine import cluster
 from nsqtools.net.connection import Connection
@@ -138,6 +138,8 @@ class World:
 
     def _trouble(self, context: dict[str, Any]) -> None:
         process = CURRENT.get()
+        if isinstance(context.get("exception"), Killed):
+            return
         if process is None or process.alive:
             self.violated(f"{process}: {context.get('message')}: {context.get('exception')!r}")
 
@@ -171,7 +173,8 @@ class World:
 
             patch.setattr(module, name, call)
 
-        replace(time, "time", wall)
+        for module in (time, api):
+            replace(module, "time", wall)
         replace(time, "time_ns", lambda: int(wall() * 1e9))
         for module in (time, api, cluster, repeats):
             replace(module, "monotonic", loop.time)
@@ -179,7 +182,7 @@ class World:
         replace(os, "urandom", self._urandom.randbytes)
         patch.setattr(os, "_exit", self._exit)
         patch.setattr(asyncio, "run", self._run_main)
-        patch.setattr(tasks, "run_loop", self._run_main)
+        patch.setattr(asyncio, "Runner", self._runner)
         patch.setattr(exits, "_write", lambda text: self._said(text))
         patch.setattr(logs, "configure", lambda *_, **__: None)
         patch.setattr("nsqtools.cli.service.tune_memory", lambda: None)
@@ -262,8 +265,13 @@ class World:
         """The nsqd that has this channel."""
         return next(s for s in self.servers.values() if s.nsqd.broker is channel.broker)
 
+    @contextmanager
+    def _runner(self, **_: Any) -> Iterator[SimpleNamespace]:
+        """asyncio.Runner."""
+        yield SimpleNamespace(run=self._run_main)
+
     def _run_main(self, main: Coroutine[Any, Any, Any], **_: Any) -> Any:
-        """run_loop, called in a thread of a command."""
+        """asyncio.run, called in a thread of a command."""
         ended: list[asyncio.Task[Any]] = []
         process = CURRENT.get()
         assert process
@@ -284,7 +292,8 @@ class World:
             raise
         if left := self.tasks_of(process):
             self.violated(f"{process}: left tasks: {left}")
-        if timers := self.loop.timers_of(process):
+        timers = self.loop.timers_of(process)
+        if timers := [each for each in timers if service._exit_at_once not in each._args]:
             self.violated(f"{process}: left timers: {timers}")
         if ends := self.network.ends_of(process):
             self.violated(f"{process}: left connections: {ends}")
@@ -305,6 +314,8 @@ class World:
 
     def _said(self, text: str) -> None:
         self.log(f"{CURRENT.get()} says: {text.rstrip()}")
+        if "internal error" in text:
+            self.violated(text.rstrip())
 
 
 class _Log(logging.Handler):
@@ -374,9 +385,8 @@ class Server:
                 new = self.nsqd.broker.topic(name)
                 for channel_name, channel in topic.channels.items():
                     if not channel.ephemeral:
-                        deferred = [message for _, _, message in channel._deferred]
-                        kept = [*channel.waiting, *channel.in_flight.values(), *deferred]
-                        new.channel(channel_name).waiting.extend(map(_copy, kept))
+                        kept = map(_copy, _messages_of(channel))
+                        new.channel(channel_name).waiting.extend(kept)
                         new.channel(channel_name).changed()
                 new.waiting.extend(map(_copy, topic.waiting))
                 new.changed()
@@ -407,12 +417,19 @@ class Server:
 
     def left(self, topic: str, channel: str) -> int:
         """How many messages the channel has, also in flight and deferred, or is to get."""
-        count = sum(len(bodies) for name, bodies in self._to_come if name == topic)
-        if found := self.nsqd.broker.topics.get(topic):
-            count += found.depth
-            if queue := found.channels.get(channel):
-                count += queue.depth + queue.deferred_count + len(queue.in_flight)
-        return count
+        return len(self.to_come(topic)) + len(self.messages(topic, channel))
+
+    def messages(self, topic: str, channel: str) -> list[channels.QueuedMessage]:
+        """What the channel has, also in flight and deferred, or gets from its topic."""
+        found = self.nsqd.broker.topics.get(topic)
+        if not found:
+            return []
+        queue = found.channels.get(channel)
+        return [*found.waiting, *(_messages_of(queue) if queue else ())]
+
+    def to_come(self, topic: str) -> list[bytes]:
+        """What is published as soon as it is there."""
+        return [body for name, bodies in self._to_come if name == topic for body in bodies]
 
     def next_lie(self) -> dict[str, int]:
         """What it says of a channel instead of the truth; never twice in a row."""
@@ -425,6 +442,11 @@ class Server:
 
     def delivered(self, channel: Any, bodies: list[bytes]) -> None:
         self.deliveries.setdefault((channel.topic.name, channel.name), []).extend(bodies)
+
+
+def _messages_of(channel: channels.Channel) -> list[channels.QueuedMessage]:
+    deferred = [message for _, _, message in channel._deferred]
+    return [*channel.waiting, *channel.in_flight.values(), *deferred]
 
 
 def _copy(message: channels.QueuedMessage) -> channels.QueuedMessage:

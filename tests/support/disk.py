@@ -25,6 +25,9 @@ _CHANGES = (
 )
 _NAMES = frozenset({"link", "rename", "replace", "unlink", "mkdir", "rmdir"})
 _GROWS = frozenset({"write", "writev", "pwrite", "mkdir", "link"})
+_LOCK = fcntl.flock
+_TURN = 0.01
+"""Seconds after which a process that waits for a lock tries again."""
 _REAL: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in (*_CHANGES, "close")}
 
 
@@ -57,6 +60,7 @@ class Disk:
         for name in _CHANGES:
             monkeypatch.setattr(os, name, self._call(name, _REAL[name]))
         monkeypatch.setattr(os, "close", self._close)
+        monkeypatch.setattr(fcntl, "flock", self._flock)
 
     def make(self, host: str) -> str:
         """The directory of a host."""
@@ -155,6 +159,21 @@ class Disk:
             raise Killed
         self._owners.pop(fd, None)
         _REAL["close"](fd)
+
+    def _flock(self, fd: Any, how: int) -> None:
+        """Let other threads run while it waits."""
+        process = CURRENT.get()
+        if process is None or how & (fcntl.LOCK_NB | fcntl.LOCK_UN):
+            _LOCK(fd, how)
+            return
+        while True:
+            try:
+                _LOCK(fd, how | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._pause(_TURN)
+            if not process.alive:
+                raise Killed
 
     def _path(self, of: Any, folder: int | None = None) -> str:
         if isinstance(of, int):

@@ -20,6 +20,9 @@ class Certificate:
     def nsqd_args(self) -> list[str]:
         return [f"-tls-cert={self.cert}", f"-tls-key={self.key}"]
 
+    def options(self) -> list[str]:
+        return ["--tls-cert", str(self.cert), "--tls-key", str(self.key)]
+
     def context(self) -> ssl.SSLContext:
         """Of a server that shows it."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -39,6 +42,11 @@ class Certificates:
     other_ca: Path
     other_server: Certificate
     other_client: Certificate
+
+    def strict_nsqd_args(self) -> list[str]:
+        """Of an nsqd that wants a client certificate, but not of plain HTTP."""
+        policy = ("-tls-client-auth-policy=require-verify", "-tls-required=tcp-https")
+        return [*self.server.nsqd_args(), f"-tls-root-ca-file={self.ca}", *policy]
 
 
 def make_certificates(folder: Path) -> Certificates:

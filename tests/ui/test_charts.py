@@ -29,11 +29,11 @@ def test_charts_end_with_the_newest_numbers_and_have_few_lines() -> None:
         assert len(others) == 6
         assert (depth.title, depth.top, depth.span) == ("Waiting", 50.0, 60.0)
         assert len(depth.lines) == labels
-        assert (depth.lines[0].label, depth.lines[0].last) == ("all", 45.0)
+        assert (depth.lines[0][0], depth.last) == ("all", 45.0)
     assert len(charts(history_of(1), ("t", ""), 50.0, row(1))) == 2
-    assert charts(history_of(1), KEY, 50.0, row(45, missing=1))[0].lines[0].last is None
+    assert charts(history_of(1), KEY, 50.0, row(45, missing=1))[0].last is None
 
 
 def test_a_small_chart_of_nothing_is_empty() -> None:
-    assert spark(History(), [KEY], "depth") == ""
-    assert spark(history_of(1), [KEY], "depth").startswith("M")
+    assert spark(History(), [KEY]) == ""
+    assert spark(history_of(1), [KEY]).startswith("M")

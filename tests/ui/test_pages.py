@@ -14,6 +14,7 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
+from tests.support.tls import Certificates
 from tests.support.visiting import Visited
 from tests.support.webserver import Answer, WebServer
 
@@ -379,6 +380,46 @@ def test_messages_of_a_dead_letter_topic_are_finished_once_they_are_published(
     assert nsqd.channel(topic, "c")["depth"] == 2
 
 
+def test_a_publication_is_stopped_at_once_and_the_end_of_the_process_stops_it_too(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic, "c")
+    nsqd.create(f"{topic}.dead", "c")
+    nsqd.publish(f"{topic}.dead", [b"%d" % n for n in range(4)])
+    letters = "".join(json.dumps({"reason": "", "body": f"n{n}"}) + "\n" for n in range(4))
+    (tmp_path / f"{topic}.dead.jsonl").write_text(letters)
+    audit = tmp_path / "audit"
+    options = ("--dead-letter-dir", str(tmp_path), "--allow-changes", "--audit-log", str(audit))
+    visited = Visited(nsqtools_cli, *http([nsqd]), *options)
+    eventually(lambda: _with(visited.get(f"/topic/{topic}.dead/c").text, "<dd>4 "))
+    looked = visited.post(f"/messages/{topic}.dead/c", {"count": "4"}).text
+    file = visited.get(f"/dead/{topic}.dead.jsonl").text
+    slow = [("token", visited.token()), ("topic", topic), ("rate", "0.01")]
+    for page, finish in ((looked, "yes"), (looked, ""), (file, "")):
+        chosen = [("pick", each) for each in picks(page)]
+        sent = [*slow, ("source", _field(page, "source")), ("finish", finish), *chosen]
+        assert visited.post("/publish", sent).status == 303
+    page = eventually(lambda: _times(3, visited.get("/publications").text, "1 of 4 messages"))
+    copied, moved = re.findall('name="job" value="([^"]*)"', page)[1:]
+    for job in (copied, moved):
+        assert visited.post("/stop", {"job": job}).status == 303
+    page = eventually(lambda: _times(2, visited.get("/publications").text, "3 failed</b>, stopped"))
+    assert page.count("not published: stopped") == 6
+    assert page.count(">Stop</button>") == 1
+    assert visited.post("/stop", {"job": "none"}).status == 404
+    visited.process.send_signal(signal.SIGTERM)
+    assert visited.error() == ""
+    ended = [each for each in entries(audit) if each["action"] == "publish_again"][3:]
+    assert [(each["published"], each["failed"]) for each in ended] == [(1, 3)] * 3
+    assert {each["error"] for each in ended[2]["failures"]} == {"not published: stopped"}
+    assert nsqd.channel(topic, "c")["depth"] == 3
+    eventually(lambda: nsqd.channel(f"{topic}.dead", "c")["depth"] == 3)
+
+
+def _times(count: int, text: str, part: str) -> str:
+    return text if text.count(part) == count else ""
+
+
 def test_what_a_page_lets_choose_fits_a_form(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
@@ -424,6 +465,24 @@ def test_the_servers_are_listed_with_the_topics_of_a_chosen_nsqd(
     page = eventually(lambda: _with(visited.get(f"/nodes?nsqd={nsqd.http}").text, ">unheard<"))
     line = page.partition(f">{topic}</a></th>\n")[2].partition("</tr>")[0]
     assert line == "<td>2</td><td>1</td><td>0</td><td>2</td>"
+
+
+@pytest.mark.nsqd_only("the sandbox has no HTTPS")
+def test_an_nsqd_is_asked_and_changed_with_a_client_certificate(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, certificates: Certificates, topic: str
+) -> None:
+    nsqd = make_nsqd(*certificates.strict_nsqd_args())
+    fill(nsqd, topic, "c")
+    asked = ("--nsqd-http-address", f"https://{nsqd.https}", "--tls-v1", "--allow-changes")
+    trust = ("--tls-root-ca-file", str(certificates.ca), *certificates.client.options())
+    visited = Visited(nsqtools_cli, *asked, *trust)
+    assert "<dd>3 " in visited.get(f"/topic/{topic}/c").text
+    names = {"topic": topic, "channel": "c", "nsqd": ""}
+    assert visited.post("/change", {"verb": "pause", **names}).status == 200
+    assert nsqd.channel(topic, "c")["paused"]
+    assert visited.post("/change", {"verb": "unpause", **names}).status == 200
+    page = visited.post(f"/messages/{topic}/c", {"count": "3"}).text
+    assert "3 messages received" in page
 
 
 def test_a_signal_ends_it_without_a_word_while_browsers_look(

@@ -1,9 +1,11 @@
 """A cluster of 2,000 channels and 5,000 clients on three nsqds, and many who look at it."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.eventually import eventually
 from tests.support.process import Cli
 from tests.support.visiting import Visited
 from tests.support.webserver import Answer, Request, WebServer
@@ -64,7 +66,7 @@ def test_any_number_of_tabs_asks_for_one_round(nsqtools_cli: Cli) -> None:
         assert "200 topics" in first
         assert len(first) < 100_000
         page = visited.get("/topic/t0/ch9").text
-        assert "and 4501 more consumers" in page
+        assert "and 4,501 more consumers" in page
         assert len(page) < 500_000
         paths = ("/", "/topic/t0/ch9") * (TABS // 2)
         tabs = [stack.enter_context(visited.stream(path)) for path in paths]
@@ -74,3 +76,18 @@ def test_any_number_of_tabs_asks_for_one_round(nsqtools_cli: Cli) -> None:
             rounds, detailed = asked(nsqd)
             assert rounds >= 4
             assert 1 < detailed <= rounds + 1
+
+
+def test_visitors_of_two_topics_do_not_wait_for_each_other(nsqtools_cli: Cli) -> None:
+    crowd = Crowd(0)
+
+    def answer(request: Request) -> Answer:
+        return Answer(hangs=True) if "topic=" in request.target else crowd.answer(request)
+
+    with ThreadPoolExecutor(2) as pool, WebServer(answer) as nsqd:
+        patient = ("--timeout", "10m", "--http-client-request-timeout", "10m", "--interval", "10m")
+        visited = Visited(nsqtools_cli, "--nsqd-http-address", str(nsqd.address), *patient)
+        pages = pool.map(visited.get, ("/topic/t0", "/topic/t1"))
+        eventually(lambda: sum("topic=t" in each.target for each in nsqd.requests) == 2)
+    for page in pages:
+        assert "Numbers are incomplete: no answer from 1 server" in page.text

@@ -12,8 +12,8 @@ from nsqtools.ui.access import Visitor
 from nsqtools.ui.site import FILES, Site, WebPage, viewed
 
 
-class Turns:
-    """A watch whose turns come at once, as many as ``left``."""
+class Pictures:
+    """A watch whose pictures come at once, as many as ``left``."""
 
     picture = None
 
@@ -21,7 +21,7 @@ class Turns:
         self.polls = 1
         self._last = left
 
-    async def turn(self) -> bool:
+    async def next_picture(self) -> bool:
         await asyncio.sleep(0)
         return self.polls <= self._last
 
@@ -33,9 +33,9 @@ def request_of(path: str) -> Request:
     return Request({**scope, "query_string": b"", "server": ("127.0.0.1", 1), "scheme": "http"})
 
 
-async def test_a_live_part_is_drawn_once_in_a_turn_for_all_who_look() -> None:
+async def test_a_live_part_is_drawn_once_after_a_poll_for_all_who_look() -> None:
     nothing: Any = None
-    watch: Any = Turns(2)
+    watch: Any = Pictures(2)
     site = Site(watch, UiOptions(), nothing, nothing, nothing, nothing)
     drawn: list[str] = []
 

@@ -17,7 +17,7 @@ from nsqtools.names import NSQD_TCP_PORT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.engine.doctor.comparison import Changes
+    from nsqtools.engine.doctor.comparison import Differences
     from nsqtools.engine.doctor.examine import Question
     from nsqtools.engine.doctor.findings import Finding
 
@@ -60,14 +60,14 @@ def doctor(*, options: DoctorOptions, config: ExaminedConfig) -> None:
     found = diagnose(facts)
     findings = without(found, skipped)
     seen = SavedSnapshot.of(facts, found)
-    changes = compare(before, seen, skipped) if before else None
+    differences = compare(before, seen, skipped) if before else None
     try:
         if options.json:
-            _print_json(options, findings, changes)
+            _print_json(options, findings, differences)
         else:
             _print(findings)
-            if changes:
-                _print_changes(changes)
+            if differences:
+                _print_differences(differences)
     finally:  # also if nobody reads the output
         if options.save and facts.anybody:
             save(options.save, seen)
@@ -133,23 +133,23 @@ def _line(finding: Finding) -> str:
     return one_line(f"{finding.code} {finding.text}".lstrip())
 
 
-def _print_changes(changes: Changes) -> None:
+def _print_differences(differences: Differences) -> None:
     from nsqtools.policy.idleness import shown_time
 
-    click.echo(f"\nChanges since {shown_time(changes.since)}")
-    for kind, lines in _kinds(changes):
+    click.echo(f"\nChanges since {shown_time(differences.since)}")
+    for kind, lines in _kinds(differences):
         for line in lines[:_MOST]:
             click.echo(f"{kind:{_WIDTH}}  {line}")
         _print_more(kind, len(lines))
 
 
-def _kinds(changes: Changes) -> Iterator[tuple[str, list[str]]]:
-    yield "new", [_line(each) for each in changes.new_findings]
-    yield "gone", [_line(each) for each in changes.gone_findings]
+def _kinds(differences: Differences) -> Iterator[tuple[str, list[str]]]:
+    yield "new", [_line(each) for each in differences.new_findings]
+    yield "gone", [_line(each) for each in differences.gone_findings]
     places = (
-        ("came", changes.nsqds_came, changes.came),
-        ("went", changes.nsqds_went, changes.went),
-        ("still", (), changes.still),
+        ("came", differences.nsqds_came, differences.came),
+        ("went", differences.nsqds_went, differences.went),
+        ("still", (), differences.still),
     )
     for kind, nsqds, keys in places:
         topics = {topic for topic, channel in keys if not channel}
@@ -159,7 +159,7 @@ def _kinds(changes: Changes) -> Iterator[tuple[str, list[str]]]:
 
 
 def _print_json(
-    options: DoctorOptions, findings: Sequence[Finding], changes: Changes | None
+    options: DoctorOptions, findings: Sequence[Finding], differences: Differences | None
 ) -> None:
     from nsqtools.cli.output import print_json
 
@@ -168,17 +168,17 @@ def _print_json(
         "channel": options.channel,
         "findings": [each.fields() for each in findings],
     }
-    if changes:
-        places = {"came": changes.came, "went": changes.went, "still": changes.still}
+    if differences:
+        places = {"came": differences.came, "went": differences.went, "still": differences.still}
         shown["changes"] = {
-            "since": changes.since,
-            "new": [each.fields() for each in changes.new_findings],
-            "gone": [each.fields() for each in changes.gone_findings],
+            "since": differences.since,
+            "new": [each.fields() for each in differences.new_findings],
+            "gone": [each.fields() for each in differences.gone_findings],
             **{
                 kind: [{"topic": topic, "channel": channel} for topic, channel in keys]
                 for kind, keys in places.items()
             },
-            "nsqds_came": list(changes.nsqds_came),
-            "nsqds_went": list(changes.nsqds_went),
+            "nsqds_came": list(differences.nsqds_came),
+            "nsqds_went": list(differences.nsqds_went),
         }
     print_json(shown)

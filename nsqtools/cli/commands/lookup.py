@@ -101,7 +101,7 @@ def _ask(options: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> lis
 
     limits = {**client_limits(options), "request_timeout": options.timeout}  # the only request
     answers = run_loop(ask_lookupds(options.lookupd_http_address, call, **limits))
-    for _, error in answers.failures:
+    for _, error in answers.silent:
         logging.getLogger(__name__).warning("nsqlookupd %s", error)
     return answers.values
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config.connection import BatchConsumerConfig, ConsumerConfig
+from nsqtools.config.connection import BatchConsumerConfig
 from nsqtools.config.consuming import MetricsOptions, StopOptions, TailOptions, TailSourceOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PEEK_IDLE = 2.0
 
@@ -42,7 +37,7 @@ def tail(
 
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.output import STDOUT, selection_of, stream_writer
-    from nsqtools.cli.remotes import with_secret
+    from nsqtools.cli.remotes import channel_depth, with_secret
     from nsqtools.cli.service import consume
     from nsqtools.sinks.peek import PeekSink
     from nsqtools.sinks.stdout import StreamSink
@@ -60,7 +55,7 @@ def tail(
     async def run() -> None:
         sink = StreamSink(STDOUT, writer, selection=selection, count=count if form.where else 0)
         if source.peek:
-            await _require_channel(source, config, stop.nsqd_http_address)
+            await channel_depth(source, source.topic[0], channel, config, stop.nsqd_http_address)
             show_status()
             sink = PeekSink(STDOUT, writer, count, selection=selection)
         await consume(source, channel, config, stop, sink, metrics=metrics)
@@ -68,26 +63,7 @@ def tail(
     run_loop(run())
 
 
-async def _require_channel(
-    source: TailSourceOptions, config: ConsumerConfig, nsqds_http: Sequence[str]
-) -> None:
-    """Raise NSQError if no nsqd has the channel: consuming it would create it."""
-    from nsqtools.cli.remotes import fixed_nsqds
-    from nsqtools.engine.connector import Subscription
-    from nsqtools.engine.lookup import Backlog
-    from nsqtools.errors import NSQError
-
-    topic, lookupds = source.topic[0], source.lookupd_http_address
-    subscription = Subscription(
-        topic=topic, channel=source.channel, nsqds=fixed_nsqds(source), lookupds=lookupds
-    )
-    found, is_complete = await Backlog(subscription, config, nsqds_http).known()
-    names = {channel.name for each in found for channel in each.channels}
-    if is_complete and source.channel not in names:
-        raise NSQError(f"no nsqd has channel {source.channel} of topic {topic}: check the names")
-
-
-def _check_peek(source: TailSourceOptions, stop: StopOptions, config: ConsumerConfig) -> None:
+def _check_peek(source: TailSourceOptions, stop: StopOptions, config: BatchConsumerConfig) -> None:
     """Raise UsageError for options that cannot be used with --peek."""
     count, limit = stop.count, config.max_in_flight
     for wrong, text in (

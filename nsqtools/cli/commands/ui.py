@@ -69,10 +69,11 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
     addresses = Servers(servers.lookupd_http_address, nsqds_of(servers), limits, servers.timeout)
     decoder = make_decoder(page.decode)
     allow_many_files()
-    async with open_cluster(servers) as cluster, open_cluster(servers, quiet=True) as details:
-        watch = ClusterWatch(cluster, details, page.interval)
-        again, audit = Republications(_log_bug), Audit(page)
-        site = Site(watch, page, addresses, with_secret(config), audit, again, decoder)
+    async with open_cluster(servers) as cluster:
+        watch = ClusterWatch(cluster, page.interval)
+        config, audit = with_secret(config), Audit(page)
+        again = Republications(config, page.dead_letter_dir, _log_bug)
+        site = Site(watch, page, addresses, config, audit, again, decoder)
         server = PageServer(address, application(site))
         notifier = Notifier()
         try:

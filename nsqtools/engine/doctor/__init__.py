@@ -19,7 +19,6 @@ from nsqtools.engine.doctor.servers import (
     judge_health,
     judge_lookupds,
     judge_nsqds,
-    judge_silent,
     judge_tls,
     judge_versions,
 )
@@ -72,7 +71,7 @@ def diagnose(facts: Facts) -> list[Finding]:
 def findings_of(snapshot: Snapshot) -> Iterator[Finding]:
     """Yield the warnings and errors that one poll of all topics shows, on servers first."""
     facts = _facts(snapshot)
-    for judge in (judge_lookupds, judge_silent, judge_health, judge_topics):
+    for judge in (judge_lookupds, judge_nsqds, judge_health, judge_topics):
         yield from (found for found in judge(facts) if found.severity != "ok")
 
 

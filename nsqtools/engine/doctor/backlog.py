@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _HELD = ("depth", "in_flight", "deferred")
 _MOST = 5
-"""The maximum number of consumers named by a finding."""
+"""The maximum number of stuck consumers, each with a finding."""
 
 _PACE = 3.0
 """Messages per second that a consumer settles, so that none in a second is a surprise."""
@@ -50,7 +50,7 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
         yield fault("NSQ031", text, fix, topic=topic)
     elif not paused:
         yield passed("topic", f"topic {topic}: {_messages(published)} published so far")
-    if waiting := _waiting(facts):
+    if waiting := _depth_without_channel(facts):
         yield _about_waiting(facts, waiting)
 
 
@@ -78,7 +78,7 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
             yield _about(facts, each, found)
         return
     if name not in channels:
-        if any(True for _ in facts.having()) and not _waiting(facts):
+        if any(True for _ in facts.having()) and not _depth_without_channel(facts):
             yield _absent(facts, sorted(channels))
         return
     yield _about(facts, name, channels[name])
@@ -167,12 +167,10 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
         )
         yield fault("NSQ042", text, fix, **about)
         return
-    taking = [client for client in working if client.ready_count]
-    names = ", ".join(f"{_who(each)} with RDY {each.ready_count}" for each in taking[:_MOST])
-    more = f" and {len(taking) - _MOST} more" if len(taking) > _MOST else ""
+    taking = [f"{_who(it)} with RDY {it.ready_count}" for it in working if it.ready_count]
     if taking:
         text = (
-            f"channel {facts.channel} is shared by {names}{more}: each message goes to one of them"
+            f"channel {facts.channel} is shared by {some(taking)}: each message goes to one of them"
         )
         yield fault("NSQ042", text, fix, **about)
 
@@ -224,25 +222,14 @@ def judge_topics(facts: Facts) -> Iterator[Finding]:
     """Judge all topics of a whole cluster, with their channels and consumers."""
     maybe = facts.maybe
     for each in facts.by_topic():
-        if _is_suspect(each):
-            found = (*judge_topic(each), *judge_channel(each))
-            yield from (one for one in found if one.severity != "ok" and one.code != "NSQ031")
+        found = (*judge_topic(each), *judge_channel(each))
+        yield from (one for one in found if one.severity != "ok" and one.code != "NSQ031")
         if maybe is not None and each.topic not in maybe:
             yield from _judge_idle(each)
         for name, parts in sorted(_channels(each).items()):
             view = replace(each, channel=name)
             yield from _judge_counts(view, parts)
             yield from _judge_all_consumers(view, parts)
-
-
-def _is_suspect(facts: Facts) -> bool:
-    """Whether the topic or a channel is paused, or has messages and no consumer."""
-    return any(
-        topic.paused
-        or (topic.depth and not topic.channels)
-        or any(channel.paused or _is_left(channel) for channel in topic.channels)
-        for _, topic in facts.having()
-    )
 
 
 def _judge_idle(facts: Facts) -> Iterator[Finding]:
@@ -323,7 +310,7 @@ def _who(client: ClientStats) -> str:
     return f"consumer {client.remote_address} ({host}, {client.user_agent or 'no user agent'})"
 
 
-def _waiting(facts: Facts) -> int:
+def _depth_without_channel(facts: Facts) -> int:
     """Return the number of messages on nsqds where the topic has no channel."""
     return sum(topic.depth for _, topic in facts.having() if not topic.channels)
 

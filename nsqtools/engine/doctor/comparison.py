@@ -1,4 +1,4 @@
-"""What has changed between two snapshots: findings, nsqds, topics and channels."""
+"""The differences between two snapshots: findings, nsqds, topics and channels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class Differences:
     """The differences to a snapshot taken at ``since``, in seconds since the epoch.
 
     ``came``, ``went`` and ``still`` are topics and channels; the channel of a topic is empty.
@@ -39,8 +39,10 @@ class Changes:
     nsqds_went: tuple[str, ...]
 
 
-def compare(before: SavedSnapshot, now: SavedSnapshot, skipped: Collection[str] = ()) -> Changes:
-    """Return the changes since the snapshot ``before``, without findings of ``skipped`` codes."""
+def compare(
+    before: SavedSnapshot, now: SavedSnapshot, skipped: Collection[str] = ()
+) -> Differences:
+    """Return the differences to the snapshot ``before``, without findings of ``skipped`` codes."""
     old, new = ({each.about for each in one.findings} for one in (before, now))
     samples = before.samples(), now.samples()
     gone = (
@@ -48,7 +50,7 @@ def compare(before: SavedSnapshot, now: SavedSnapshot, skipped: Collection[str] 
         for each in without(before.findings, skipped)
         if each.about not in new and (now.is_complete or each.server in now.stats)
     )
-    return Changes(
+    return Differences(
         before.at,
         tuple(each for each in without(now.findings, skipped) if each.about not in old),
         tuple(gone),
@@ -77,7 +79,7 @@ def _nsqds_only_in_second(first: SavedSnapshot, second: SavedSnapshot) -> tuple[
     A silent nsqlookupd may have listed them. An nsqd that was silent at the first, and is unknown
     to the second, may be one of them under another address.
     """
-    if first.silent_lookupds or first.failures.keys() - second.samples().keys():
+    if first.silent_lookupds or first.silent.keys() - second.samples().keys():
         return ()
     return tuple(sorted(second.stats.keys() - first.samples().keys()))
 

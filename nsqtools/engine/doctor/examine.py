@@ -25,7 +25,7 @@ from nsqtools.errors import (
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.connection import Connection
 from nsqtools.net.http.api import Deadline, limits_within, parse_url
-from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt, union_producers
+from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt, union_producers, without_repeats
 from nsqtools.net.http.replies import Lookup
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import expiry, http_context, uses_tls
@@ -113,7 +113,8 @@ class _Examination:
             together(*map(self._info, question.urls)),
         )
         self._deadline.begin(self._end.left)
-        candidates = self._candidates(lookupds, dict(zip(question.urls, infos, strict=True)))
+        given = without_repeats(dict(zip(question.urls, infos, strict=True)))
+        candidates = self._candidates(lookupds, given)
         facts = Facts(
             topic=question.topic,
             channel=question.channel,
@@ -254,24 +255,17 @@ class _Examination:
             url = _url_of(tcp, infos, alone=len(self._question.nsqds) == len(infos) == 1)
             infos.pop(url, None)
             found.append(_given(tcp, url))
-        taken: dict[Address, list[NsqdInfo]] = {}
+        taken: set[Address | None] = set()
         for url, info in infos.items():
             own = info.tcp if info else None
-            if info and own:
-                others = taken.setdefault(own, [])
-                if info in others:
-                    continue  # the nsqd was given twice, with two spellings
-                others.append(info)
             index = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
             if index is None:
                 found.append(_given(own, url))
-                continue
-            # Ask the nsqd at the given address: its listed address may not work.
-            known = replace(found[index], http=_address(url), url=url)
-            if own and len(taken[own]) > 1:  # another nsqd with the same broadcast address
-                found.append(known)
-            else:
-                found[index] = known
+            elif own in taken:  # another nsqd with the same broadcast address
+                found.append(replace(found[index], http=_address(url), url=url))
+            else:  # its listed address may not work
+                found[index] = replace(found[index], http=_address(url), url=url)
+            taken.add(own)
         return found
 
     async def _info(self, url: str) -> NsqdInfo | None:

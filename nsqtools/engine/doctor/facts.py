@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -170,18 +171,15 @@ class Facts:
         nodes = (node for each in self.lookupds for node in each.nodes)
         return {topic for node in nodes if node.tcp not in answered for topic in node.topics}
 
-    def hidden_by(self, nsqd: NsqdFacts) -> Sequence[LookupdFacts]:
-        """Return the nsqlookupds with a tombstone for the topic on this nsqd."""
-        return self._tombstones.get(nsqd.tcp, ())
-
     @cached_property
-    def _tombstones(self) -> Mapping[Address | None, Sequence[LookupdFacts]]:
-        hidden: dict[Address | None, list[LookupdFacts]] = {}
+    def tombstones(self) -> Mapping[tuple[str, Address], Sequence[LookupdFacts]]:
+        """The nsqlookupds that hide a topic of an nsqd: any, or the topic in question."""
+        hidden: dict[tuple[str, Address], list[LookupdFacts]] = {}
         for lookupd in self.lookupds:
-            for producer in lookupd.nodes:
-                topics = zip(producer.topics, producer.tombstones, strict=True)
-                if (self.topic, True) in topics:
-                    hidden.setdefault(producer.tcp, []).append(lookupd)
+            for node in lookupd.nodes:
+                for topic in compress(node.topics, node.tombstones):
+                    if topic == self.topic or self.whole:
+                        hidden.setdefault((topic, node.tcp), []).append(lookupd)
         return hidden
 
     def having(self) -> Iterator[tuple[NsqdFacts, TopicStats]]:

@@ -36,19 +36,18 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
             f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
         )
         yield passed("listing", text)
-    elif not lost and not having and not any(map(facts.hidden_by, facts.nsqds)):
+    elif not lost and not having and not facts.tombstones:
         yield _unlisted(facts, answering)
-    for nsqd in facts.nsqds:
-        yield from _judge_tombstones(facts, nsqd, answering)
+    yield from _judge_tombstones(facts, answering)
     for nsqd in facts.nsqds:
         if nsqd.tcp in facts.found and nsqd.topic is None and not nsqd.http_error:
             yield _not_there(nsqd, facts.topic, error=True)
     for nsqd in having:
-        if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
+        if nsqd.tcp not in facts.found and (facts.topic, nsqd.tcp) not in facts.tombstones:
             yield _not_listed(nsqd, facts.topic)
     for each in answering:
         missing = facts.found - {producer.tcp for producer in each.producers}
-        hidden = {nsqd.tcp for nsqd in facts.nsqds if each in facts.hidden_by(nsqd)}
+        hidden = {tcp for (_, tcp), by in facts.tombstones.items() if each in by}
         if missing - hidden:
             names = ", ".join(sorted(map(str, missing - hidden)))
             text = f"nsqlookupd {each.address} does not list topic {facts.topic} on {names}"
@@ -78,22 +77,17 @@ def _nobody(where: str) -> Finding:
     return fault("NSQ021", text, "start nsqd with --lookupd-tcp-address for each nsqlookupd")
 
 
-def _judge_tombstones(
-    facts: Facts, nsqd: NsqdFacts, answering: list[LookupdFacts]
-) -> Iterator[Finding]:
-    by = [str(each.address) for each in facts.hidden_by(nsqd)]
-    if by:
-        everywhere = nsqd.tcp not in facts.found
-        topic, by = facts.topic, [] if len(by) == len(answering) else by
-        yield _tombstoned(topic, nsqd.name, by, everywhere=everywhere, error=everywhere)
-
-
-def _tombstoned(topic: str, nsqd: str, by: list[str], *, everywhere: bool, error: bool) -> Finding:
-    """Return the finding on a tombstone at the nsqlookupds ``by``, or at all."""
-    text = f"topic {topic} of nsqd {nsqd} is tombstoned at {', '.join(by) or 'all nsqlookupds'}"
-    text += ": consumers do not find it" if everywhere else ""
-    fix = "wait until it expires, after 45 s or nsqlookupd's --tombstone-lifetime"
-    return fault("NSQ027", text, fix, error=error, topic=topic, server=nsqd)
+def _judge_tombstones(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Finding]:
+    """Judge the topics that nsqlookupds hide; an error if the topic in question is not found."""
+    for (topic, tcp), by in sorted(facts.tombstones.items()):
+        everywhere = len(by) == len(answering)
+        is_found = not everywhere if facts.whole else tcp in facts.found
+        names = "all nsqlookupds" if everywhere else ", ".join(str(each.address) for each in by)
+        text = f"topic {topic} of nsqd {tcp} is tombstoned at {names}"
+        text += "" if is_found else ": consumers do not find it"
+        fix = "wait until it expires, after 45 s or nsqlookupd's --tombstone-lifetime"
+        is_error = not (facts.whole or is_found)
+        yield fault("NSQ027", text, fix, error=is_error, topic=topic, server=tcp)
 
 
 def _unusable(lookupd: LookupdFacts) -> Iterator[Finding]:
@@ -135,7 +129,7 @@ def judge_registrations(facts: Facts) -> Iterator[Finding]:
             yield fault("NSQ022", text, _REGISTER, server=nsqd.name)
         elif nsqd.producer and nsqd.stats:
             yield from _judge_topics_of(nsqd, answering)
-    yield from _judge_hidden(answering)
+    yield from _judge_tombstones(facts, answering)
     yield from _judge_leftovers(facts, answering)
 
 
@@ -190,20 +184,6 @@ def _judge_topics_of(nsqd: NsqdFacts, answering: list[LookupdFacts]) -> Iterator
     for topic in sorted(set.intersection(*names) - listed):
         if not is_ephemeral(topic):
             yield _not_listed(nsqd, topic)
-
-
-def _judge_hidden(answering: list[LookupdFacts]) -> Iterator[Finding]:
-    """Judge the tombstones at all nsqlookupds."""
-    hidden: dict[tuple[str, Address], list[str]] = {}
-    for each in answering:
-        for node in each.nodes:
-            for topic, tombstoned in zip(node.topics, node.tombstones, strict=True):
-                if tombstoned:
-                    hidden.setdefault((topic, node.tcp), []).append(str(each.address))
-    for (topic, tcp), by in sorted(hidden.items()):
-        everywhere = len(by) == len(answering)
-        by = [] if everywhere else by
-        yield _tombstoned(topic, str(tcp), by, everywhere=everywhere, error=False)
 
 
 def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Finding]:

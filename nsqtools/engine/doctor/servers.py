@@ -92,12 +92,6 @@ def judge_nsqds(facts: Facts) -> Iterator[Finding]:
         yield from _judge_http(nsqd)
 
 
-def judge_silent(facts: Facts) -> Iterator[Finding]:
-    """Judge whether the HTTP APIs of all nsqds answer; of TCP nothing is known."""
-    for nsqd in facts.nsqds:
-        yield from _judge_http(nsqd)
-
-
 def judge_versions(facts: Facts) -> Iterator[Finding]:
     """Judge whether all servers run one version."""
     servers: dict[str, list[str]] = {}

@@ -46,15 +46,13 @@ class SavedSnapshot:
 
     Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if others claim the
     same identity, or if the nsqd was given by that and did not answer. ``stats`` has the nsqds that
-    answered, ``failures`` the error of each silent nsqd. ``listed`` has the topics that nsqlookupds
-    list at each nsqd, silent or not. ``silent_lookupds`` maps the address of each silent nsqlookupd
-    to its error: nsqds may then be missing.
+    answered, ``silent`` the error of each silent nsqd. ``silent_lookupds`` maps the address of each
+    silent nsqlookupd to its error: nsqds may then be missing.
     """
 
     at: float
     stats: Mapping[str, NsqdStats]
-    failures: Mapping[str, str] = field(default_factory=dict)
-    listed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    silent: Mapping[str, str] = field(default_factory=dict)
     silent_lookupds: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -72,7 +70,6 @@ class SavedSnapshot:
             facts.at,
             {name: stats for name, stats in looks.items() if stats},
             {name: str(nsqd.http_error) for name, nsqd in nsqds.items() if nsqd.http_error},
-            {name: nsqd.producer.topics for name, nsqd in nsqds.items() if nsqd.producer},
             {str(each.address): str(each.error) for each in facts.lookupds if each.error},
             tuple(each for each in findings if each.code),
         )
@@ -80,11 +77,11 @@ class SavedSnapshot:
     @property
     def is_complete(self) -> bool:
         """Whether all servers answered."""
-        return not (self.failures or self.silent_lookupds)
+        return not (self.silent or self.silent_lookupds)
 
     def samples(self) -> dict[str, CounterSample | None]:
         """Return the counters of each nsqd, at times since the epoch; None for a silent nsqd."""
-        found: dict[str, CounterSample | None] = dict.fromkeys(self.failures)
+        found: dict[str, CounterSample | None] = dict.fromkeys(self.silent)
         return found | {name: sample_of(self.at, stats) for name, stats in self.stats.items()}
 
 
@@ -99,9 +96,8 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         "version": VERSION,
         "at": snapshot.at,
         "nsqds": {name: encode_report(stats) for name, stats in snapshot.stats.items()},
-        "silent_nsqds": dict(snapshot.failures),
+        "silent_nsqds": dict(snapshot.silent),
         "silent_nsqlookupds": dict(snapshot.silent_lookupds),
-        "listed": {name: list(topics) for name, topics in snapshot.listed.items()},
         "findings": [asdict(each) for each in snapshot.findings],
     }
     try:
@@ -166,7 +162,6 @@ def _decoded(data: object) -> SavedSnapshot:
         raise ValueError(faults[0])
     if any(each.start_time > at + _CLOCK for each in stats.values()):
         raise ValueError("saved by a host whose clock was wrong: before the start of an nsqd")
-    listed = {name: _texts(name, each) for name, each in _object(data, "listed").items()}
     entries = data.get("findings")
     if not isinstance(entries, list):
         raise ValueError("'findings' is not a list")
@@ -174,7 +169,6 @@ def _decoded(data: object) -> SavedSnapshot:
         float(at),
         stats,
         _errors(data, "silent_nsqds"),
-        listed,
         _errors(data, "silent_nsqlookupds"),
         tuple(map(_finding, entries)),
     )
@@ -189,19 +183,18 @@ def _object(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _errors(data: dict[str, Any], name: str) -> dict[str, str]:
     value = _object(data, name)
-    _texts(name, list(value.values()))
+    _check_texts(name, value.values())
     return value
 
 
-def _texts(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError(f"{name!r} is not a list of texts")
-    return tuple(value)
+def _check_texts(name: str, values: Iterable[object]) -> None:
+    if not all(isinstance(each, str) for each in values):
+        raise ValueError(f"{name!r} has a value that is not a text")
 
 
 def _finding(entry: object) -> Finding:
     names = {each.name for each in fields(Finding)}
     if not isinstance(entry, dict) or entry.keys() != names:
         raise ValueError("a finding has other fields")
-    _texts("findings", list(entry.values()))
+    _check_texts("findings", entry.values())
     return Finding(**entry)

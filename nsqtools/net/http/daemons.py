@@ -25,7 +25,7 @@ from nsqtools.net.http.replies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from nsqtools.names import Address
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration, TopicStats
@@ -124,6 +124,22 @@ def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, 
     return united
 
 
+def without_repeats(infos: Mapping[str, NsqdInfo | None]) -> dict[str, NsqdInfo | None]:
+    """Leave out further addresses of one nsqd, by its /info; unknown ones stay.
+
+    nsqd reports nothing that tells it from another with its broadcast address, host name, ports and
+    second of start. Before 1.0 it reports only its version, so these stay too.
+    """
+    found: dict[str, NsqdInfo | None] = {}
+    known: set[NsqdInfo] = set()
+    for address, info in infos.items():
+        if info not in known:
+            found[address] = info
+        if info and info.tcp:
+            known.add(info)
+    return found
+
+
 def claimed_twice(nodes: Iterable[Registration]) -> dict[Address, set[str]]:
     """Return the broadcast addresses that several nsqds of one nsqlookupd's list have.
 
@@ -139,10 +155,13 @@ def claimed_twice(nodes: Iterable[Registration]) -> dict[Address, set[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[T]):
-    """The answers and errors of several servers, with their addresses, in the order of asking."""
+    """The answers of several servers, and the errors of silent ones, in the order of asking.
+
+    Each has the address of its server.
+    """
 
     answers: list[tuple[Address, T]]
-    failures: list[tuple[Address, HTTPError]]
+    silent: list[tuple[Address, HTTPError]]
 
     @property
     def values(self) -> list[T]:

@@ -28,15 +28,16 @@ _MAX_REPLY = 16 << 20
 class SuggestionQuery(NamedTuple):
     """A GET request for all topics, or for the channels of ``topic``.
 
-    ``path`` includes the query. ``cafile`` has the CAs to trust for https; empty means the
-    system's. ``nodes`` asks nsqlookupd for the HTTP addresses of nsqds.
+    ``path`` includes the query. ``files`` are for https: the CAs to trust, empty for the system's,
+    then the client certificate and its key, empty for none. ``nodes`` asks nsqlookupd for the HTTP
+    addresses of nsqds.
     """
 
     tls: bool
     address: Address
     path: str
     topic: str
-    cafile: str
+    files: tuple[str, str, str]
     nodes: bool = False
 
 
@@ -93,7 +94,10 @@ def _exchange(question: SuggestionQuery) -> Reply | None:
 def _over_tls(plain: socket, question: SuggestionQuery) -> SSLSocket:
     from ssl import create_default_context
 
-    context = create_default_context(cafile=question.cafile or None)
+    ca, cert, key = question.files
+    context = create_default_context(cafile=ca or None)
+    if cert:
+        context.load_cert_chain(cert, key, password="")  # a TAB press asks for no passphrase
     return context.wrap_socket(plain, server_hostname=question.address.host)
 
 

@@ -21,7 +21,8 @@ _MAX_FILE = 64 << 20
 class Decoding(NamedTuple):
     """A decoder that can be made anywhere, as in another process.
 
-    ``spec`` is the value of ``--decode``; ``data`` is the content of the file that it names.
+    ``spec`` is a value that the option ``--decode`` allows; ``data`` is the content of the file
+    that it names.
     """
 
     spec: str
@@ -30,18 +31,10 @@ class Decoding(NamedTuple):
     @classmethod
     def read(cls, spec: str) -> Decoding:
         """Return a decoding with the content of its file; raises ConfigError."""
-        kind, colon, argument = spec.partition(":")
-        is_whole = bool(argument) if colon else kind == "msgpack"
-        if kind not in PACKAGES or not is_whole or spec.startswith("msgpack:"):
-            raise ConfigError(
-                f"--decode {spec}: expected msgpack, avro:SCHEMA, protobuf:DESCRIPTOR#TYPE or "
-                "cmd:PROGRAM"
-            )
-        path = argument.rpartition("#")[0] if kind == "protobuf" else argument
+        kind, _, argument = spec.partition(":")
         if kind not in ("avro", "protobuf"):
             return cls(spec)
-        if not path or argument.endswith("#"):
-            raise ConfigError(f"--decode {spec}: expected protobuf:DESCRIPTOR#TYPE")
+        path = argument.rpartition("#")[0] if kind == "protobuf" else argument
         try:
             with open(path, "rb") as file:
                 data = file.read(_MAX_FILE + 1)

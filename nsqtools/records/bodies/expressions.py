@@ -7,40 +7,66 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import resource
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, RecordError
+from nsqtools.records.bodies.objects import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
 
 # The line break ends a comment, and first() makes one value of many.
 _WHERE = "first(({}\n), null) | if . then true else false end"
 _MOST_ERROR = 200
 _MAX_PROGRAM = 10_000
 _TIMEOUT = 2.0
+_MAX_CPU = 5.0
+"""Maximum seconds of CPU time for one text."""
 _MEMORY = 512 << 20
 
 
-def condition(program: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a program's first value is neither false nor null.
+class Condition:
+    """``--where``: whether the first value of a program is neither false nor null.
 
-    Without a value the condition is false. Raises ConfigError for an invalid program; the function
-    raises RecordError if the program fails.
+    Without a value the condition is false. Raises ConfigError for an invalid program.
     """
-    run = _compiled("--where", program, _WHERE)
 
-    def holds(text: str) -> bool:
-        values = _values(run, "--where", text)
+    def __init__(self, program: str) -> None:
+        self._run = _compiled("--where", program, _WHERE)
+        self.failed = 0
+        """The number of bodies that are not JSON, or for which the program failed."""
+        self._error = ""
+        """The first failure."""
+
+    def chooses(self, body: bytes) -> bool:
+        """Whether a body fulfils the condition; one for which it fails does not, and is counted."""
+        try:
+            return self.holds(text_of(body))
+        except RecordError as error:
+            self.failed += 1
+            self._error = self._error or str(error)
+            return False
+
+    def holds(self, text: str) -> bool:
+        """Whether a JSON text fulfils the condition; raises RecordError if the program fails."""
+        values = _values(self._run, "--where", text)
         if not values:
             raise RecordError("--where: the program halted without a value")
         return bool(values[0])
 
-    return holds
+    def log_failures(self) -> None:
+        """Log how many bodies were not chosen because of a failure."""
+        if self.failed:
+            number = "1 message" if self.failed == 1 else f"{self.failed:,} messages"
+            log.warning("not chosen, because --where fails: %s: %s", number, self._error)
 
 
 async def fulfilling(program: str, texts: Sequence[str]) -> list[int]:
@@ -82,18 +108,12 @@ def _answer() -> None:
     with suppress(ValueError):  # the limit is already lower
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     try:
-        holds = condition(sys.argv[1])
+        condition = Condition(sys.argv[1])
     except ConfigError as error:
         print(json.dumps(str(error)))
         return
-    found = []
-    for position, text in enumerate(json.load(sys.stdin)):
-        try:
-            if holds(text):
-                found.append(position)
-        except RecordError:
-            continue
-    print(json.dumps(found))
+    texts = enumerate(json.load(sys.stdin))
+    print(json.dumps([position for position, text in texts if condition.chooses(text.encode())]))
 
 
 def edit(programs: Sequence[str]) -> Callable[[str], bytes | None]:
@@ -132,10 +152,19 @@ def _compiled(flag: str, program: str, frame: str) -> Any:
 
 
 def _values(run: Any, flag: str, text: str) -> list[Any]:
+    """Return the values of a program for a text; raises RecordError if the program fails.
+
+    While jq runs, no other thread runs, and Python handles no signal. So an endless program is
+    ended by the system: the signal of this timer kills the process, before the text counts as
+    handled.
+    """
+    signal.setitimer(signal.ITIMER_VIRTUAL, _MAX_CPU)
     try:
         values: list[Any] = run.input_text(text).all()
     except ValueError as error:
         raise RecordError(f"{flag}: {_reason(error)}") from error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return values
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import RecordError
 from nsqtools.proto.messages import Message
 from nsqtools.records.bodies.decoders import make_decoder
-from nsqtools.records.bodies.expressions import condition
-from nsqtools.records.bodies.objects import text_of
+from nsqtools.records.bodies.expressions import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-log = logging.getLogger(__name__)
 
 _MAX_PORTION, _MAX_PORTION_BYTES = 500, 1 << 20
 
@@ -28,10 +23,13 @@ class Selection:
     """
 
     def __init__(self, decode: str, where: str) -> None:
-        self._holds = condition(where) if where else None
+        self._condition = Condition(where) if where else None
         self._decoder = make_decoder(decode)
-        self.failed = 0
+
+    @property
+    def failed(self) -> int:
         """The number of messages that were not chosen for one of these reasons."""
+        return self._condition.failed if self._condition else 0
 
     @property
     def undecoded(self) -> int:
@@ -56,12 +54,12 @@ class Selection:
         return found
 
     def _chosen(self, messages: Sequence[Message], most: int) -> list[Message | None]:
-        if not self._holds:
+        if not self._condition:
             return list(messages)
         found: list[Message | None] = []
         chosen = 0
         for message in messages:
-            is_chosen = self._fulfils(message.body)
+            is_chosen = self._condition.chooses(message.body)
             found.append(message if is_chosen else None)
             chosen += is_chosen
             if is_chosen and chosen == most:
@@ -73,21 +71,12 @@ class Selection:
         for portion in portions(messages):
             yield [each for each in self.apply(portion) if each]
 
-    def _fulfils(self, body: bytes) -> bool:
-        assert self._holds
-        try:
-            return self._holds(text_of(body))
-        except RecordError:
-            self.failed += 1
-            return False
-
     def close(self) -> None:
         """Release everything, and log what did not decode or failed."""
         if self._decoder:
             self._decoder.close()
-        if self.failed:
-            what = "1 message" if self.failed == 1 else f"{self.failed:,} messages"
-            log.warning("--where: not JSON, or the expression failed: %s", what)
+        if self._condition:
+            self._condition.log_failures()
 
 
 def portions(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

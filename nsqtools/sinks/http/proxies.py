@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from nsqtools.errors import ConfigError
+from nsqtools.names import is_loopback
 from nsqtools.sinks.http.requests import origin_of
 
 if TYPE_CHECKING:
@@ -36,13 +36,6 @@ def with_proxies(
     for url in urls:
         routes.proxy_of(httpx.URL(url))
     return routes
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _parse(text: str, where: str, otherwise: str) -> httpx.Proxy:
@@ -72,7 +65,7 @@ class _Routes(httpx.AsyncBaseTransport):
         name = url.scheme if self._environment.get(url.scheme) else "all"
         text = self._environment.get(name)
         _, host, port = origin_of(url)
-        if not text or _is_loopback(host) or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
+        if not text or is_loopback(host) or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
             return None
         return _parse(text, f"${name}_proxy", "--proxy none")
 

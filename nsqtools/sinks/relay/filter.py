@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
 from nsqtools.records.bodies.decoders import make_decoder
-from nsqtools.records.bodies.expressions import condition, edit
+from nsqtools.records.bodies.expressions import Condition, edit
 from nsqtools.records.bodies.objects import is_equal, join, members_of, text_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def make_filter(options: RelayOptions) -> Filter:
         options.require_json_field,
         options.require_json_value,
         frozenset(options.whitelist_json_field),
-        condition(options.where) if options.where else None,
+        Condition(options.where).holds if options.where else None,
         edit(options.set) if options.set else None,
         make_decoder(options.decode),
     )

@@ -197,8 +197,8 @@ async def test_a_dead_server_hides_no_others_answer() -> None:
         answers = await ask_all([one, two, three, four], lambda client: client.topics())
     assert answers.answers == [(first.address, ["a"]), (last.address, ["b"])]
     assert answers.values == [["a"], ["b"]]
-    assert [address for address, _ in answers.failures] == [dead.address, broken.address]
-    assert [error.status for _, error in answers.failures] == [0, 500]
+    assert [address for address, _ in answers.silent] == [dead.address, broken.address]
+    assert [error.status for _, error in answers.silent] == [0, 500]
 
 
 async def test_an_error_of_ours_ends_the_requests_to_other_servers() -> None:

@@ -1,5 +1,7 @@
 """What passes, what is left of it, and where it goes."""
 
+import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -84,6 +86,21 @@ class TestJq:
     )
     def test_where_decides_by_its_first_value(self, where: str, passes: bool) -> None:
         assert applied(BIG, where=where) == (BIG if passes else None)
+
+    @pytest.mark.parametrize("options", ["where='def f: f; f'", "set=('def f: f; f',)"])
+    def test_an_endless_program_ends_the_process_whatever_its_thread(self, options: str) -> None:
+        """Python could not end it: jq keeps the GIL."""
+        script = f"""if True:
+            from concurrent.futures import ThreadPoolExecutor
+            from nsqtools.config.relay import RelayOptions
+            from nsqtools.records.bodies import expressions
+            from nsqtools.sinks.relay.filter import make_filter
+            expressions._MAX_CPU = 0.1
+            rules = make_filter(RelayOptions({options}))
+            ThreadPoolExecutor(1).submit(rules.apply_all, [b"1"]).result()
+        """
+        ended = subprocess.run([sys.executable, "-c", script], timeout=60)
+        assert ended.returncode == -signal.SIGVTALRM
 
     def test_set_leaves_order_and_numbers_and_comes_after_the_whitelist(self) -> None:
         assert applied(BIG, set=(".x = .z", "del(.c) # gone")) == (

@@ -134,7 +134,8 @@ def check_terminal(command: str) -> None:
     """Raise ConfigError if there is no terminal to ask on."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(
-            f"{command} loses messages, and there is no terminal to ask on: give --yes"
+            f"{command} needs a confirmation, and there is no terminal to ask on: give --yes, or "
+            "--dry-run to see what it would do"
         )
 
 

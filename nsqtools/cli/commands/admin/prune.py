@@ -86,7 +86,6 @@ class Pruning:
         self._options = options
         self._servers = servers_of(options)
         self._idleness = Idleness(channels=self.kind == "channel")
-        self._deletable = {"idle", "messages"} if options.with_messages else {"idle"}
         self._verdicts: dict[ChannelKey, IdleVerdict] = {}
         self._chosen: list[ChannelKey] = []
         self._steps: dict[ChannelKey, list[Step]] = {}
@@ -168,7 +167,9 @@ class Pruning:
             if key[0] in topics and channel in ("", key[1])
         }
         self._chosen = [
-            key for key, verdict in self._verdicts.items() if verdict.state in self._deletable
+            key
+            for key, verdict in self._verdicts.items()
+            if verdict.is_idle(with_messages=options.with_messages)
         ]
         self.is_decided = True
 
@@ -197,7 +198,7 @@ class Pruning:
                     Target(*key),
                     self._idleness,
                     cluster,
-                    messages=self._options.with_messages,
+                    with_messages=self._options.with_messages,
                 )
                 for step in self._steps[key]:
                     if step.error:

@@ -13,15 +13,12 @@ from nsqtools.cli.clusterproducer import ClusterProducer
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.logs import report_end
 from nsqtools.cli.output import print_rows
-from nsqtools.cli.remotes import fixed_nsqds, with_secret
+from nsqtools.cli.remotes import channel_depth, with_secret
 from nsqtools.cli.service import Signals, consume, progress
 from nsqtools.config.consuming import SourceOptions, StopOptions
 from nsqtools.config.units import counted
-from nsqtools.engine.connector import Subscription
-from nsqtools.engine.lookup import Backlog
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import is_ephemeral
-from nsqtools.records.bodies.expressions import condition
 from nsqtools.redrive.directory import DirectoryRun
 from nsqtools.redrive.redriver import DEAD, Choice, Redriver
 from nsqtools.redrive.redrivesink import RedriveSink
@@ -54,10 +51,8 @@ class RedriveRun:
         self._form = form
         self._stop = stop
         self._config = with_secret(config)
-        self._choice = Choice(condition(form.where) if form.where else None, form.reason)
-        self._faulty = 0
-        self._is_complete = False
-        self._staying = 0
+        self._choice = Choice(form.where, form.reason)
+        self._work: DirectoryRun | RedriveSink
 
     async def run(self) -> None:
         """Publish the dead letters; raises Ended for every exit code but 0.
@@ -80,10 +75,12 @@ class RedriveRun:
         finally:
             await producer.close()
         self._report()
-        is_late = not self._is_complete and 0 < self._stop.max_duration <= loop.time() - started
+        is_late = not self._work.is_complete and (
+            0 < self._stop.max_duration <= loop.time() - started
+        )
         if is_late:
             log.error("--max-duration: the run ended before it had seen all messages")
-        if not code and (self._faulty or self._redriver.refused or is_late):
+        if not code and (self._redriver.refused or is_late):
             code = Exit.PARTIAL
         if code:
             raise Ended(code)
@@ -93,7 +90,7 @@ class RedriveRun:
 
     async def _from_dir(self) -> int:
         """Publish from files; return the exit code."""
-        run = DirectoryRun(
+        run = self._work = DirectoryRun(
             self._source.from_dir,
             self._redriver,
             self._choice,
@@ -107,21 +104,21 @@ class RedriveRun:
             work.cancel,
             "messages that nsqd has not confirmed are published again by the next run",
         )
-        if self._stop.max_duration:
-            loop.call_later(self._stop.max_duration, self._redriver.stopping.set)
+        most = self._stop.max_duration
+        timer = loop.call_later(most, self._redriver.stopping.set) if most else None
         try:
             await work
         except asyncio.CancelledError:
             if not signals.seen:
                 raise
         finally:
-            self._faulty, self._staying = len(run.faults), run.staying
-            self._is_complete = run.is_complete
+            if timer:
+                timer.cancel()
             for fault in run.faults:
                 log.error("%s", fault)
             if run.unusable:
                 log.error("%s without a usable message", counted(run.unusable, "line"))
-        return signals.exit_code(Exit.DONE)
+        return signals.exit_code(Exit.PARTIAL if run.faults else Exit.DONE)
 
     async def _from_topic(self) -> int:
         """Publish from a topic; return 0, or raise Ended as ``consume`` does."""
@@ -138,14 +135,10 @@ class RedriveRun:
         if config.sample_rate:
             raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
         began = time.time_ns()
-        subscription = Subscription(
-            topic=source.from_topic,
-            channel=source.channel,
-            nsqds=fixed_nsqds(source),
-            lookupds=source.lookupd_http_address,
+        urls = self._stop.nsqd_http_address
+        depth = await channel_depth(
+            source, source.from_topic, source.channel, config, urls, may_create=True
         )
-        depth = Backlog(subscription, config, self._stop.nsqd_http_address)
-        await _require(depth, source)
         for url, skew in depth.skews.items():
             if abs(skew) > _SKEW:
                 log.warning(
@@ -153,7 +146,7 @@ class RedriveRun:
                     "time of the start may be taken for older or newer ones",
                     *(url, abs(skew), "ahead of" if skew > 0 else "behind"),
                 )
-        sink = RedriveSink(self._redriver, self._choice, topic, depth, began=began)
+        sink = self._work = RedriveSink(self._redriver, self._choice, topic, depth, began=began)
         in_flight = config.max_in_flight
         if form.rate:
             in_flight = min(in_flight, max(1, ceil(form.rate * _AHEAD)))
@@ -173,46 +166,21 @@ class RedriveRun:
             )
         except Ended as ended:
             return ended.exit_code
-        finally:
-            self._staying, self._is_complete = sink.staying, sink.is_complete
         return Exit.DONE
 
     def _report(self) -> None:
         """Print the plan of a dry run, or report what was done."""
-        redriver, choice = self._redriver, self._choice
+        redriver = self._redriver
         if redriver.dry:
             rows = sorted(redriver.published.items())
             cells = [[topic, reason or "-", str(count)] for (topic, reason), count in rows]
             print_rows(("topic", "reason", "messages"), cells)
         else:
-            verb = "stays" if self._staying == 1 else "stay"
-            stay = f", {self._staying:,} {verb}" if self._staying else ""
+            staying = self._work.staying
+            verb = "stays" if staying == 1 else "stay"
+            stay = f", {staying:,} {verb}" if staying else ""
             report_end(f"{counted(redriver.count, 'message')} published{stay}")
-        if choice.failed:
-            log.warning(
-                "not chosen, because --where fails for them: %s: %s",
-                counted(choice.failed, "message"),
-                choice.error,
-            )
+        if self._choice.condition:
+            self._choice.condition.log_failures()
         if redriver.refused:
             log.error("refused: %s: %s", counted(redriver.refused, "message"), redriver.refusal)
-
-
-async def _require(depth: Backlog, source: RedriveSourceOptions) -> None:
-    """Raise NSQError if no message can come, before consuming creates the topic or the channel."""
-    topic, name = source.from_topic, source.channel
-    found, is_complete = await depth.known()
-    channels = [channel for each in found for channel in each.channels]
-    names = {each.name for each in channels}
-    if is_complete and not found:
-        raise NSQError(f"no nsqd has topic {topic}: check the name")
-    if is_complete and names and name not in names:
-        others = " ".join(sorted(names))
-        raise NSQError(
-            f"topic {topic} has no channel {name}, so its messages are in other channels: choose "
-            f"one with --channel: {others}"
-        )
-    if any(each.paused for each in found):
-        raise NSQError(f"topic {topic} is paused, and delivers nothing: unpause it")
-    if any(each.paused for each in channels if each.name == name):
-        raise NSQError(f"{topic}/{name} is paused, and delivers nothing: unpause it")

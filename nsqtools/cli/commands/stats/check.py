@@ -74,15 +74,15 @@ def _as_plugin(*, is_check: bool) -> Iterator[None]:
             print_exception(error)
         from nsqtools.policy.checks import unknown
 
-        verdict = unknown(error_line(error))
+        result = unknown(error_line(error))
         try:
-            click.echo(nagios(verdict), nl=False)
+            click.echo(nagios(result), nl=False)
         except BrokenPipeError:
             raise
         except OSError as failed:  # standard output is full
             sys.stderr.write(f"nsqtools: standard output: {failed.strerror}\n")
-            os._exit(verdict.status)
-        raise Ended(verdict.status) from error
+            os._exit(result.status)
+        raise Ended(result.status) from error
 
 
 def _asked(args: Sequence[str]) -> bool:
@@ -128,9 +128,9 @@ async def check(servers: ClusterOptions, asked: StatsOptions) -> None:
             if not snapshot.stats:
                 break
     peers = peers_of(snapshot)
-    verdict = judge(limits, rows, peers, topic=asked.topic, channel=asked.channel)
-    click.echo(nagios(verdict), nl=False)
-    raise Ended(verdict.status)
+    result = judge(limits, rows, peers, topic=asked.topic, channel=asked.channel)
+    click.echo(nagios(result), nl=False)
+    raise Ended(result.status)
 
 
 def limits_of(check: CheckOptions) -> Limits:
@@ -166,19 +166,19 @@ def peers_of(snapshot: Snapshot) -> Peers:
     )
 
 
-def nagios(verdict: CheckResult) -> str:
-    """A line with state and numbers, then a line for each finding if there are several.
+def nagios(result: CheckResult) -> str:
+    """A line with state and numbers, then a line for each trouble if there are several.
 
     The format follows the Monitoring Plugins Development Guidelines (Plugin Output, Performance
     data).
     """
-    data = " ".join(map(_datum, verdict.data))
-    first = f"NSQ {verdict.status.name} - {_plain(verdict.summary)}"
+    data = " ".join(map(_datum, result.data))
+    first = f"NSQ {result.status.name} - {_plain(result.summary)}"
     lines = [f"{first} | {data}" if data else first]
-    if len(verdict.troubles) > 1:
-        shown = verdict.troubles[:_MAX_LINES]
+    if len(result.troubles) > 1:
+        shown = result.troubles[:_MAX_LINES]
         lines += [f"{each.status.name}: {_plain(str(each))}" for each in shown]
-        if more := len(verdict.troubles) - len(shown):
+        if more := len(result.troubles) - len(shown):
             lines.append(f"and {more} more")
     return "".join(f"{line}\n" for line in lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group
@@ -13,6 +13,7 @@ from rich.text import Text
 from nsqtools.cli.commands.stats.formats import noted, style_of
 from nsqtools.cli.exits import one_line
 from nsqtools.config.units import counted, format_duration
+from nsqtools.policy.history import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ _NUMBER = 7  # width of a column of numbers
 _NAME = 8  # minimum width of a topic or a channel
 _NAMES = 30  # minimum room for both, if they need it: more important than optional columns
 _NOTES = 20  # maximum width of notes
+_TREND = 12  # width of the trend
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Column(NamedTuple):
@@ -70,10 +73,12 @@ class ViewState:
     interval: float
     sort: str = "depth"
     _report: Report | None = None
+    _history: History = field(default_factory=History)
 
     def update(self, report: Report) -> None:
         """Take a report."""
         self._report = report
+        self._history.record(report.snapshot.at, report.snapshot.samples(), self.interval)
 
     def press(self, key: str) -> bool:
         """Take a key. Returns False to end the view."""
@@ -122,15 +127,16 @@ class ViewState:
         self, report: Report, rows: Sequence[Row], shown: Sequence[Row], width: int
     ) -> Table:
         """The rows shown below a header."""
-        table, columns = _grid(report, rows, width)
-        table.add_row(
-            self._head("topic"),
-            self._head("channel"),
-            *(self._head(column.title) for column in columns),
-        )
+        table, columns, has_trend = _grid(report, rows, width)
+        titles = ["topic", "channel", *(column.title for column in columns)]
+        heads = [self._head(title) for title in titles]
+        table.add_row(*heads, *[_line("trend", "bold")] * has_trend)
         for row in shown:
             cells = [Text(short(column.value(row))) for column in columns]
             topic, channel = Text(one_line(row.topic)), Text(one_line(row.channel) or "-")
+            if has_trend:
+                depths = self._history.total([(row.topic, row.channel)], "depth").values
+                cells.append(Text(trend(depths)))
             note = Text(" ".join(noted(row, report)))
             table.add_row(topic, channel, *cells, note, style=style_of(row))
         return table
@@ -141,16 +147,19 @@ class ViewState:
         return _line(f"{title}{'▼' if self._is_descending else '▲'}", "bold reverse")
 
 
-def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
+def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column], bool]:
     """An empty table, and its columns between names and notes, as many as fit into a window.
+
+    The last result is whether the trend follows them.
 
     Widths are computed from all rows, shown or not, so columns stay in place when rows move.
     """
     notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
     topics = max([_NAME, *(len(row.topic) for row in rows)])
     channels = max([_NAME, *(len(row.channel) for row in rows)])
-    for columns in (list(_COLUMNS), [column for column in _COLUMNS if column.vital]):
-        least = notes + sum(column.width + 1 for column in columns) + 2
+    whole, vital = list(_COLUMNS), [column for column in _COLUMNS if column.vital]
+    for columns, has_trend in ((whole, True), (whole, False), (vital, False)):
+        least = notes + sum(column.width + 1 for column in columns) + 2 + has_trend * (_TREND + 1)
         left = width - least
         if left >= min(topics + channels, _NAMES):
             break
@@ -163,8 +172,23 @@ def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[
         table.add_column(width=names, no_wrap=True)
     for column in columns:
         table.add_column(width=column.width, justify="right", no_wrap=True)
+    if has_trend:
+        table.add_column(width=_TREND, no_wrap=True)
     table.add_column(width=notes or 1, no_wrap=True)
-    return table, columns
+    return table, columns, has_trend
+
+
+def trend(values: Sequence[float | None]) -> str:
+    """Values in order as a line of blocks, blank where all are unknown; the highest is full."""
+    cells = min(_TREND, len(values))
+    parts = [
+        values[n * len(values) // cells : (n + 1) * len(values) // cells] for n in range(cells)
+    ]
+    tops = [max((each for each in part if each is not None), default=None) for part in parts]
+    most = max(filter(None, tops), default=1.0)
+    return "".join(
+        " " if top is None else _BLOCKS[round((len(_BLOCKS) - 1) * top / most)] for top in tops
+    )
 
 
 def _line(text: str, style: str) -> Text:
