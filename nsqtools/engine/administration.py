@@ -166,7 +166,7 @@ def _registry(registry: Registry, snapshot: Snapshot) -> Registry:
 
 def _holding(node: Node, snapshot: Snapshot) -> Holding:
     given = node.api is None
-    if error := snapshot.failures.get(node.name):
+    if error := snapshot.silent.get(node.name):
         return Holding(node, given, error=error)
     topic = next(iter(snapshot.stats[node.name].topics), None)
     return Holding(node, given, topic)

@@ -77,7 +77,7 @@ class Node:
 class Snapshot:
     """The answers of one poll at about ``at``, a monotonic time in seconds.
 
-    ``nodes`` are all asked nsqds, in order. ``stats`` and ``failures`` are by node name; ``times``
+    ``nodes`` are all asked nsqds, in order. ``stats`` and ``silent`` are by node name; ``times``
     has the time of each answer, and ``at`` is their mean. ``lookupds`` maps each nsqlookupd's
     ``host:port`` to its error, or to None if it answered; ``listed`` has the nsqds listed by each
     answering nsqlookupd.
@@ -85,7 +85,7 @@ class Snapshot:
 
     at: float
     stats: Mapping[str, NsqdStats]
-    failures: Mapping[str, HTTPError]
+    silent: Mapping[str, HTTPError]
     nodes: Mapping[str, Node]
     lookupds: Mapping[str, HTTPError | None] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
@@ -219,8 +219,8 @@ class Cluster:
     ) -> Snapshot:
         """Like ``look``, but raises UnreachableError if there are servers but no answers."""
         snapshot, answers = await self._look(topic, channel, include_clients)
-        if snapshot.failures and not snapshot.stats:
-            raise no_answer("nsqd", list(snapshot.failures.values()))
+        if snapshot.silent and not snapshot.stats:
+            raise no_answer("nsqd", list(snapshot.silent.values()))
         if not snapshot.stats and (error := _unanswered(answers)):
             raise error
         self._tell(snapshot, answers)
@@ -236,7 +236,7 @@ class Cluster:
     ) -> Snapshot:
         """Find the nsqds with the topic, and ask them all at once.
 
-        Silent servers are in ``failures``, even if no server answers. ``everywhere`` also asks
+        Silent servers are in ``silent``, even if no server answers. ``everywhere`` also asks
         nsqds listed without the topic: it may have been deleted from nsqlookupd alone.
         """
         snapshot, answers = await self._look(topic, channel, include_clients, everywhere=everywhere)
@@ -261,19 +261,19 @@ class Cluster:
         nodes = {
             name: node
             for name, node in snapshot.nodes.items()
-            if (self._has(node, topic) if name in snapshot.failures else snapshot.has(name, topic))
+            if (self._has(node, topic) if name in snapshot.silent else snapshot.has(name, topic))
         }
-        failures = {name: each for name, each in snapshot.failures.items() if name in nodes}
+        silent = {name: each for name, each in snapshot.silent.items() if name in nodes}
         stats = {}
-        asked = [name for name in nodes if name not in failures]
+        asked = [name for name in nodes if name not in silent]
         answers = await call_each(asked, lambda name: attempt(report(name)))
         for name, answer in zip(asked, answers, strict=True):
             if isinstance(answer, HTTPError):
-                failures[name] = answer
+                silent[name] = answer
             else:
                 stats[name] = answer
         at = fmean(times.values()) if times else monotonic()
-        return Snapshot(at, stats, failures, nodes, times=times)
+        return Snapshot(at, stats, silent, nodes, times=times)
 
     async def unheld(self, snapshot: Snapshot) -> list[str]:
         """Return the topics that nsqlookupds know, although no answering nsqd has them.
@@ -297,25 +297,25 @@ class Cluster:
         for name in self._clients.keys() - {node.name for node in found}:
             await self._hang_up(name)
         nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
-        failures = {name: failed[name] for name in nodes if name in failed}
-        stats, failures = await self._report(nodes, failures, topic, channel, clients=clients)
+        silent = {name: failed[name] for name in nodes if name in failed}
+        stats, silent = await self._report(nodes, silent, topic, channel, clients=clients)
         times = {name: self._clients[name].at for name in stats}
         listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
         lookupds |= {str(address): error for address, error in answers.silent}
         at = fmean(times.values()) if times else monotonic()
-        return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
+        return Snapshot(at, stats, silent, nodes, lookupds, times, listed), answers
 
     async def _report(
         self,
         nodes: Mapping[str, Node],
-        silent: Mapping[str, HTTPError],
+        known: Mapping[str, HTTPError],
         topic: str | None,
         channel: str | None,
         *,
         clients: bool,
     ) -> tuple[dict[str, NsqdStats], dict[str, HTTPError]]:
-        """Ask all nsqds at once, but not the ``silent``; return answers and errors by name."""
+        """Ask all nsqds at once, but not the ``known`` silent ones; return answers and errors."""
 
         async def report(name: str) -> NsqdStats:
             self._deadline.check(nodes[name].api)
@@ -328,16 +328,16 @@ class Cluster:
                 await self._hang_up(name)
             return answer
 
-        asked = [name for name in nodes if name not in silent]
-        stats, failures = {}, dict(silent)
+        asked = [name for name in nodes if name not in known]
+        stats, silent = {}, dict(known)
         for name, answer in zip(asked, await call_each(asked, ask), strict=True):
             if isinstance(answer, HTTPError):
-                failures[name] = answer
+                silent[name] = answer
             else:
                 stats[name] = answer
                 if name in self._infos and self._infos[name].start_time != answer.start_time:
                     del self._infos[name]  # nsqd was restarted, perhaps with other options
-        return stats, failures
+        return stats, silent
 
     async def _discover(self) -> tuple[Answers[list[Registration]], dict[str, HTTPError]]:
         """Ask nsqlookupds for nsqds, and given nsqds without a known /info for it.
@@ -372,12 +372,12 @@ class Cluster:
             self._outages.lookupds_answered(answers)
         for name in snapshot.stats.keys() & self._silent:
             log.info("nsqd %s: answers again", name)
-        fallen = [e for name, e in snapshot.failures.items() if name not in self._silent]
+        fallen = [e for name, e in snapshot.silent.items() if name not in self._silent]
         for failure in fallen[:_MAX_LOGGED]:
             log.warning("nsqd %s", failure)
         if more := len(fallen[_MAX_LOGGED:]):
             log.warning("no answer from %s", counted(more, "more nsqd"))
-        self._silent = set(snapshot.failures)
+        self._silent = set(snapshot.silent)
 
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
         """Return given and listed nsqds, each once; nsqds no longer listed stay for a while."""

@@ -71,7 +71,7 @@ def topics_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats]]:
 def by_node(snapshot: Snapshot, channel: str) -> list[tuple[str, TopicStats | ChannelStats | None]]:
     """The numbers of a snapshot's only topic, or of a channel, by nsqd; None for a silent nsqd."""
     found: list[tuple[str, TopicStats | ChannelStats | None]] = [
-        (name, None) for name in snapshot.failures
+        (name, None) for name in snapshot.silent
     ]
     for name, topic in topics_of(snapshot):
         parts: Sequence[TopicStats | ChannelStats] = [topic]

@@ -73,7 +73,7 @@ class Picture:
     def silent(self) -> list[str]:
         """The errors of all servers without an answer."""
         lookupds = [f"nsqlookupd {e}" for e in self.snapshot.lookupds.values() if e]
-        return [*lookupds, *(f"nsqd {e}" for e in self.snapshot.failures.values())]
+        return [*lookupds, *(f"nsqd {e}" for e in self.snapshot.silent.values())]
 
 
 class ClusterWatch:
@@ -169,7 +169,7 @@ class ClusterWatch:
         found = self._rates.record(samples, snapshot.topics())
         self.history.record(snapshot.at, samples, self.interval)
         rows = {(row.topic, row.channel): row for row in found}
-        silent = Counter(name for each in snapshot.failures for name in snapshot.nodes[each].topics)
+        silent = Counter(name for each in snapshot.silent for name in snapshot.nodes[each].topics)
         for name in await self._cluster.unheld(snapshot):
             rows.setdefault((name, ""), Row(name, "", Counters(), nodes=0, missing=silent[name]))
         by_topic = groupby(sorted(rows), lambda key: key[0])

@@ -92,7 +92,7 @@ async def topic(site: Site, request: Request) -> WebPage:
         "clients": [each for each in consumers if each.channel == channel],
         "latencies": latencies(snapshot).get((name, channel), ()),
         "findings": [each for each in picture.findings if each.topic == name],
-        "silent": [str(error) for error in snapshot.failures.values()],
+        "silent": [str(error) for error in snapshot.silent.values()],
     }
     return WebPage("topic.html", context, live=not listed)
 

@@ -36,7 +36,7 @@ async def test_a_given_nsqd_is_asked_where_it_was_given_and_counts_once(stage: S
     cluster = stage.cluster(await stage.lookupd(nsqd, other), nsqds=(nsqd,))
     snapshot = await cluster.poll()
     assert list(snapshot.nodes) == list(snapshot.stats) == [nsqd.name, other.name]
-    assert snapshot.failures == {}
+    assert snapshot.silent == {}
     assert snapshot.nodes[nsqd.name].topics == {"t": False}
     await cluster.poll()
     assert nsqd.count("/info") == 1
@@ -105,8 +105,8 @@ async def test_a_topic_of_a_snapshot_is_asked_for_where_it_was_and_silent_nsqds_
     found = await cluster.again(whole, "t")
     assert [len(each.asked) for each in (lookupd, other)] == asked
     assert "include_clients=true&include_mem=false&topic=t" in having.asked[-1]
-    assert (set(found.stats), set(found.failures)) == ({having.name}, {dead.name})
-    assert found.failures[dead.name] is whole.failures[dead.name]
+    assert (set(found.stats), set(found.silent)) == ({having.name}, {dead.name})
+    assert found.silent[dead.name] is whole.silent[dead.name]
     assert await cluster.unheld(whole) == []
     lookupd.answers["/topics"] = {"topics": ["t", "ghost"]}
     assert await cluster.unheld(whole) == ["ghost"]
@@ -126,7 +126,7 @@ async def test_a_dead_server_is_a_failure_and_a_warning_once_until_it_answers(
         await dead.stop()
         for _ in range(2):
             snapshot = await cluster.poll()
-            errors = snapshot.failures if kind == "nsqd" else snapshot.lookupds
+            errors = snapshot.silent if kind == "nsqd" else snapshot.lookupds
             assert isinstance(errors[dead.name], HTTPError)
             assert set(snapshot.stats) == {well.name, nsqd.name} - {dead.name}
             assert (snapshot.samples()[nsqd.name] is None) == (kind == "nsqd")
@@ -154,7 +154,7 @@ async def test_who_vanishes_from_nsqlookupd_is_asked_for_a_while(
     clock.now += 299.0
     assert set((await cluster.poll("t")).stats) == {nsqd.name}
     await nsqd.stop()
-    assert set((await cluster.look("t")).failures) == {nsqd.name}
+    assert set((await cluster.look("t")).silent) == {nsqd.name}
     clock.now += 2.0
     assert (await cluster.poll("t")).nodes == {}
 
@@ -192,7 +192,7 @@ async def test_an_address_that_can_be_nowhere_is_a_failure_of_that_nsqd_alone(
     for _ in range(2):
         snapshot = await cluster.poll("t")
         assert set(snapshot.stats) == {well.name}
-        (failure,) = snapshot.failures.values()
+        (failure,) = snapshot.silent.values()
         assert isinstance(failure, HTTPError)
         assert str(failure).startswith(f"{host}:{badly.port}: cannot ")
         assert len((await cluster.look()).nodes) == 2
@@ -229,7 +229,7 @@ async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
     with pytest.raises(UnreachableError, match=lookupd.name):
         await stage.cluster(lookupd).poll()
     snapshot = await stage.cluster(nsqds=(nsqd,)).look()
-    assert (snapshot.stats, set(snapshot.failures)) == ({}, {nsqd.name})
+    assert (snapshot.stats, set(snapshot.silent)) == ({}, {nsqd.name})
 
 
 async def test_of_many_dead_nsqds_the_rest_is_a_number(

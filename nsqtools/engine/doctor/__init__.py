@@ -79,7 +79,7 @@ def _facts(snapshot: Snapshot) -> Facts:
     """Return the facts that a poll has found."""
     nsqds = []
     for name, node in snapshot.nodes.items():
-        stats, error = snapshot.stats.get(name), snapshot.failures.get(name)
+        stats, error = snapshot.stats.get(name), snapshot.silent.get(name)
         http = node.api or Address.parse(name.partition("/")[0])
         tcp = node.tcp if stats else None
         nsqds.append(NsqdFacts(tcp=tcp, url=node.http, http=http, stats=stats, http_error=error))

@@ -160,7 +160,7 @@ def peers_of(snapshot: Snapshot) -> Peers:
         return None if found is None else str(found)
 
     return Peers(
-        {name: error(snapshot.failures.get(name)) for name in snapshot.nodes},
+        {name: error(snapshot.silent.get(name)) for name in snapshot.nodes},
         {name: error(each) for name, each in snapshot.lookupds.items()},
         {n: each.health for n, each in snapshot.stats.items() if each.health not in ("", "OK")},
     )

@@ -339,7 +339,7 @@ def _nsqd(name: str, snapshot: Snapshot) -> dict[str, Any]:
         "version": stats.version if stats else node.version,
         "health": stats.health if stats else None,
         "start_time": stats.start_time if stats else None,
-        "error": _text(snapshot.failures.get(name)),
+        "error": _text(snapshot.silent.get(name)),
     }
 
 

@@ -37,7 +37,7 @@ class Report:
     @property
     def silent(self) -> list[str]:
         """The errors of silent nsqds."""
-        return [str(error) for error in self.snapshot.failures.values()]
+        return [str(error) for error in self.snapshot.silent.values()]
 
 
 class Reporter:

@@ -114,7 +114,7 @@ class ViewState:
 
     def _title(self, report: Report, room: int) -> Text:
         snapshot, count = report.snapshot, len(report.rows)
-        silent = len(snapshot.failures)
+        silent = len(snapshot.silent)
         parts = [
             time.strftime("%H:%M:%S", time.localtime(report.at)),
             f"{counted(len(snapshot.nodes), 'nsqd')}{f' ({silent} silent)' if silent else ''}",
