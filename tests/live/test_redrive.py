@@ -61,7 +61,10 @@ def check(found: Counter[int], count: int) -> None:
     assert doubles <= KILLS * LARGEST_LOT
 
 
-@pytest.mark.parametrize("source", ["directory", "topic"])
+@pytest.mark.parametrize(
+    "source",
+    ["directory", pytest.param("topic", marks=pytest.mark.full("kills are lives, too"))],
+)
 def test_killed_five_times_it_loses_nothing_and_doubles_at_most_a_lot_each_time(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, source: str, full: bool
 ) -> None:

@@ -1,9 +1,11 @@
-"""Dead letters of a directory: each is published once, whatever was chosen, killed or appended."""
+"""Dead letters of a directory, and what people do to its files.
+
+Runs that choose, stop or are killed are lives in tests/simulation.
+"""
 
 import asyncio
 import gzip
 import os
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +19,6 @@ from nsqtools.redrive.publishedlines import PublishedLines
 from nsqtools.redrive.redriver import LARGEST_LOT, Choice, Redriver
 from nsqtools.sinks.deadletters import ToDirectory
 from tests.support.archiving import batch
-
-
-class Killed(BaseException):
-    """The end of a process between the answer and the journal."""
 
 
 class Nsqd:
@@ -41,11 +39,11 @@ class Nsqd:
         pass
 
 
-def append(folder: Path, topic: str, *bodies: bytes, reason: str = "r") -> None:
+def append(folder: Path, topic: str, *bodies: bytes) -> None:
     async def write() -> None:
         letters = ToDirectory(str(folder))
         await letters.open()
-        await letters.write(given := batch(*bodies, topic=topic), given, reason)
+        await letters.write(given := batch(*bodies, topic=topic), given, "r")
         await letters.close()
 
     asyncio.run(write())
@@ -56,7 +54,6 @@ def run(
     nsqd: Nsqd,
     where: str = "",
     *,
-    reason: str = "",
     topic: str = "",
     **more: Any,
 ) -> DirectoryRun:
@@ -64,43 +61,12 @@ def run(
 
     async def work() -> DirectoryRun:
         redriver = Redriver(nsqd, **more)
-        choice = Choice(where, reason)
+        choice = Choice(where)
         made = DirectoryRun(str(folder), redriver, choice, topic=topic, max_msg_size=1 << 20)
         await made.run()
         return made
 
     return asyncio.run(work())
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_runs_that_choose_stop_and_are_killed_publish_each_once_but_for_a_lot(
-    tmp_path: Path, seed: int
-) -> None:
-    rng, nsqd = random.Random(seed), Nsqd()
-    count = kills = 0
-
-    def killed() -> None:
-        if rng.random() < 0.2:
-            raise Killed
-
-    for _ in range(12):
-        topic, more = f"t{rng.randrange(3)}", rng.randrange(300)
-        append(tmp_path, topic, *(b"%d" % n for n in range(count, count + more)))
-        count += more
-        kept = rng.randrange(1, 4)
-        nsqd.answer = killed
-        try:
-            run(tmp_path, nsqd, f". % {kept} == 0", limit=rng.randrange(500))
-        except Killed:
-            kills += 1
-    assert kills
-    nsqd.answer = lambda: None
-    assert run(tmp_path, nsqd).faults == []
-    assert {int(body) for _, body in nsqd.got} == set(range(count))
-    assert nsqd.got.total() - count <= kills * LARGEST_LOT
-    before = nsqd.got.total()
-    run(tmp_path, nsqd)
-    assert nsqd.got.total() == before
 
 
 def test_a_stopped_run_begins_no_further_publish(tmp_path: Path) -> None:
@@ -218,16 +184,6 @@ def test_a_topic_is_a_text(tmp_path: Path, topic: bytes) -> None:
     nsqd = Nsqd()
     done = run(tmp_path, nsqd)
     assert (nsqd.got, done.unusable) == (Counter(), 1)
-
-
-def test_what_is_refused_or_not_chosen_stays(tmp_path: Path) -> None:
-    nsqd = Nsqd()
-    append(tmp_path, "t", b"1", b"refused", b"x", reason="status 500")
-    append(tmp_path, "t", b"4", reason="too many attempts")
-    done = run(tmp_path, nsqd, "true", reason="500")
-    assert (nsqd.got, done.staying) == (Counter({("t", b"1"): 1}), 2 + 1)
-    run(tmp_path, nsqd, topic="v")
-    assert nsqd.got == Counter({("t", b"1"): 1, ("v", b"x"): 1, ("v", b"4"): 1})
 
 
 def test_an_ordinary_archive_is_published_only_to_a_given_topic(tmp_path: Path) -> None:

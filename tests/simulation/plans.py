@@ -39,7 +39,7 @@ _FAULTS = {
     ),
     "count": ("reader", "break", "server stops", "latency"),
     "pub": ("server stops", "server restarts", "cut", "latency", *_LOOKUPD),
-    "redrive": (*OF_SERVERS, "garbage", "kill", "kill", "term", "lie", "other consumer", *_LOOKUPD),
+    "redrive": (*OF_SERVERS, "garbage", "kill", "term", "lie", "other consumer", *_LOOKUPD),
     "redrive-dir": (
         *(*OF_SERVERS, "garbage", *_OF_STAGING, "disk full", "disk slow"),
         *("kill", "power at", "term", "rotate", "second run", *_LOOKUPD),

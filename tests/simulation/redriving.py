@@ -18,6 +18,7 @@ import signal
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ _OTHER = "u"
 """Another topic to which dead letters of a directory go."""
 _REASONS = "answered 500", "too many attempts"
 _OF_NETWORK = (*OF_SERVERS, "garbage", "lookupd stops", "lookupd restarts")
+_IN_RUNS = (*OF_SERVERS, "garbage", "kill", "term", "lie", "power", "stop at")
+"""Faults that begin in a run."""
 _RECOVERY = 60.0
 """Seconds after a fault until redrive must do what it promises."""
 _MOST = 6000
@@ -60,6 +63,15 @@ class Letter:
     born: float
 
 
+@dataclass(slots=True, eq=False)
+class Trouble:
+    """A fault while it lasts, in virtual seconds."""
+
+    kind: str
+    began: float
+    ended: float = inf
+
+
 class RedriveLife(Life):
     """What both sources share. Copy 0 is redrive, which runs again and again."""
 
@@ -74,6 +86,11 @@ class RedriveLife(Life):
         """Whether another run begins with the next one."""
         self.deaths = 0
         """Runs that were killed or have failed."""
+        self.doubles = 0
+        """Messages that may have arrived twice because of faults of servers."""
+        self.troubles: list[Trouble] = []
+        self.began = asyncio.Event()
+        """Set at the start of the next run, and then replaced."""
         self.changed_at = -1.0
         """When another program last changed what redrive reads."""
 
@@ -97,9 +114,14 @@ class RedriveLife(Life):
             self.world.violated(f"redrive: never exits with {self.best}")
         before = len(self.arrivals())
         await self.redrive()
-        if len(self.arrivals()) != before:
+        if len(self.arrivals()) != before and self.is_known:
             self.world.violated("redrive: publishes messages although all were published")
         self.compare()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether each run knows all nsqds. nsqlookupds may list too few for some time."""
+        return not (self.lookupds and self.plan.faults)
 
     def _some_limits(self) -> dict[str, str]:
         chosen = {
@@ -130,10 +152,6 @@ class RedriveLife(Life):
         """Each letter is still there, or has arrived."""
         raise NotImplementedError
 
-    def excused(self) -> int:
-        """How many messages may have arrived twice."""
-        raise NotImplementedError
-
     # Runs
 
     def letter(self, topic: str, reason: str = "", *, is_big: bool = False) -> Letter:
@@ -162,6 +180,8 @@ class RedriveLife(Life):
             await asyncio.sleep(1)
         there, command = self.there(), self.start(0)
         self.commands[0] = command
+        self.began.set()
+        self.began = asyncio.Event()
         is_alone, self.has_second = not self.has_second, False
         others = [] if is_alone else [self.start(0)]
         for each in (command, *others):
@@ -171,6 +191,7 @@ class RedriveLife(Life):
                 self.world.kill(each.process)
             self.deaths += each.code not in (0, 4, 75)
             self._check_code(each, is_alone=is_alone)
+            self._excuse(each)
         arrivals = self.arrivals()
         self._check_messages(command, arrivals)
         if command.code is not None and is_alone:
@@ -181,14 +202,35 @@ class RedriveLife(Life):
                 self._check_complete(command, there, {letter.body for _, letter in arrivals})
         return command
 
-    def is_disturbed(self, command: Command) -> bool:
-        """Whether a fault excuses what a run has not done."""
-        return any(
-            fault.kind not in REDRIVEN_WELL
-            and fault.at <= self.world.now
-            and fault.at + fault.lasts + _RECOVERY > command.began
-            for fault in self.plan.faults
-        )
+    async def suffer(self, fault: Fault) -> None:
+        """Runs are short: most faults begin in the next one."""
+        await asyncio.sleep(max(0.0, fault.at - self.world.now))
+        if fault.kind in _IN_RUNS:
+            await self.began.wait()
+            await asyncio.sleep(0.001 * 5000**fault.how)
+        trouble = Trouble(fault.kind, self.world.now)
+        self.troubles.append(trouble)
+        await super().suffer(fault)
+        trouble.ended = self.world.now
+
+    def troubles_of(self, command: Command) -> list[str]:
+        """The kinds of the faults that excuse what a run has not done."""
+        return [
+            each.kind
+            for each in self.troubles
+            if each.kind not in REDRIVEN_WELL and each.ended + _RECOVERY > command.began
+        ]
+
+    def _excuse(self, command: Command) -> None:
+        """Those of one command may arrive twice for each fault of a server.
+
+        All may, if the run has ended before nsqd delivers what it has taken back.
+        """
+        troubles = [kind for kind in self.troubles_of(command) if kind in _OF_NETWORK]
+        rate = int(self.limits.get("--rate", 0))
+        lot = min(LARGEST_LOT, max(1, rate // 10)) if rate else LARGEST_LOT
+        is_whole = command.code == 0 and not command.is_ending and "--limit" not in self.limits
+        self.doubles += len(troubles) * (2 * lot if is_whole else len(self.letters))
 
     def _check_messages(self, command: Command, arrivals: list[tuple[float, Letter]]) -> None:
         self.check_source({letter.body for _, letter in arrivals})
@@ -199,7 +241,7 @@ class RedriveLife(Life):
         codes = {None, self.best, 0}
         if not is_alone:
             codes.add(75)
-        if self.is_disturbed(command):
+        if self.troubles_of(command):
             codes |= {1, 3, 4}
         if command.is_ending:
             codes |= {1, 130}
@@ -210,7 +252,7 @@ class RedriveLife(Life):
 
     def _check_limits(self, command: Command, moments: list[float]) -> None:
         """``moments`` are those of messages published meanwhile."""
-        if self.is_disturbed(command):
+        if self.troubles_of(command):
             return
         limit = int(self.limits.get("--limit", 0))
         if limit and len(moments) > limit:
@@ -255,7 +297,7 @@ class RedriveLife(Life):
         if missing := [body for body in self.there() if not counts[body]]:
             self.world.violated(f"{len(missing)} messages lost, such as {missing[0][:20]!r}")
         doubles = counts.total() - len(counts)
-        if doubles > (most := self.excused()):
+        if doubles > (most := self.deaths * LARGEST_LOT + self.doubles):
             self.world.violated(f"{doubles} messages came again, at most {most} may")
 
     async def fault_term(self, fault: Fault) -> None:
@@ -294,8 +336,8 @@ class TopicRedriveLife(RedriveLife):
         server.publish(_DEAD, [letter.body for letter in letters])
 
     def there(self) -> set[bytes]:
-        """None if nsqlookupds may list too few nsqds."""
-        if self.lookupds and self.plan.faults:
+        """None if a run may not know all nsqds."""
+        if not self.is_known:
             return set()
         return {m.body for server in self.servers for m in server.messages(_DEAD, _SOURCE)}
 
@@ -324,12 +366,6 @@ class TopicRedriveLife(RedriveLife):
         await asyncio.sleep(fault.lasts)
         tail.signal(signal.SIGTERM)
         await tail.wait(PATIENCE)
-
-    def excused(self) -> int:
-        """An nsqd takes its messages back after a fault of its own: then any may come again."""
-        if any(f.kind not in (*REDRIVEN_WELL, "kill") for f in self.plan.faults):
-            return len(self.letters)
-        return self.deaths * LARGEST_LOT
 
 
 class DirectoryRedriveLife(RedriveLife):
@@ -514,10 +550,6 @@ class DirectoryRedriveLife(RedriveLife):
             self.doubtful |= noted - self.noted
         self.noted |= noted - self.doubtful
         self.counts = counts
-
-    def excused(self) -> int:
-        troubles = sum(fault.kind not in REDRIVEN_WELL for fault in self.plan.faults)
-        return (self.deaths + 2 * troubles) * LARGEST_LOT
 
 
 def _plain(path: str) -> bytes:
