@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager, suppress
+import signal
+import threading
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
         Callable,
         Coroutine,
         Iterable,
+        Iterator,
         Sequence,
     )
 
@@ -44,9 +47,25 @@ def run_loop(main: Coroutine[Any, Any, R]) -> R:
         asyncio.run(work())
     else:
         log.debug("the event loop is uvloop's")
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        with _signals_restored(), asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(work())
     return results.pop()
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """Restore the signal handlers, which a loop of uvloop leaves in place when it is closed.
+
+    Otherwise Ctrl-C would not end a question that comes after the loop.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:

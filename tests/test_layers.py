@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from graphlib import TopologicalSorter
@@ -99,13 +100,22 @@ class Source(NamedTuple):
 def sources(folder: str) -> dict[str, Source]:
     """The source of each module by its name below the folder, such as ``proto.session``."""
     found = {}
+    gc.disable()  # nothing of this is garbage
     for path in sorted((ROOT / folder).rglob("*.py")):
         parts = path.relative_to(ROOT / folder).with_suffix("").parts
         name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
         text = path.read_text()
         tree = ast.parse(text)
         found[name] = Source(path, text, tree, list(ast.walk(tree)))
+    gc.enable()
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Later tests have no garbage collector that looks through a million nodes."""
+    yield
+    sources.cache_clear()
 
 
 class Import(NamedTuple):

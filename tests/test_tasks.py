@@ -1,6 +1,7 @@
 """Tasks that one owner begins and ends, and what becomes of their errors."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -104,14 +105,17 @@ async def test_an_error_of_interrupted_work_is_raised_even_if_the_caller_is_canc
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_commands_run_on_uvloop_if_it_is_installed(
+def test_commands_run_on_uvloop_if_it_is_installed_and_leave_signals_as_they_were(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def loop() -> str:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, print)
         return type(asyncio.get_running_loop()).__module__
 
     if is_installed:
         pytest.importorskip("uvloop")
     else:
         monkeypatch.setitem(sys.modules, "uvloop", None)
+    before = signal.getsignal(signal.SIGINT)
     assert run_loop(loop()).startswith("uvloop" if is_installed else "asyncio")
+    assert signal.getsignal(signal.SIGINT) is before

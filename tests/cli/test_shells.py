@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from nsqtools.cli.docs import script
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.examples import LINES
+from tests.support.forkserver import words
 from tests.support.servers import MakeNsqd, Nsqlookupd
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +34,12 @@ TIMEOUT = 120.0
 # Completes as nsqtools does and otherwise only shows its arguments.
 PROGRAM = """\
 #!/bin/sh
-if [ -n "$_NSQTOOLS_COMPLETE" ] || ! [ -t 1 ]; then exec {python} -m nsqtools "$@"; fi
+if [ -n "$_NSQTOOLS_COMPLETE" ] || ! [ -t 1 ]; then exec {nsqtools} "$@"; fi
 printf 'got<'; for word; do printf '%s|' "$word"; done; echo '>'
 """
 
 # A program that cannot start.
-BROKEN = PROGRAM.replace("exec {python}", "echo Traceback >&2; exit 1")
+BROKEN = PROGRAM.replace("exec {nsqtools}", "echo Traceback >&2; exit 1")
 
 _ESCAPES = re.compile(
     r"\x1b(\][^\x07\x1b]*(\x07|\x1b\\)|\[[0-9;?<=>]*[ -/]*[@-~]|\(.|[=>78])|[\x07\r]"
@@ -122,7 +122,7 @@ def home(tmp_path: Path) -> Path:
     """A home with the scripts where shells look for them, for bash where its set-up names it."""
     home = tmp_path / "home"
     files = {
-        "bin/nsqtools": PROGRAM.format(python=sys.executable),
+        "bin/nsqtools": PROGRAM.format(nsqtools=words()),
         ".bashrc": f"{BASHRC.format(prompt=PROMPT)}. ~/nsqtools.bash\n",
         "nsqtools.bash": script("bash"),
         ".zshrc": ZSHRC.format(prompt=PROMPT),

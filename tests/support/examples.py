@@ -3,9 +3,7 @@
 import os
 import pty
 import re
-import shlex
 import subprocess
-import sys
 import termios
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,9 +12,8 @@ from pathlib import Path
 from nsqtools.cli import cli
 from nsqtools.cli.resolver import variables
 from nsqtools.cli.tree import walk
-from tests.support import forkclient
 from tests.support.eventually import eventually
-from tests.support.forkserver import fork_server
+from tests.support.forkserver import words
 from tests.support.process import neutral
 from tests.support.servers import Nsqd, Nsqlookupd
 
@@ -84,11 +81,10 @@ class Stage:
         return found
 
     def _put_program(self) -> None:
-        program = self.folder / "bin" / "nsqtools"
-        program.parent.mkdir(exist_ok=True)
-        client = shlex.join([sys.executable, "-IS", forkclient.__file__, fork_server()])
-        program.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
-        program.chmod(0o755)
+        path = self.folder / "bin" / "nsqtools"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'#!/bin/sh\nexec {words()} "$@"\n')
+        path.chmod(0o755)
 
     def shell(self, line: str) -> str:
         """What a line that ends by itself prints, on stdout and stderr together."""

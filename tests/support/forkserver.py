@@ -13,6 +13,7 @@ import os
 import pkgutil
 import runpy
 import select
+import shlex
 import shutil
 import socket
 import struct
@@ -25,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tests.support import forkclient
 from tests.support.forkclient import ask, ended
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +97,11 @@ def fork_server() -> str:
     atexit.register(process.communicate)
     atexit.register(shutil.rmtree, folder)
     return address
+
+
+def words() -> str:
+    """What does as nsqtools at the start of a shell's line."""
+    return shlex.join([sys.executable, "-IS", forkclient.__file__, fork_server()])
 
 
 def _load() -> None:

@@ -51,4 +51,5 @@ class RestCatalogs:
     def __exit__(self, *_: object) -> None:
         self._gateway.close()
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._process.stdin.close()  # py4j closes its stdout, in a thread
