@@ -116,6 +116,6 @@ def test_commands_run_on_uvloop_if_it_is_installed_and_leave_signals_as_they_wer
         pytest.importorskip("uvloop")
     else:
         monkeypatch.setitem(sys.modules, "uvloop", None)
-    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark has one of its own
     assert run_loop(loop()).startswith("uvloop" if is_installed else "asyncio")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
