@@ -72,6 +72,8 @@ class DirectoryRun:
                 self.faults.append(str(error))
                 return True
             try:
+                if not self._redriver.dry:
+                    await self._threads.run(file.sync)
                 lots = file.lots(self._done.published(file.digest))
                 while lot := await self._threads.run(next, lots, None):
                     if not await self._publish(file, lot):

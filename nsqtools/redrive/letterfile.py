@@ -101,6 +101,16 @@ class LetterFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    def sync(self) -> None:
+        """Make the lines durable that a killed writer left, before they count as published.
+
+        If they were gone after a power failure, other lines would get their place.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._path) from error
+
     def lots(self, published: Sequence[LineRange]) -> Iterator[LetterLot]:
         """Yield the chosen messages that are not published, up to LARGEST_LOT together.
 
@@ -223,12 +233,9 @@ class LetterFile:
         """Return the size of the plain bytes, and note the damage after them.
 
         A writer of dead letters holds a lock until its lines are synced, or removed after an error.
-        A killed writer leaves lines that are not synced. They are synced here: if they were gone
-        after a power failure, other lines in their place would count as published.
         """
         if self._compression == "none":
             fcntl.flock(self._file, fcntl.LOCK_SH)
-            os.fsync(self._file.fileno())
             size = os.fstat(self._file.fileno()).st_size
             fcntl.flock(self._file, fcntl.LOCK_UN)
             return size

@@ -68,9 +68,6 @@ class Redriver:
         """Number of messages that nsqd does not accept; they stay where they are."""
         self.refusal = ""
         """The reason of the last refusal, or why the last publish failed."""
-        self.unconfirmed: Sequence[bytes] = ()
-        """The bodies of the publish under way, then those of which nobody knows whether they are
-        published."""
         self.failure: OutputError | None = None
         """Why nobody has confirmed a part of the last publish; None if nsqd has answered."""
 
@@ -101,7 +98,7 @@ class Redriver:
         are published. Raises UnreachableError.
         """
         refused: Sequence[int] = ()
-        self.failure, self.unconfirmed = None, bodies
+        self.failure = None
         if not self.dry:
             try:
                 await self._publisher.publish(topic, bodies)
@@ -112,7 +109,6 @@ class Redriver:
                     self.refused += len(refused)
                 else:
                     self.failure = OutputError(self.refusal)
-        self.unconfirmed = [bodies[position] for position in refused] if self.failure else ()
         for position, reason in enumerate(reasons or [""] * len(bodies)):
             if position not in refused:
                 self.published[topic, reason] += 1

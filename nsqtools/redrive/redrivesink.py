@@ -54,7 +54,7 @@ class MessageChoice(Protocol):
         """Note that a message was published or, if there is a refusal, that it stays."""
 
 
-class _Chosen(NamedTuple):
+class Chosen(NamedTuple):
     """A message to publish, with this body."""
 
     batch: Batch
@@ -88,7 +88,7 @@ class RedriveSink(HoldingHandler):
         self._depth = depth
         self._began = began
         self._held = Held()
-        self._waiting: dict[tuple[Address, bytes], _Chosen] = {}
+        self._waiting: dict[tuple[Address, bytes], Chosen] = {}
         self._came = asyncio.Event()
         self._threads = Threads(1, "choice")
         self._tasks: list[asyncio.Task[None]] = []
@@ -97,6 +97,8 @@ class RedriveSink(HoldingHandler):
         self._kept: defaultdict[Address, list[tuple[Batch, Sequence[Message]]]] = defaultdict(list)
         self.is_complete = False
         """Whether the run ended by itself: each message came, or the limit was reached."""
+        self.asked: Sequence[Chosen] = ()
+        """The messages of the publish under way, or those that a failed one may have published."""
         self._arrived = self._older_arrived = 0.0
         self._in_hand = 0  # batches being judged, and lots being published
 
@@ -135,7 +137,7 @@ class RedriveSink(HoldingHandler):
         finally:
             self._in_hand -= 1
         chosen = [
-            _Chosen(batch, message, body)
+            Chosen(batch, message, body)
             for message, body in zip(fresh, bodies, strict=True)
             if body is not None
         ]
@@ -195,9 +197,9 @@ class RedriveSink(HoldingHandler):
                     self._in_hand -= 1
         self._end(is_complete=self._redriver.room <= 0)
 
-    def _next_lot(self) -> list[_Chosen]:
+    def _next_lot(self) -> list[Chosen]:
         """Take messages that nsqd has not taken back, and that were not published, meanwhile."""
-        lot: list[_Chosen] = []
+        lot: list[Chosen] = []
         size = 0
         while self._waiting and len(lot) < self._redriver.room and size < LARGEST_LOT_BYTES:
             each = self._waiting.pop(next(iter(self._waiting)))
@@ -211,11 +213,13 @@ class RedriveSink(HoldingHandler):
                 size += len(each.body)
         return lot
 
-    async def _publish_lot(self, lot: Sequence[_Chosen]) -> None:
+    async def _publish_lot(self, lot: Sequence[Chosen]) -> None:
         if not await self._redriver.wait(len(lot)):
             return
+        self.asked = lot
         refused = await self._redriver.publish(self._topic, [each.body for each in lot])
         failure = self._redriver.failure
+        self.asked = [lot[position] for position in refused] if failure else ()
         finished: defaultdict[Batch, list[Message]] = defaultdict(list)
         staying: defaultdict[Batch, list[Message]] = defaultdict(list)
         for position, each in enumerate(lot):

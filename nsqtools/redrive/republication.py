@@ -22,7 +22,7 @@ from nsqtools.redrive.publishedlines import PublishedLines
 from nsqtools.redrive.redriver import Choice, Redriver
 from nsqtools.redrive.redrivesink import RedriveSink
 from nsqtools.sinks.deadletters import dead_letter_files
-from nsqtools.sinks.threads import as_output_error
+from nsqtools.sinks.threads import Threads, as_output_error
 from nsqtools.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Republication:
         self.log: deque[PublishedEntry] = deque(maxlen=_MAX_ENTRIES)
         self._producer = producer
         self._redriver = Redriver(producer, rate=rate, limit=self.total)
+        self._asked: Collection[str] = ()
+        """The origins of the publish under way, or those that a failed one may have published."""
 
     async def run(self) -> None:
         """Publish all messages, until ``stop``; the log tells what became of each of them."""
@@ -96,9 +98,8 @@ class Republication:
         except (NSQError, OSError) as error:
             reason = str(as_output_error(error))
         finally:
-            for origin, body in list(self._left.items()):
-                is_unknown = body in self._redriver.unconfirmed
-                state = "unknown whether published" if is_unknown else "not published"
+            for origin in list(self._left):
+                state = "unknown whether published" if origin in self._asked else "not published"
                 self.note(origin, f"{state}: {reason}")
             self.is_over = True
 
@@ -122,8 +123,15 @@ class Republication:
             await self._publish(origin)
 
     async def _publish(self, origin: str) -> bool:
-        """Publish a message and log it; return whether nsqd has it."""
+        """Publish a message and log it; return whether nsqd has it.
+
+        Raises NSQError if that is unknown.
+        """
+        self._asked = {origin}
         refused = await self._redriver.publish(self.topic, [self._left[origin]])
+        if self._redriver.failure:
+            raise self._redriver.failure
+        self._asked = ()
         self.note(origin, self._redriver.refusal if refused else "")
         return not refused
 
@@ -152,19 +160,27 @@ class LettersAgain(Republication):
         rate: float,
         producer: Producer,
         path: str,
-        size: int,
+        max_msg_size: int,
         writing: asyncio.Lock,
     ) -> None:
         super().__init__(topic, messages, rate, producer)
         self._path = path
-        self._max_msg_size = size
+        self._max_msg_size = max_msg_size
         self._writing = writing
+        self._threads = Threads(1, "letters")
+
+    async def run(self) -> None:
+        """Publish all messages as any job does."""
+        try:
+            await super().run()
+        finally:
+            self._threads.close()
 
     async def _publish_all(self) -> None:
         file = LetterFile(self._path, Choice(), topic="", max_msg_size=self._max_msg_size)
         places = {origin: _place(origin) for origin in self._left}
         offsets = {offset for offset, _ in places.values()}
-        lines = await asyncio.to_thread(_lines_at, file, offsets)
+        lines = await self._threads.run(_lines_at, file, offsets)
         for origin, (offset, crc) in places.items():
             line = lines.get(offset)
             if not line or line.crc != crc:
@@ -174,14 +190,17 @@ class LettersAgain(Republication):
                 return
             journal = PublishedLines(os.path.dirname(self._path))
             async with self._writing:
+                if self._redriver.stopping.is_set():
+                    return
                 with ExitStack() as held:
-                    await asyncio.to_thread(held.enter_context, journal)
+                    await self._threads.run(held.enter_context, journal)
                     if await self._publish(origin):
-                        await asyncio.to_thread(journal.add, file.digest, file.name, [line])
+                        await self._threads.run(journal.add, file.digest, file.name, [line])
 
 
 def _lines_at(file: LetterFile, offsets: Collection[int]) -> dict[int, LineRange]:
     with file:
+        file.sync()
         return file.lines_at(offsets)
 
 
@@ -222,7 +241,10 @@ class ChannelAgain(Republication):
         depth = Backlog(self._source, self._config, self._urls)
         sink = RedriveSink(self._redriver, self, self.topic, depth, began=time.time_ns())
         stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
-        await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()
+        try:
+            await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()
+        finally:
+            self._asked = {origin_of(each.batch.source, each.message) for each in sink.asked}
         if not self.is_stopped:
             error = (_GONE if sink.is_complete else _LATE).format(f"{topic}/{channel}")
             for origin in list(self._left):
@@ -270,23 +292,23 @@ class Republications:
             raise UnreachableError("nothing was done: no nsqd answers")
         shared = ClientConfig.declared().keys() - _OWN
         config = ProducerConfig(**{name: vars(self._config)[name] for name in shared})
-        task = topic, messages, rate, Producer(targets, config)
+        common = topic, messages, rate, Producer(targets, config)
         origin, slash, channel = source.partition("/")
         if origin and not slash and self._folder:
             if origin not in await asyncio.to_thread(dead_letter_files, self._folder):
                 raise ConfigError("nothing was done: there is no such file of dead letters")
             path = os.path.join(self._folder, origin)
-            return LettersAgain(*task, path, self._config.max_msg_size, self._writing)
+            return LettersAgain(*common, path, self._config.max_msg_size, self._writing)
         if not (slash and finish):
-            return Republication(*task)
+            return Republication(*common)
         if topic == origin:
             raise ConfigError("nothing was done: messages would come back to their own topic")
         if not (nsqds := snapshot.having(origin, channel)):
             raise ConfigError(f"nothing was done: no reachable nsqd has {source}")
-        urls = [name for name, node in snapshot.nodes.items() if node.tcp in nsqds]
+        urls = [node.http for node in snapshot.nodes.values() if node.tcp in nsqds]
         subscription = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
         consumer = ConsumerConfig(**{**vars(self._config), "max_in_flight": _IN_FLIGHT})
-        return ChannelAgain(*task, subscription, urls, consumer)
+        return ChannelAgain(*common, subscription, urls, consumer)
 
     def begin(self, nonce: str, job: Republication, work: Coroutine[Any, Any, None]) -> None:
         """Do the work of a job in the background."""

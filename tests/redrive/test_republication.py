@@ -7,6 +7,7 @@ from pathlib import Path
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.producer import Producer
+from nsqtools.errors import PublishError
 from nsqtools.names import Address
 from nsqtools.redrive.republication import (
     ChannelAgain,
@@ -29,6 +30,7 @@ class Got(Producer):
         super().__init__([Address("127.0.0.1", 1)])
         self.bodies: list[bytes] = []
         self.answers = asyncio.Event()
+        self.is_lost = False
         if answers:
             self.answers.set()
 
@@ -41,6 +43,8 @@ class Got(Producer):
         self.bodies += bodies
         if len(self.bodies) > 1:
             await self.answers.wait()
+        if self.is_lost:
+            raise PublishError("connection lost", [0], permanent=False)
 
 
 def test_a_message_of_another_nsqd_with_the_same_id_is_not_touched() -> None:
@@ -94,24 +98,42 @@ def test_two_jobs_of_a_directory_take_turns(tmp_path: Path) -> None:
 
 @virtual
 async def test_a_stopped_job_tells_what_is_published_what_is_not_and_what_is_unknown() -> None:
-    chosen = [(name, name.encode()) for name in "abc"]
-    for is_cut in (False, True):
+    chosen = [(name, b"equal") for name in "abc"]
+    for end in ("answered", "cut", "lost"):
         got, jobs = Got(answers=False), Republications(ClientConfig(), "", lambda error: None)
         fast, slow = Republication("t", chosen, 10.0, got), Republication("t", chosen, 0.01, Got())
         for name, job in (("fast", fast), ("slow", slow)):
             jobs.begin(name, job, job.run())
         await elapse(1)
-        assert (got.bodies, slow.published) == ([b"a", b"b"], 1)
+        assert (len(got.bodies), slow.published) == (2, 1)
+        got.is_lost = end == "lost"
         fast.stop()
         slow.stop()
         await elapse(0.1)
         assert (slow.is_over, fast.is_over) == (True, False)
         assert {each.error for each in slow.log} == {"", "not published: stopped"}
-        if not is_cut:
+        if end != "cut":
             got.answers.set()
         await jobs.close()
-        under_way = "unknown whether published: stopped" if is_cut else ""
-        assert [each.error for each in fast.log] == ["", under_way, "not published: stopped"]
+        reason = "topic t: connection lost" if got.is_lost else "stopped"
+        under_way = "" if end == "answered" else f"unknown whether published: {reason}"
+        assert [each.error for each in fast.log] == ["", under_way, f"not published: {reason}"]
+
+
+def test_a_job_that_is_stopped_while_another_writes_publishes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "t.dead.jsonl"
+    file.write_bytes(b'{"topic":"t","body":"1"}\n')
+    (letter,), _ = read_dead_letters(str(file), 0, 10, 1000)
+
+    class Stopping(asyncio.Lock):
+        async def __aenter__(self) -> None:
+            job.stop()
+            await super().__aenter__()
+
+    got, chosen = Got(), [(origin_in_file(file.name, letter), letter.body)]
+    job = LettersAgain("t", chosen, 1000.0, got, str(file), 1000, Stopping())
+    asyncio.run(job.run())
+    assert (got.bodies, [each.error for each in job.log]) == ([], ["not published: stopped"])
 
 
 @virtual

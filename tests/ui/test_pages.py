@@ -483,6 +483,12 @@ def test_an_nsqd_is_asked_and_changed_with_a_client_certificate(
     assert visited.post("/change", {"verb": "unpause", **names}).status == 200
     page = visited.post(f"/messages/{topic}/c", {"count": "3"}).text
     assert "3 messages received" in page
+    nsqd.create(f"{topic}x")
+    fields = {"topic": f"{topic}x", "source": f"{topic}/c", "finish": "1", "pick": picks(page)[0]}
+    assert visited.post("/publish", fields).status == 303
+    eventually(lambda: _with(visited.get("/publications").text, "1 of 1 message published"))
+    assert visited.post("/publish", fields).status == 303
+    eventually(lambda: _with(visited.get("/publications").text, f"{topic}/c has it no longer"))
 
 
 def test_a_signal_ends_it_without_a_word_while_browsers_look(
