@@ -18,7 +18,7 @@ from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.redrive.letterfile import LetterFile
-from nsqtools.redrive.publishedlines import PublishedLines
+from nsqtools.redrive.publishedlines import PublishedLines, covers
 from nsqtools.redrive.redriver import Choice, Redriver
 from nsqtools.redrive.redrivesink import RedriveSink
 from nsqtools.sinks.deadletters import dead_letter_files
@@ -44,8 +44,9 @@ _OWN = {"heartbeat_interval", "read_timeout", "max_msg_size"}
 """The options of a consumer and of a producer whose values differ."""
 _GRACE = 2.0
 """Seconds to wait for nsqd's answers at the end of the process."""
-_PLACE = re.compile("byte ([0-9]{1,18}) crc ([0-9a-f]{8})$")
+_PLACE = re.compile("byte ([0-9]{1,18}) crc ([0-9a-f]{8})( again)?$")
 _GONE = "not published: {} has it no longer"
+_SINCE = "not published: it was published after it was shown: choose it anew to publish it again"
 _LATE = "not published: {} did not deliver it in time"
 
 
@@ -54,9 +55,12 @@ def origin_of(nsqd: Address, message: Message) -> str:
     return f"{nsqd} {message.id.decode('latin-1')}"
 
 
-def origin_in_file(name: str, letter: DeadLetter) -> str:
-    """Return the origin of a dead letter, which tells it from those of a later file."""
-    return f"{name} byte {letter.offset} crc {letter.crc:08x}"
+def origin_in_file(name: str, letter: DeadLetter, *, is_published: bool) -> str:
+    """Return the origin of a dead letter, which tells it from those of a later file.
+
+    It also tells whether it was published before: it is then published again.
+    """
+    return f"{name} byte {letter.offset} crc {letter.crc:08x}{' again' * is_published}"
 
 
 class PublishedEntry(NamedTuple):
@@ -179,9 +183,9 @@ class LettersAgain(Republication):
     async def _publish_all(self) -> None:
         file = LetterFile(self._path, Choice(), topic="", max_msg_size=self._max_msg_size)
         places = {origin: _place(origin) for origin in self._left}
-        offsets = {offset for offset, _ in places.values()}
+        offsets = {offset for offset, _, _ in places.values()}
         lines = await self._threads.run(_lines_at, file, offsets)
-        for origin, (offset, crc) in places.items():
+        for origin, (offset, crc, again) in places.items():
             line = lines.get(offset)
             if not line or line.crc != crc:
                 self.note(origin, _GONE.format(file.name))
@@ -194,7 +198,9 @@ class LettersAgain(Republication):
                     return
                 with ExitStack() as held:
                     await self._threads.run(held.enter_context, journal)
-                    if await self._publish(origin):
+                    if not again and covers(journal.published(file.digest), offset):
+                        self.note(origin, _SINCE)
+                    elif await self._publish(origin):
                         await self._threads.run(journal.add, file.digest, file.name, [line])
 
 
@@ -204,10 +210,13 @@ def _lines_at(file: LetterFile, offsets: Collection[int]) -> dict[int, LineRange
         return file.lines_at(offsets)
 
 
-def _place(origin: str) -> tuple[int, int]:
-    """Return the offset and the CRC-32 in an origin; the offset is -1 for any other text."""
+def _place(origin: str) -> tuple[int, int, bool]:
+    """Return the offset and the CRC-32 in an origin, and whether to publish the letter again.
+
+    The offset is -1 for any other text.
+    """
     found = _PLACE.search(origin)
-    return (int(found[1]), int(found[2], 16)) if found else (-1, 0)
+    return (int(found[1]), int(found[2], 16), bool(found[3])) if found else (-1, 0, False)
 
 
 class ChannelAgain(Republication):

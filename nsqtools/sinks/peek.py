@@ -22,7 +22,7 @@ class PeekSink(StreamSink):
     """A handler that finishes no message.
 
     ``ended`` has a result once ``count`` messages were looked at, written or not, or at the first
-    ``flush``.
+    ``flush`` after all that came are.
     Messages beyond the count are given back at once. With max_in_flight at ``count`` no further
     messages come, unless nsqd has requeued messages held here.
     """
@@ -33,13 +33,18 @@ class PeekSink(StreamSink):
         super().__init__(fd, writer, selection=selection)
         self._left = count
         self._held = Held()
+        self._in_hand = 0  # batches being written
 
     async def handle(self, batch: Batch) -> None:
         """Write the batch, and hold it."""
         if len(batch) > self._left:
             batch.keep(self._left)
-        if batch:
-            await super().handle(batch)
+        self._in_hand += 1
+        try:
+            if batch:
+                await super().handle(batch)
+        finally:
+            self._in_hand -= 1
 
     async def gave_up(self, batch: Batch) -> None:
         """Write the batch, and hold it: to give messages up is the consumers' decision."""
@@ -50,10 +55,14 @@ class PeekSink(StreamSink):
         self._held.add(batch)
         self._left -= len(batch)
         if not self._left:
-            self.flush()
+            self._end()
 
     def flush(self) -> None:
-        """End the run without waiting for more messages."""
+        """End the run without waiting for more messages; a slow decoder or reader is waited for."""
+        if not self._in_hand:
+            self._end()
+
+    def _end(self) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
 

@@ -203,13 +203,15 @@ async def dead(site: Site, request: Request) -> WebPage:
     texts, fault = await _decoded(site, [each.body for each in usable])
     messages = []
     for letter, text in zip(usable, texts, strict=True):
-        again = " (published again)" if covers(published, letter.offset) else ""
-        origin = origin_in_file(name, letter)
-        messages.append(ShownMessage(origin, letter, text, letter.reason + again))
+        is_published = covers(published, letter.offset)
+        origin = origin_in_file(name, letter, is_published=is_published)
+        reason = letter.reason + " (published again)" * is_published
+        messages.append(ShownMessage(origin, letter, text, reason))
+    topics = {each.topic.removesuffix(DEAD) or name.removesuffix(SUFFIX) for each in usable}
     context = {
         "file": name,
         "messages": [each for each in messages if each.has(q)],
-        "back": name.removesuffix(SUFFIX),
+        "back": topics.pop() if len(topics) == 1 else "",
         "fault": fault,
         "errors": [(each.offset, each.error) for each in letters if each.error],
         "next": end if end < files[name].st_size and end > int(start) else 0,

@@ -65,7 +65,7 @@ def test_a_letter_of_a_file_replaced_since_the_page_is_not_published(tmp_path: P
     file = tmp_path / "t.dead.jsonl"
     file.write_bytes(b'{"topic":"t","body":"1"}\n{"topic":"t","body":"2"}\n')
     letters, _ = read_dead_letters(str(file), 0, 10, 1000)
-    chosen = [(origin_in_file(file.name, each), each.body) for each in letters]
+    chosen = [(origin_in_file(file.name, each, is_published=False), each.body) for each in letters]
     file.write_bytes(b'{"topic":"t","body":"1"}\n{"topic":"t","body":"3"}\n')
     got = Got()
     job = LettersAgain("t", chosen, 100.0, got, str(file), 1000, asyncio.Lock())
@@ -78,7 +78,7 @@ def test_two_jobs_of_a_directory_take_turns(tmp_path: Path) -> None:
     file = tmp_path / "t.dead.jsonl"
     file.write_bytes(b"".join(b'{"topic":"t","body":"%d"}\n' % n for n in range(6)))
     letters, _ = read_dead_letters(str(file), 0, 10, 1000)
-    chosen = [(origin_in_file(file.name, each), each.body) for each in letters]
+    chosen = [(origin_in_file(file.name, each, is_published=False), each.body) for each in letters]
     got = Got()
 
     async def run() -> list[LettersAgain]:
@@ -120,6 +120,20 @@ async def test_a_stopped_job_tells_what_is_published_what_is_not_and_what_is_unk
         assert [each.error for each in fast.log] == ["", under_way, f"not published: {reason}"]
 
 
+def test_a_letter_published_since_the_page_is_published_again_only_if_it_is_chosen_anew(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "t.dead.jsonl"
+    file.write_bytes(b'{"topic":"t","body":"1"}\n')
+    (letter,), _ = read_dead_letters(str(file), 0, 10, 1000)
+    got = Got()
+    for is_published, count in ((False, 1), (False, 1), (True, 2)):
+        chosen = [(origin_in_file(file.name, letter, is_published=is_published), letter.body)]
+        job = LettersAgain("t", chosen, 1000.0, got, str(file), 1000, asyncio.Lock())
+        asyncio.run(job.run())
+        assert (len(got.bodies), job.published + job.failed) == (count, 1)
+
+
 def test_a_job_that_is_stopped_while_another_writes_publishes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "t.dead.jsonl"
     file.write_bytes(b'{"topic":"t","body":"1"}\n')
@@ -130,7 +144,7 @@ def test_a_job_that_is_stopped_while_another_writes_publishes_nothing(tmp_path: 
             job.stop()
             await super().__aenter__()
 
-    got, chosen = Got(), [(origin_in_file(file.name, letter), letter.body)]
+    got, chosen = Got(), [(origin_in_file(file.name, letter, is_published=False), letter.body)]
     job = LettersAgain("t", chosen, 1000.0, got, str(file), 1000, Stopping())
     asyncio.run(job.run())
     assert (got.bodies, [each.error for each in job.log]) == ([], ["not published: stopped"])

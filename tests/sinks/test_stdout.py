@@ -336,3 +336,17 @@ async def test_a_peek_writes_its_count_and_gives_back_what_it_writes_and_what_it
         assert file.read() == b"1\n2\n3\n"
     assert sorted(body for body, *_ in settled.requeued) == [b"%d" % n for n in range(1, 7)]
     assert settled.finished == []
+
+
+async def test_a_peek_does_not_end_while_its_reader_is_slow(sides: Sides) -> None:
+    sink = PeekSink(sides.writer, make_writer(Layout()), 3)
+    await sink.open()
+    writing = asyncio.create_task(sink.handle(batch(LARGE, settled=Settled())))
+    await asyncio.sleep(0)
+    sink.flush()
+    assert not sink.ended.done()
+    assert await read(sides.reader, len(LARGE) + 1) == LARGE + b"\n"
+    await writing
+    sink.flush()
+    await sink.ended
+    await sink.close()
