@@ -80,6 +80,8 @@ class RedriveLife(Life):
         self.letters: dict[bytes, Letter] = {}
         self.is_choosing = self.random.random() < 0.6
         """Whether runs have a condition."""
+        self.is_known = not (self.lookupds and plan.faults)
+        """Whether each run knows all nsqds: after a fault, nsqlookupds list too few for a while."""
         self.limits: dict[str, str] = {}
         """Options of the next run."""
         self.has_second = False
@@ -106,10 +108,12 @@ class RedriveLife(Life):
         self.world.disk.on_call.clear()
         self.world.log("the last fault is over")
         self.is_choosing, self.limits = False, {}
+        await asyncio.sleep(_RECOVERY)  # until nsqlookupds list all nsqds again
+        self.is_known = True
         for _ in range(5):
             if (await self.redrive()).code == self.best:
                 break
-            await asyncio.sleep(20)  # until nsqlookupds list all nsqds again
+            await asyncio.sleep(20)
         else:
             self.world.violated(f"redrive: never exits with {self.best}")
         before = len(self.arrivals())
@@ -117,11 +121,6 @@ class RedriveLife(Life):
         if len(self.arrivals()) != before and self.is_known:
             self.world.violated("redrive: publishes messages although all were published")
         self.compare()
-
-    @property
-    def is_known(self) -> bool:
-        """Whether each run knows all nsqds. nsqlookupds may list too few for some time."""
-        return not (self.lookupds and self.plan.faults)
 
     def _some_limits(self) -> dict[str, str]:
         chosen = {
@@ -336,7 +335,7 @@ class TopicRedriveLife(RedriveLife):
         server.publish(_DEAD, [letter.body for letter in letters])
 
     def there(self) -> set[bytes]:
-        """None if a run may not know all nsqds."""
+        """Empty while a run may not know all nsqds."""
         if not self.is_known:
             return set()
         return {m.body for server in self.servers for m in server.messages(_DEAD, _SOURCE)}
@@ -381,9 +380,9 @@ class DirectoryRedriveLife(RedriveLife):
         """Whether a file has a line that is no dead letter."""
         self.best = 4 if self.refused or self.has_odd else 0
         self.noted: set[bytes] = set()
-        """What runs that were not killed have noted until the last check."""
+        """Letters noted as published at the last check, without the ``doubtful`` ones."""
         self.doubtful: set[bytes] = set()
-        """What the others have noted."""
+        """Letters that were noted while a run was killed or failed: a note may be lost."""
         self.counts = Counter[bytes]()
         """How often each letter had arrived then."""
         self.checked_deaths = 0
