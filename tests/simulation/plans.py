@@ -156,11 +156,7 @@ def _copies(rng: Random, kind: str, style: str) -> int:
         return 3
     if style == "one directory":
         return 2
-    return (
-        1
-        if kind in ("until-empty", "count", "pub", "library", "redrive")
-        else rng.choice((1, 1, 2))
-    )
+    return 1 if kind in _ALONE else rng.choice((1, 1, 2))
 
 
 def _fault(rng: Random, kind: str, at: float) -> Fault:

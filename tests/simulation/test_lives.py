@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MEMORY = "/dev/shm"
 PLAIN = 8
 """Lives of each kind in a plain run."""
-FEWER = {"redrive": 6, "redrive-dir": 6}
+FEWER = {"redrive": 4, "redrive-dir": 6}
 """Those of kinds whose lives are long."""
 MORE = 60
 HEALTHY = (
@@ -35,6 +35,8 @@ HEALTHY = (
     *(("to-file", seed) for seed in (18, 30)),
 )
 """Lives in which one nsqd fails and another must be consumed all the time."""
+LISTED = (("redrive", 9), ("redrive", 12))
+"""Lives with nsqlookupds: the first ones of this kind have none."""
 
 REGRESSIONS = (
     ("to-file", 60, "a completed file was continued while its hook copied it: messages came twice"),
@@ -75,7 +77,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ]
         given += [
             pytest.param(kind, seed, id=f"{kind}-{seed}-again")
-            for kind, seed in (*HEALTHY, *((kind, seed) for kind, seed, _ in REGRESSIONS))
+            for kind, seed in (*HEALTHY, *LISTED, *((kind, seed) for kind, seed, _ in REGRESSIONS))
         ]
     metafunc.parametrize(("kind", "seed"), given)
 

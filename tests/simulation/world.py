@@ -293,6 +293,7 @@ class World:
         if left := self.tasks_of(process):
             self.violated(f"{process}: left tasks: {left}")
         timers = self.loop.timers_of(process)
+        # After a second signal, this timer outlives the run: asyncio.run then waits for threads.
         if timers := [each for each in timers if service._exit_at_once not in each._args]:
             self.violated(f"{process}: left timers: {timers}")
         if ends := self.network.ends_of(process):
