@@ -54,7 +54,7 @@ async def channel_depth(
     *,
     may_create: bool = False,
 ) -> Backlog:
-    """The messages of a channel that can deliver them; ``urls`` are HTTP addresses of its nsqds.
+    """Return what counts the messages of a channel; ``urls`` are HTTP addresses of its nsqds.
 
     Raises NSQError if the topic or the channel is paused, or does not exist: consuming would create
     it. With ``may_create`` a topic without any channel is enough.
@@ -72,8 +72,11 @@ async def channel_depth(
     if is_complete and not found:
         raise NSQError(f"no nsqd has topic {topic}: check the name")
     if is_complete and channel not in names and (names or not may_create):
-        others = f"choose one with --channel: {' '.join(sorted(names))}" if names else "it has none"
-        raise NSQError(f"topic {topic} has no channel {channel}: {others}")
+        if not names:
+            raise NSQError(f"topic {topic} has no channels")
+        others = " ".join(sorted(names))
+        text = f"topic {topic} has no channel {channel}: choose one with --channel: {others}"
+        raise NSQError(text)
     if any(each.paused for each in found):
         raise NSQError(f"topic {topic} is paused, and delivers nothing: unpause it")
     if any(each.paused for each in channels if each.name == channel):

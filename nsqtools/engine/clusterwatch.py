@@ -118,11 +118,13 @@ class ClusterWatch:
             self.stop()
 
     async def refresh(self) -> None:
-        """Poll from now on: a poll under way or an earlier look may have asked before a change."""
-        self._found = {topic: (-math.inf, task) for topic, (_, task) in self._found.items()}
+        """Poll from now on: a poll or a look under way may have asked before a change."""
         if self.poll.is_running:
             await self.poll()
         await self.poll()
+        if looks := [task for _, task in self._found.values() if not task.done()]:
+            await asyncio.wait(looks)
+        self._found = {topic: (-math.inf, task) for topic, (_, task) in self._found.items()}
 
     def stop(self) -> None:
         """End ``run``, and everybody's wait for a picture."""

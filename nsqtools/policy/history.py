@@ -63,7 +63,7 @@ class History:
         Polls come every ``interval`` seconds. Rates cover the time since the last point.
         """
         since = at - self._times[self._count % POINTS]
-        if self._count and since < min(SPACING, SPACING - interval / 2):
+        if self._count and since < SPACING - interval / 2:
             return
         self._rates = {name: self._rates.get(name, Rates()) for name in samples}
         rows = {

@@ -296,8 +296,9 @@ async def _published(
 async def stop(site: Site, request: Request, form: SentForm) -> Response:
     """Stop a job; what is not published stays where it is."""
     nonce = form["job"]
-    if not (job := site.republications.jobs.get(nonce)):
-        raise HTTPException(404, "there is no such publication")
+    job = site.republications.jobs.get(nonce)
+    if not job or job.is_over:
+        raise HTTPException(404, "nothing was done: no such publication is under way")
     facts = {"job": nonce, "topic": job.topic}
     await site.audit.record(request, "stop_publishing", "begun", **facts)
     job.stop()

@@ -174,9 +174,12 @@ class Site:
 
 
 def notice_of(error: Exception) -> WebPage:
-    """Return the page that tells of one of ``ERRORS``."""
+    """Return the page that tells of one of ``ERRORS``; raises an OSError that names no file."""
+    if isinstance(error, OSError) and not error.filename:
+        raise error
     text = getattr(error, "detail", str(as_output_error(error)))
-    status = getattr(error, "status_code", 400 if isinstance(error, ConfigError) else 502)
+    by_kind = 400 if isinstance(error, ConfigError) else 500 if isinstance(error, OSError) else 502
+    status = getattr(error, "status_code", by_kind)
     text = "there is no such page" if text == "Not Found" else text
     return WebPage("notice.html", {"text": text}, live=False, status=status)
 

@@ -285,8 +285,6 @@ class HTTPClient:
         self.date = reply.header("Date")
         if reply.is_cut:
             text = f"/{name}: the response is larger than {self.max_reply >> 20} MiB"
-            if self.kind == "nsqlookupd":
-                text += ": give nsqds instead, with --nsqd-tcp-address or --nsqd-http-address"
             raise HTTPError(text, address, status=reply.status)
         if len(reply.body) > LONG:
             await asyncio.sleep(0)  # until then the event loop refers to the response

@@ -88,7 +88,7 @@ async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(Lookupd, "max_reply", 1 << 20)
     async with serving(reply(b" " * ((1 << 20) + 1))) as server:
         error = await lookup_failure(server)
-    assert "1 MiB: give nsqds instead, with --nsqd-tcp-address" in error.text
+    assert error.text.endswith("is larger than 1 MiB")
     exact = reply(json.dumps({"topics": ["t"]}).ljust(1 << 20))
     async with serving(exact) as server, lookupd(server) as client:
         assert await client.topics() == ["t"]
