@@ -24,6 +24,7 @@ from nsqtools.engine.changes import Target
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
 from nsqtools.sinks.threads import as_output_error
+from nsqtools.tasks import end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -106,8 +107,7 @@ class Site:
         """Held while a publication is logged and begun, so that a double click begins one."""
         self.streams = 0
         """Number of browsers that get new pictures."""
-        self._polls = 0
-        self._drawings: dict[tuple[str, bool], asyncio.Task[str]] = {}
+        self._drawings: dict[tuple[int, str, bool], asyncio.Task[str]] = {}
         self.base = self.options.base_path.rstrip("/")
         self._templates = Environment(
             loader=FileSystemLoader(FILES / "templates"),
@@ -161,12 +161,20 @@ class Site:
 
         It depends on whether a visitor may change things, but not on the visitor.
         """
-        if self._polls != self.watch.polls:
-            self._polls, self._drawings = self.watch.polls, {}
-        key = str(request.url), bool(request.state.visitor.refusal)
+        polls = self.watch.polls
+        key = polls, str(request.url), bool(request.state.visitor.refusal)
         if key not in self._drawings:
+            self._drawings = {
+                other: drawing
+                for other, drawing in self._drawings.items()
+                if other[0] == polls or not drawing.done()
+            }
             self._drawings[key] = asyncio.ensure_future(_draw(self, view, request))
         return await asyncio.shield(self._drawings[key])
+
+    async def close(self) -> None:
+        """End all drawings, also those of earlier polls."""
+        await end(self._drawings.values())
 
     def respond(self, page: WebPage, request: Request) -> HTMLResponse:
         """Return a whole page."""

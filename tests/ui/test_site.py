@@ -66,6 +66,32 @@ async def test_a_live_part_is_drawn_once_after_a_poll_for_all_who_look() -> None
     assert "&lt;no answer&gt;" in await anext(gone)
 
 
+async def test_a_drawing_that_outlives_its_poll_ends_with_the_site() -> None:
+    nothing: Any = None
+    watch: Any = Pictures(1)
+    site = Site(watch, UiOptions(), nothing, nothing, nothing, nothing)
+    ended: list[str] = []
+
+    async def view(_: Site, request: Request) -> WebPage:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request.url.path)
+        raise AssertionError("it has no end")
+
+    looks = []
+    for polls in (1, 2):
+        watch.polls = polls
+        looks.append(asyncio.ensure_future(site.drawn(view, request_of("/slow"))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        looks[-1].cancel()
+    await asyncio.wait(looks)
+    assert ended == []
+    await site.close()
+    assert ended == ["/slow", "/slow"]
+
+
 @pytest.mark.parametrize("name", ["overview", "topic", "nodes", "publications"])
 def test_no_live_part_depends_on_who_looks(name: str) -> None:
     text = (FILES / "templates" / f"{name}.html").read_text()

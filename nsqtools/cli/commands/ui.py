@@ -89,6 +89,7 @@ async def _serve(servers: ClusterOptions, page: UiOptions, config: ClientConfig)
         finally:
             notifier.stopping()
             server.close()
+            await site.close()
             await again.close()
             await audit.close()
             if decoder:
