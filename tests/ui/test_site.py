@@ -9,7 +9,7 @@ from starlette.requests import Request
 from nsqtools.config.ui import UiOptions
 from nsqtools.errors import UnreachableError
 from nsqtools.ui.access import Visitor
-from nsqtools.ui.site import FILES, Site, WebPage, viewed
+from nsqtools.ui.site import FILES, Site, WebPage, notice_of, viewed
 
 
 class Pictures:
@@ -90,6 +90,13 @@ async def test_a_drawing_that_outlives_its_poll_ends_with_the_site() -> None:
     assert ended == []
     await site.close()
     assert ended == ["/slow", "/slow"]
+
+
+def test_a_failing_file_is_told_of_and_any_other_oserror_is_a_bug() -> None:
+    page = notice_of(PermissionError(13, "Permission denied", "dead/t.ndjson"))
+    assert (page.status, page.context["text"]) == (500, "dead/t.ndjson: Permission denied")
+    with pytest.raises(TimeoutError):
+        notice_of(TimeoutError())
 
 
 @pytest.mark.parametrize("name", ["overview", "topic", "nodes", "publications"])
