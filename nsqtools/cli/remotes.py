@@ -54,7 +54,7 @@ async def channel_depth(
     *,
     may_create: bool = False,
 ) -> Backlog:
-    """Return what counts the messages of a channel; ``urls`` are HTTP addresses of its nsqds.
+    """Return the backlog of a channel, to be counted; ``urls`` are HTTP addresses of its nsqds.
 
     Raises NSQError if the topic or the channel is paused, or does not exist: consuming would create
     it. With ``may_create`` a topic without any channel is enough.
@@ -65,8 +65,8 @@ async def channel_depth(
 
     nsqds, lookupds = fixed_nsqds(servers), servers.lookupd_http_address
     subscription = Subscription(topic=topic, channel=channel, nsqds=nsqds, lookupds=lookupds)
-    depth = Backlog(subscription, config, urls)
-    found, is_complete = await depth.known()
+    backlog = Backlog(subscription, config, urls)
+    found, is_complete = await backlog.known()
     channels = [each for part in found for each in part.channels]
     names = {each.name for each in channels}
     if is_complete and not found:
@@ -81,7 +81,7 @@ async def channel_depth(
         raise NSQError(f"topic {topic} is paused, and delivers nothing: unpause it")
     if any(each.paused for each in channels if each.name == channel):
         raise NSQError(f"{topic}/{channel} is paused, and delivers nothing: unpause it")
-    return depth
+    return backlog
 
 
 def with_secret(config: C) -> C:

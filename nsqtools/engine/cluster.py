@@ -32,7 +32,7 @@ from nsqtools.policy.rates import Counters, CounterSample
 from nsqtools.tasks import call_each, together
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from nsqtools.names import Address
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
@@ -246,32 +246,26 @@ class Cluster:
     async def again(self, snapshot: Snapshot, topic: str) -> Snapshot:
         """Ask the nsqds of a snapshot that have a topic for this topic, with its consumers.
 
-        Nobody waits for nsqds that were silent: their errors stay. Many may ask at a time: each has
-        a timeout of its own.
+        Nobody waits for nsqds that were silent: their errors stay. Many may ask at a time, so each
+        request has a connection and a timeout of its own, which begins once there is room for it.
         """
-        limits = {**self._limits, "deadline": Deadline(self._timeout)}
         times: dict[str, float] = {}
 
-        async def report(name: str) -> NsqdStats:
-            async with self._room, NsqdHTTP(nodes[name].http, **limits) as client:
-                found = await client.report(topic, include_clients=True)
-                times[name] = client.at
-                return found
+        async def ask(node: Node) -> NsqdStats:
+            async with self._room:
+                limits = {**self._limits, "deadline": Deadline(self._timeout)}
+                async with NsqdHTTP(node.http, **limits) as client:
+                    found = await client.report(topic, include_clients=True)
+                    times[node.name] = client.at
+                    return found
 
         nodes = {
             name: node
             for name, node in snapshot.nodes.items()
             if (self._has(node, topic) if name in snapshot.silent else snapshot.has(name, topic))
         }
-        silent = {name: each for name, each in snapshot.silent.items() if name in nodes}
-        stats = {}
-        asked = [name for name in nodes if name not in silent]
-        answers = await call_each(asked, lambda name: attempt(report(name)))
-        for name, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, HTTPError):
-                silent[name] = answer
-            else:
-                stats[name] = answer
+        known = {name: each for name, each in snapshot.silent.items() if name in nodes}
+        stats, silent = await _report(nodes, known, ask)
         at = fmean(times.values()) if times else monotonic()
         return Snapshot(at, stats, silent, nodes, times=times)
 
@@ -297,8 +291,12 @@ class Cluster:
         for name in self._clients.keys() - {node.name for node in found}:
             await self._hang_up(name)
         nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
-        silent = {name: failed[name] for name in nodes if name in failed}
-        stats, silent = await self._report(nodes, silent, topic, channel, clients=clients)
+        known = {name: failed[name] for name in nodes if name in failed}
+
+        async def ask(node: Node) -> NsqdStats:
+            return await self._ask(node, topic, channel, clients=clients)
+
+        stats, silent = await _report(nodes, known, ask)
         times = {name: self._clients[name].at for name in stats}
         listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
@@ -306,38 +304,20 @@ class Cluster:
         at = fmean(times.values()) if times else monotonic()
         return Snapshot(at, stats, silent, nodes, lookupds, times, listed), answers
 
-    async def _report(
-        self,
-        nodes: Mapping[str, Node],
-        known: Mapping[str, HTTPError],
-        topic: str | None,
-        channel: str | None,
-        *,
-        clients: bool,
-    ) -> tuple[dict[str, NsqdStats], dict[str, HTTPError]]:
-        """Ask all nsqds at once, but not the ``known`` silent ones; return answers and errors."""
-
-        async def report(name: str) -> NsqdStats:
-            self._deadline.check(nodes[name].api)
-            client = self._client(nodes[name])
-            return await client.report(topic, channel, include_clients=clients)
-
-        async def ask(name: str) -> NsqdStats | HTTPError:
-            answer = await attempt(report(name))
-            if isinstance(answer, HTTPError):
-                await self._hang_up(name)
-            return answer
-
-        asked = [name for name in nodes if name not in known]
-        stats, silent = {}, dict(known)
-        for name, answer in zip(asked, await call_each(asked, ask), strict=True):
-            if isinstance(answer, HTTPError):
-                silent[name] = answer
-            else:
-                stats[name] = answer
-                if name in self._infos and self._infos[name].start_time != answer.start_time:
-                    del self._infos[name]  # nsqd was restarted, perhaps with other options
-        return stats, silent
+    async def _ask(
+        self, node: Node, topic: str | None, channel: str | None, *, clients: bool
+    ) -> NsqdStats:
+        """Ask an nsqd within the deadline of the poll; raises HTTPError."""
+        try:
+            self._deadline.check(node.api)
+            stats = await self._client(node).report(topic, channel, include_clients=clients)
+        except HTTPError:
+            await self._hang_up(node.name)
+            raise
+        info = self._infos.get(node.name)
+        if info and info.start_time != stats.start_time:
+            del self._infos[node.name]  # nsqd was restarted, perhaps with other options
+        return stats
 
     async def _discover(self) -> tuple[Answers[list[Registration]], dict[str, HTTPError]]:
         """Ask nsqlookupds for nsqds, and given nsqds without a known /info for it.
@@ -407,6 +387,23 @@ class Cluster:
     def _has(self, node: Node, topic: str | None) -> bool:
         """Whether the nsqd may have the topic; always true for a given nsqd."""
         return topic is None or node.name in self._given or topic in node.topics
+
+
+async def _report(
+    nodes: Mapping[str, Node],
+    known: Mapping[str, HTTPError],
+    ask: Callable[[Node], Awaitable[NsqdStats]],
+) -> tuple[dict[str, NsqdStats], dict[str, HTTPError]]:
+    """Ask all nsqds at once, but not the ``known`` silent ones; return answers and errors."""
+    asked = [node for name, node in nodes.items() if name not in known]
+    stats, silent = {}, dict(known)
+    answers = await call_each(asked, lambda node: attempt(ask(node)))
+    for node, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, HTTPError):
+            silent[node.name] = answer
+        else:
+            stats[node.name] = answer
+    return stats, silent
 
 
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:

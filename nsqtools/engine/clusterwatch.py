@@ -79,8 +79,8 @@ class Picture:
 class ClusterWatch:
     """Polls ``cluster`` every ``interval`` seconds, and asks it for single topics.
 
-    However many look, each interval has one round of requests, and one more for each
-    topic whose details are looked at.
+    Each interval has one round of requests, and one more for each topic whose details are looked
+    at. The number of requests does not depend on how many visitors look.
     """
 
     def __init__(self, cluster: Cluster, interval: float) -> None:

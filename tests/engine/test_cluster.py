@@ -112,6 +112,27 @@ async def test_a_topic_of_a_snapshot_is_asked_for_where_it_was_and_silent_nsqds_
     assert await cluster.unheld(whole) == ["ghost"]
 
 
+async def test_waiting_for_room_takes_nothing_from_the_timeout_of_a_request(
+    stage: Stage, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqtools.engine.cluster._MAX_ASKED", 1)
+    monkeypatch.setattr("nsqtools.net.http.api.monotonic", lambda: clock.now)
+    nsqds = [await stage.nsqd("t") for _ in range(3)]
+    names = [each.name for each in nsqds]
+    cluster = Cluster([], names, timeout=60, connect_timeout=60, request_timeout=60)
+    stage.stack.push_async_callback(cluster.close)
+    whole = await cluster.look()
+    report = NsqdHTTP.report
+
+    async def slow(*args: Any, **values: Any) -> Any:
+        found = await report(*args, **values)
+        clock.now += 50
+        return found
+
+    monkeypatch.setattr(NsqdHTTP, "report", slow)
+    assert (await cluster.again(whole, "t")).silent == {}
+
+
 @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
 async def test_a_dead_server_is_a_failure_and_a_warning_once_until_it_answers(
     kind: str, stage: Stage, caplog: pytest.LogCaptureFixture

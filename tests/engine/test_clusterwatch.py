@@ -86,13 +86,18 @@ async def test_after_a_change_nobody_sees_what_was_asked_before() -> None:
     watch = watch_of(looks)
     await watch.poll()
     await watch.detail("t0")
+    looks.takes = 9.0
+    looking = asyncio.ensure_future(watch.detail("t1"))
+    await elapse(0.5)
+    looks.takes = 1.0
     polling = asyncio.ensure_future(watch.poll())
     await elapse(0.5)
     looks.snapshot = snapshot_of(1.0, 2)
     await watch.refresh()
     assert watch.picture.snapshot is looks.snapshot
-    assert (await watch.detail("t0")).snapshot is looks.snapshot
-    await polling
+    for topic in ("t0", "t1"):
+        assert (await watch.detail(topic)).snapshot is looks.snapshot
+    await asyncio.gather(polling, looking)
 
 
 @virtual

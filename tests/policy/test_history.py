@@ -3,7 +3,7 @@
 import tracemalloc
 
 from nsqtools.policy.history import POINTS, SPACING, History
-from nsqtools.policy.rates import Counters, Row
+from nsqtools.policy.rates import Counters, CounterSample, Row
 
 
 def row(channel: str, depth: int, ingress: float | None = None) -> Row:
@@ -27,6 +27,15 @@ def test_a_rate_that_is_unknown_is_no_zero() -> None:
     history.add(SPACING, {"a": [row("c", 0, 7.0)]})
     assert history.total([("t", "c")], "ingress").values == [None, 7.0]
     assert history.total([("t", "c"), ("t", "d")], "requeues").values == [None, None]
+
+
+def test_a_poll_adds_a_point_if_the_next_would_be_farther_from_the_spacing() -> None:
+    history = History()
+    for at in (0.0, 9.0, 17.4, 18.0, 35.4, 35.5):
+        sample = CounterSample(at, 1, {("t", "c"): Counters()})
+        history.record(at, {"a": sample}, 5.0)
+    times, _ = history.total([("t", "c")], "depth")
+    assert times == [0.0, 18.0, 35.5]
 
 
 def test_the_ring_keeps_an_hour_and_forgets_what_is_gone() -> None:

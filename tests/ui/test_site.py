@@ -9,7 +9,7 @@ from starlette.requests import Request
 from nsqtools.config.ui import UiOptions
 from nsqtools.errors import UnreachableError
 from nsqtools.ui.access import Visitor
-from nsqtools.ui.site import FILES, Site, WebPage, viewed
+from nsqtools.ui.site import FILES, Site, WebPage, notice_of, viewed
 
 
 class Pictures:
@@ -64,6 +64,13 @@ async def test_a_live_part_is_drawn_once_after_a_poll_for_all_who_look() -> None
     drawn.append("gone")
     await anext(gone)
     assert "&lt;no answer&gt;" in await anext(gone)
+
+
+def test_a_failing_file_is_told_of_and_any_other_oserror_is_a_bug() -> None:
+    page = notice_of(PermissionError(13, "Permission denied", "dead/t.ndjson"))
+    assert (page.status, page.context["text"]) == (500, "dead/t.ndjson: Permission denied")
+    with pytest.raises(TimeoutError):
+        notice_of(TimeoutError())
 
 
 @pytest.mark.parametrize("name", ["overview", "topic", "nodes", "publications"])

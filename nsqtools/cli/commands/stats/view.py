@@ -148,11 +148,10 @@ class ViewState:
 
 
 def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column], bool]:
-    """An empty table, and its columns between names and notes, as many as fit into a window.
+    """Return an empty table, its columns between names and notes, and whether it has a trend.
 
-    The last result is whether the trend follows them.
-
-    Widths are computed from all rows, shown or not, so columns stay in place when rows move.
+    The table has as many columns as fit into a window; the column of the trend follows them. Widths
+    are computed from all rows, shown or not, so columns stay in place when rows move.
     """
     notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
     topics = max([_NAME, *(len(row.topic) for row in rows)])
