@@ -72,24 +72,34 @@ class PublishedEntry(NamedTuple):
     error: str
 
 
-class Republication:
-    """Messages on their way to ``topic``; each has its ``origin``, such as an nsqd and an id."""
+class PublishOrder(NamedTuple):
+    """Messages to publish, at ``rate`` per second; each has its origin, such as an nsqd and an id.
 
-    def __init__(
-        self, topic: str, messages: Sequence[tuple[str, bytes]], rate: float, producer: Producer
-    ) -> None:
-        self.topic = topic
-        self.rate = rate
+    ``producer`` is not connected yet.
+    """
+
+    topic: str
+    messages: Sequence[tuple[str, bytes]]
+    rate: float
+    producer: Producer
+
+
+class Republication:
+    """The messages of an order on their way to its topic."""
+
+    def __init__(self, order: PublishOrder) -> None:
+        self.topic = order.topic
+        self.rate = order.rate
         self.begun = time.time()
-        self._left = dict(messages)
+        self._left = dict(order.messages)
         self.total = len(self._left)
         self.published = 0
         self.failed = 0
         self.is_stopped = False
         self.is_over = False
         self.log: deque[PublishedEntry] = deque(maxlen=_MAX_ENTRIES)
-        self._producer = producer
-        self._redriver = Redriver(producer, rate=rate, limit=self.total)
+        self._producer = order.producer
+        self._redriver = Redriver(order.producer, rate=order.rate, limit=self.total)
         self._asked: Collection[str] = ()
         """The origins of the publish under way, or those that a failed one may have published."""
 
@@ -158,16 +168,9 @@ class LettersAgain(Republication):
     """
 
     def __init__(
-        self,
-        topic: str,
-        messages: Sequence[tuple[str, bytes]],
-        rate: float,
-        producer: Producer,
-        path: str,
-        max_msg_size: int,
-        writing: asyncio.Lock,
+        self, order: PublishOrder, path: str, max_msg_size: int, writing: asyncio.Lock
     ) -> None:
-        super().__init__(topic, messages, rate, producer)
+        super().__init__(order)
         self._path = path
         self._max_msg_size = max_msg_size
         self._writing = writing
@@ -224,15 +227,12 @@ class ChannelAgain(Republication):
 
     def __init__(
         self,
-        topic: str,
-        messages: Sequence[tuple[str, bytes]],
-        rate: float,
-        producer: Producer,
+        order: PublishOrder,
         source: Subscription,
         urls: Sequence[str],
         config: ConsumerConfig,
     ) -> None:
-        super().__init__(topic, messages, rate, producer)
+        super().__init__(order)
         self._source = source
         self._urls = urls
         self._config = config
@@ -301,15 +301,15 @@ class Republications:
             raise UnreachableError("nothing was done: no nsqd answers")
         shared = ClientConfig.declared().keys() - _OWN
         config = ProducerConfig(**{name: vars(self._config)[name] for name in shared})
-        common = topic, messages, rate, Producer(targets, config)
+        order = PublishOrder(topic, messages, rate, Producer(targets, config))
         origin, slash, channel = source.partition("/")
         if origin and not slash and self._folder:
             if origin not in await asyncio.to_thread(dead_letter_files, self._folder):
                 raise ConfigError("nothing was done: there is no such file of dead letters")
             path = os.path.join(self._folder, origin)
-            return LettersAgain(*common, path, self._config.max_msg_size, self._writing)
+            return LettersAgain(order, path, self._config.max_msg_size, self._writing)
         if not (slash and finish):
-            return Republication(*common)
+            return Republication(order)
         if topic == origin:
             raise ConfigError("nothing was done: messages would come back to their own topic")
         if not (nsqds := snapshot.having(origin, channel)):
@@ -317,7 +317,7 @@ class Republications:
         urls = [node.http for node in snapshot.nodes.values() if node.tcp in nsqds]
         subscription = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
         consumer = ConsumerConfig(**{**vars(self._config), "max_in_flight": _IN_FLIGHT})
-        return ChannelAgain(*common, subscription, urls, consumer)
+        return ChannelAgain(order, subscription, urls, consumer)
 
     def begin(self, nonce: str, job: Republication, work: Coroutine[Any, Any, None]) -> None:
         """Do the work of a job in the background."""

@@ -12,6 +12,7 @@ from nsqtools.names import Address
 from nsqtools.redrive.republication import (
     ChannelAgain,
     LettersAgain,
+    PublishOrder,
     Republication,
     Republications,
     lines_published,
@@ -52,7 +53,7 @@ def test_a_message_of_another_nsqd_with_the_same_id_is_not_touched() -> None:
     shown = message(b"shown")
     source = Subscription(topic="t.dead", channel="c", nsqds=(one, other))
     chosen = [(origin_of(one, shown), b"edited")]
-    job = ChannelAgain("t", chosen, 1.0, Got(), source, (), ConsumerConfig())
+    job = ChannelAgain(PublishOrder("t", chosen, 1.0, Got()), source, (), ConsumerConfig())
     assert job.bodies(other, [message(b"never shown")]) == [None]
     assert job.bodies(one, [shown]) == [b"edited"]
     job.settled(other, message(b"never shown"), "")
@@ -68,7 +69,7 @@ def test_a_letter_of_a_file_replaced_since_the_page_is_not_published(tmp_path: P
     chosen = [(origin_in_file(file.name, each, is_published=False), each.body) for each in letters]
     file.write_bytes(b'{"topic":"t","body":"1"}\n{"topic":"t","body":"3"}\n')
     got = Got()
-    job = LettersAgain("t", chosen, 100.0, got, str(file), 1000, asyncio.Lock())
+    job = LettersAgain(PublishOrder("t", chosen, 100.0, got), str(file), 1000, asyncio.Lock())
     asyncio.run(job.run())
     assert (got.bodies, job.published, job.failed) == ([b"1"], 1, 1)
     assert [(each.start, each.end) for each in lines_published(str(file), 1000)] == [(0, 25)]
@@ -84,7 +85,7 @@ def test_two_jobs_of_a_directory_take_turns(tmp_path: Path) -> None:
     async def run() -> list[LettersAgain]:
         writing = asyncio.Lock()
         jobs = [
-            LettersAgain("t", part, 1000.0, got, str(file), 1000, writing)
+            LettersAgain(PublishOrder("t", part, 1000.0, got), str(file), 1000, writing)
             for part in (chosen[:3], chosen[3:])
         ]
         await asyncio.gather(*(job.run() for job in jobs))
@@ -101,7 +102,8 @@ async def test_a_stopped_job_tells_what_is_published_what_is_not_and_what_is_unk
     chosen = [(name, b"equal") for name in "abc"]
     for end in ("answered", "cut", "lost"):
         got, jobs = Got(answers=False), Republications(ClientConfig(), "", lambda error: None)
-        fast, slow = Republication("t", chosen, 10.0, got), Republication("t", chosen, 0.01, Got())
+        fast = Republication(PublishOrder("t", chosen, 10.0, got))
+        slow = Republication(PublishOrder("t", chosen, 0.01, Got()))
         for name, job in (("fast", fast), ("slow", slow)):
             jobs.begin(name, job, job.run())
         await elapse(1)
@@ -129,7 +131,7 @@ def test_a_letter_published_since_the_page_is_published_again_only_if_it_is_chos
     got = Got()
     for is_published, count in ((False, 1), (False, 1), (True, 2)):
         chosen = [(origin_in_file(file.name, letter, is_published=is_published), letter.body)]
-        job = LettersAgain("t", chosen, 1000.0, got, str(file), 1000, asyncio.Lock())
+        job = LettersAgain(PublishOrder("t", chosen, 1000.0, got), str(file), 1000, asyncio.Lock())
         asyncio.run(job.run())
         assert (len(got.bodies), job.published + job.failed) == (count, 1)
 
@@ -145,7 +147,7 @@ def test_a_job_that_is_stopped_while_another_writes_publishes_nothing(tmp_path: 
             await super().__aenter__()
 
     got, chosen = Got(), [(origin_in_file(file.name, letter, is_published=False), letter.body)]
-    job = LettersAgain("t", chosen, 1000.0, got, str(file), 1000, Stopping())
+    job = LettersAgain(PublishOrder("t", chosen, 1000.0, got), str(file), 1000, Stopping())
     asyncio.run(job.run())
     assert (got.bodies, [each.error for each in job.log]) == ([], ["not published: stopped"])
 
@@ -154,10 +156,10 @@ def test_a_job_that_is_stopped_while_another_writes_publishes_nothing(tmp_path: 
 async def test_old_jobs_are_forgotten_but_none_that_runs() -> None:
     jobs = Republications(ClientConfig(), "", lambda error: None)
     chosen = [("a", b"a"), ("b", b"b")]
-    slow = Republication("t", chosen, 0.01, Got())
+    slow = Republication(PublishOrder("t", chosen, 0.01, Got()))
     jobs.begin("slow", slow, slow.run())
     for n in range(99):
-        job = Republication("t", chosen[:1], 10.0, Got())
+        job = Republication(PublishOrder("t", chosen[:1], 10.0, Got()))
         jobs.begin(f"{n}", job, job.run())
         await elapse(1)
     assert (len(jobs.jobs), "slow" in jobs.jobs, "98" in jobs.jobs) == (50, True, True)

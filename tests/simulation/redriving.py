@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +76,7 @@ class Trouble:
     ended: float = inf
 
 
-class RedriveLife(Life):
+class RedriveLife(Life, ABC):
     """What both sources share. Copy 0 is redrive, which runs again and again."""
 
     def __init__(self, world: World, plan: Plan) -> None:
@@ -146,13 +147,13 @@ class RedriveLife(Life):
         """Whether they choose it."""
         return letter.body.startswith(b"{") and letter.number % 3 > 0
 
+    @abstractmethod
     def there(self) -> set[bytes]:
         """The letters that a run which begins now has to publish, if they are chosen."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_source(self, arrived: set[bytes]) -> None:
         """Each letter is still there, or has arrived."""
-        raise NotImplementedError
 
     # Runs
 
