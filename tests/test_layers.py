@@ -244,6 +244,38 @@ def broken_purity(module: str, source: Source) -> Iterator[str]:
                 yield f"{module}:{node.lineno}: {name} has no place here"
 
 
+WALL_CLOCK = (
+    *("time.time", "time.time_ns", "time.clock_gettime", "time.clock_gettime_ns"),
+    *("datetime.datetime.now", "datetime.datetime.utcnow"),
+    *("datetime.datetime.today", "datetime.date.today"),
+)
+TIME_OF_NOW = {
+    **dict.fromkeys(("time.localtime", "time.gmtime", "time.ctime", "time.asctime"), 0),
+    **dict.fromkeys(("email.utils.formatdate", "email.utils.localtime"), 0),
+    "time.strftime": 1,
+}
+"""What reads the wall clock as well, unless it has more positional arguments than this."""
+
+
+def reads_of_the_wall_clock(module: str, source: Source) -> Iterator[str]:
+    """``nsqtools.clock`` alone reads it, so that tests can move it."""
+    if module == "clock":
+        return
+    known = origins(source)
+    given = {id(node.func): len(node.args) for node in source.nodes if isinstance(node, ast.Call)}
+    for node in source.nodes:
+        match node:
+            case ast.Name(id=name) if name in known:
+                target = known[name]
+            case ast.Attribute(value=value, attr=attr):
+                root, dot, rest = ast.unparse(value).partition(".")
+                target = f"{known.get(root, root)}{dot}{rest}.{attr}"
+            case _:
+                continue
+        if target in WALL_CLOCK or given.get(id(node), 0) <= TIME_OF_NOW.get(target, -1):
+            yield f"{module}:{node.lineno}: {target} reads the wall clock: use nsqtools.clock"
+
+
 SIZE = re.compile(r"^ *# size: \S", re.MULTILINE)
 """The comment that gives the reason for a size."""
 
@@ -347,6 +379,7 @@ def test_the_table_of_contributing_lists_every_part() -> None:
         (broken_layers, "nsqtools"),
         (broken_purity, "nsqtools"),
         (misplaced, "nsqtools"),
+        (reads_of_the_wall_clock, "nsqtools"),
         (oversize, "nsqtools"),
         (undersize, "nsqtools"),
         (crowded, "nsqtools"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.clock import wall
 from nsqtools.engine.changes import Holding, Registry, Step, Survey, plan
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.lookup import no_answer
@@ -77,7 +77,7 @@ async def delete_idle(
         return IdleVerdict("silent", str(error)), []
     if found.mute:
         return IdleVerdict("silent", f"nsqlookupd {found.mute[0]}"), []
-    verdict = idleness.judge((target.topic, target.channel), snapshot.cluster_sample(time.time()))
+    verdict = idleness.judge((target.topic, target.channel), snapshot.cluster_sample(wall()))
     if not verdict.is_idle(with_messages=with_messages):
         return verdict, []
     return verdict, await carry_out(servers, plan("delete", target, found))

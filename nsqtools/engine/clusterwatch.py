@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.clock import wall
 from nsqtools.config.units import counted
 from nsqtools.engine.clusterstats import ConsumerRates
 from nsqtools.engine.doctor import findings_of
@@ -165,7 +165,7 @@ class ClusterWatch:
         return TopicDetail(snapshot, self._consumers[topic].record(snapshot))
 
     async def _poll(self) -> None:
-        at = time.time()
+        at = wall()
         snapshot = await self._cluster.look()
         samples = snapshot.samples()
         found = self._rates.record(samples, snapshot.topics())

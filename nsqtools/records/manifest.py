@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.clock import wall
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import METHODS
 from nsqtools.records.forms import FORMS
@@ -55,7 +56,10 @@ class CompletedFile:
         """
         line = {"bytes" if key == "size" else key: value for key, value in asdict(self).items()}
         del line["path"]
-        line |= {"name": name, "published": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"}
+        line |= {
+            "name": name,
+            "published": f"{datetime.fromtimestamp(wall(), UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        }
         return json.dumps(line).encode() + b"\n"
 
     @classmethod

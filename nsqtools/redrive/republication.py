@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.clock import wall, wall_ns
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.connector import Subscription
@@ -90,7 +90,7 @@ class Republication:
     def __init__(self, order: PublishOrder) -> None:
         self.topic = order.topic
         self.rate = order.rate
-        self.begun = time.time()
+        self.begun = wall()
         self._left = dict(order.messages)
         self.total = len(self._left)
         self.published = 0
@@ -125,7 +125,7 @@ class Republication:
     def note(self, origin: str, error: str = "") -> None:
         """Log what became of a message."""
         if (body := self._left.pop(origin, None)) is not None:
-            self.log.append(PublishedEntry(time.time(), origin, len(body), error))
+            self.log.append(PublishedEntry(wall(), origin, len(body), error))
             self.published += not error
             self.failed += bool(error)
 
@@ -248,7 +248,7 @@ class ChannelAgain(Republication):
     async def _publish_all(self) -> None:
         topic, channel, nsqds = self._source.topic, self._source.channel, self._source.nsqds
         depth = Backlog(self._source, self._config, self._urls)
-        sink = RedriveSink(self._redriver, self, self.topic, depth, began=time.time_ns())
+        sink = RedriveSink(self._redriver, self, self.topic, depth, began=wall_ns())
         stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
         try:
             await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()

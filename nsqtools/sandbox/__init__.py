@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Self
 
+from nsqtools.clock import wall
 from nsqtools.config.sandbox import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address, check_name, is_loopback
@@ -120,7 +120,7 @@ class Sandbox:
             if held.depth + unread < _MOST_SEEDED:
                 self.nsqd.publish(topic, bodies)
 
-        events = sample_events(self.nsqd.rng, time.time)
+        events = sample_events(self.nsqd.rng, wall)
         await publish_at_rate(publish, events, self.options.rate)
 
 

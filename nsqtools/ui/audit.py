@@ -6,13 +6,13 @@ import asyncio
 import json
 import logging
 import os
-import time
 from functools import partial
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
+from nsqtools.clock import wall
 from nsqtools.net.http.api import post_json
 from nsqtools.sinks.files.disk import named_option
 from nsqtools.tasks import Tasks
@@ -45,7 +45,7 @@ class Audit:
         The ``state`` is "begun" before a change, which is not made without an entry, then "done".
         """
         entry = {
-            "at": round(time.time(), 3),
+            "at": round(wall(), 3),
             "user": request.state.visitor.name,
             "remote": request.client.host if request.client else "",
             "action": action,
@@ -73,7 +73,7 @@ class Audit:
         body = {
             "action": action,
             **{name: value for name, value in names.items() if value},
-            "timestamp": int(time.time()),
+            "timestamp": int(wall()),
             "user": request.state.visitor.name,
             "remote_ip": request.client.host if request.client else "",
             "user_agent": request.headers.get("user-agent", ""),

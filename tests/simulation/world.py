@@ -173,8 +173,6 @@ class World:
 
             patch.setattr(module, name, call)
 
-        for module in (time, api):
-            replace(module, "time", wall)
         replace(time, "time_ns", lambda: int(wall() * 1e9))
         for module in (time, api, cluster, repeats):
             replace(module, "monotonic", loop.time)

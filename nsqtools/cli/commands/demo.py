@@ -14,6 +14,7 @@ import click
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command
+from nsqtools.clock import wall
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -213,10 +214,9 @@ def _prompt(line: str) -> None:
 
 def _write_events(path: Path) -> None:
     import random
-    import time
 
     from nsqtools.sandbox.events import sample_events
 
-    events = sample_events(random.Random(1), time.time)  # noqa: S311
+    events = sample_events(random.Random(1), wall)  # noqa: S311
     with path.open("wb") as file:
         file.writelines(next(events) + b"\n" for _ in range(_EVENTS))

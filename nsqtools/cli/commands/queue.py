@@ -220,13 +220,13 @@ def _time(ns: int | None) -> str:
 async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -> int:
     """Print the messages; returns their number."""
     import asyncio
-    from time import time
 
     from nsqtools.cli.output import STDOUT, selection_of, stream_writer
+    from nsqtools.clock import wall
     from nsqtools.config.units import parse_time
     from nsqtools.sinks.pipes import Output
 
-    now = time()
+    now = wall()
     since, until = (parse_time(each, now) if each else None for each in (form.since, form.until))
     writer, selection = stream_writer(form), selection_of(form)
     output = Output(STDOUT, "standard output")
@@ -251,9 +251,8 @@ async def _print(found: DiskQueue, reader: QueueReader, form: QueueCatOptions) -
 
 def _add(appender: QueueAppender, file: str, form: QueuePushOptions) -> None:
     """Add the messages of a file, or of standard input for ``-``; raises RecordError."""
-    from time import time_ns
-
     from nsqtools.cli.output import layout_of
+    from nsqtools.clock import wall_ns
     from nsqtools.errors import RecordError
     from nsqtools.records.envelope import timestamp_of
     from nsqtools.records.forms import make_reader
@@ -261,7 +260,7 @@ def _add(appender: QueueAppender, file: str, form: QueuePushOptions) -> None:
     timestamps: list[int] = []
 
     def observe(envelope: dict[str, Any]) -> None:
-        timestamps.append(timestamp_of(envelope) if "timestamp" in envelope else time_ns())
+        timestamps.append(timestamp_of(envelope) if "timestamp" in envelope else wall_ns())
 
     reader = make_reader(layout_of(form), max_size=form.max_msg_size, observe=observe)
     with open(_STDIN if file == "-" else file, "rb", buffering=0, closefd=file != "-") as source:
@@ -276,9 +275,9 @@ def _add(appender: QueueAppender, file: str, form: QueuePushOptions) -> None:
 
 def _add_records(appender: QueueAppender, records: Sequence[bytes], times: list[int]) -> None:
     """Add the non-empty records, with their times from the list, or with now if it is empty."""
-    from time import time_ns
+    from nsqtools.clock import wall_ns
 
-    taken = times[: len(records)] or [time_ns()] * len(records)
+    taken = times[: len(records)] or [wall_ns()] * len(records)
     del times[: len(records)]
     kept = [(body, at) for body, at in zip(records, taken, strict=True) if body]
     appender.add([body for body, _ in kept], [at for _, at in kept])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.clock import wall
 from nsqtools.config.units import format_duration
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.engine.lookup import MAX_NSQDS
@@ -124,7 +124,7 @@ class _Examination:
             max_in_flight=config.max_in_flight,
             compression="snappy" if config.snappy else "deflate" if config.deflate else "",
             whole=not question.topic,
-            at=time.time(),
+            at=wall(),
         )
         asked = await call_each(candidates, lambda each: self._ask(facts, each))
         facts = replace(facts, nsqds=tuple(await self._reexamine(asked)))

@@ -13,11 +13,12 @@ import socket
 import ssl
 from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from nsqtools import __version__
+from nsqtools.clock import wall
 from nsqtools.config.connection import ClientConfig
 from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
@@ -187,7 +188,7 @@ class HTTPClient:
             theirs = parsedate_to_datetime(self.date).timestamp()
         except (TypeError, ValueError):
             return 0.0
-        ours = time()
+        ours = wall()
         if theirs > ours:
             return theirs - ours
         return min(theirs + 1 - ours, 0.0)

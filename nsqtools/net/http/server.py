@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import h11
 
+from nsqtools.clock import wall
 from nsqtools.net.http.wire import MAX_HEAD
 from nsqtools.net.tcp import StreamServer, peer_address
 
@@ -190,7 +191,7 @@ class _Conversation:
     async def _send(self, response: Response, *, with_body: bool = True) -> None:
         headers = [
             *response.headers,
-            ("Date", formatdate(usegmt=True)),
+            ("Date", formatdate(wall(), usegmt=True)),
             ("Content-Length", str(len(response.body))),
         ]
         if response.content_type:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 from functools import partial
 from typing import Any
 
+from nsqtools.clock import wall_ns
 from nsqtools.names import Address
 from nsqtools.net.http.server import serve
 from nsqtools.net.tcp import StreamServer, name_of
@@ -66,4 +66,4 @@ class Nsqlookupd:
     @property
     def now(self) -> int:
         """The time in nanoseconds since the epoch."""
-        return time.time_ns()
+        return wall_ns()

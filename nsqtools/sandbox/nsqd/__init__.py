@@ -6,10 +6,10 @@ import asyncio
 import logging
 import random
 import socket
-import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.clock import wall_ns
 from nsqtools.config.connection import read_secret
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.names import Address, is_ephemeral
@@ -63,7 +63,7 @@ class Nsqd:
         self.secret = read_secret(path, f"--auth-secret-file {path}").encode() if path else b""
         """The only secret that AUTH accepts; empty if clients need no AUTH."""
         longest = self.options.max_msg_timeout
-        self.broker = Broker(self.rng, clock_ns=time.time_ns, max_msg_timeout=longest)
+        self.broker = Broker(self.rng, clock_ns=wall_ns, max_msg_timeout=longest)
         self.broker.created = self._created
         self.broker.deleted = self._deleted
         self.broker.wake = self._wake

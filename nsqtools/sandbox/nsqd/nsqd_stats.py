@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import resource
-import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.clock import wall
 from nsqtools.sandbox.http_api import VERSION
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def stats_text(stats: dict[str, Any]) -> str:
     lines = [
         f"nsqd v{VERSION} (nsqtools sandbox)",
         f"start_time {start.replace('+00:00', 'Z')}",
-        f"uptime {_go_duration(time.time() - stats['start_time'])}",
+        f"uptime {_go_duration(wall() - stats['start_time'])}",
         "",
         "Health: OK",
     ]
@@ -140,7 +140,7 @@ def _paused(entry: dict[str, Any]) -> str:
 
 def _client_line(client: dict[str, Any]) -> str:
     """As ``ClientV2Stats.String`` in ``client_v2.go``."""
-    connected = _go_duration(int(time.time() - client["connect_ts"]))
+    connected = _go_duration(int(wall() - client["connect_ts"]))
     port = client["remote_address"].rpartition(":")[2]
     name = f"{client['hostname']}:{port} {client['user_agent']}"
     start = f"[{client['version']} {name:<21}]"

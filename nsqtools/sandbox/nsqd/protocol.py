@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hmac
-import time
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.clock import wall
 from nsqtools.errors import ServerError
 from nsqtools.proto.codecs import Deflate, Snappy
 from nsqtools.sandbox.http_api import to_json
@@ -55,7 +55,7 @@ class Client:
         self.consumer: ChannelConsumer | None = None
         self.channel: Channel | None = None
         self._authed = False
-        self._connect_time = int(time.time())
+        self._connect_time = int(wall())
         self._commands: Mapping[bytes, Callable[[ClientCommand], None]] = {
             b"IDENTIFY": self._identify,
             b"AUTH": self._authenticate,

@@ -7,11 +7,11 @@ import logging
 import os
 import stat
 import threading
-import time
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nsqtools.clock import wall_ns
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import INCOMPLETE
 from nsqtools.policy.retention import Kept, Retention
@@ -124,7 +124,7 @@ class Aftercare:
             self.pay(entry)
             return
         files = self._listed().setdefault(completed.topic, {})
-        files[completed.path] = Kept(completed.path, completed.size, time.time_ns())
+        files[completed.path] = Kept(completed.path, completed.size, wall_ns())
         self.pay(entry)
         self._delete(files)
 
@@ -167,7 +167,7 @@ class Aftercare:
             return self._files
 
     def _delete(self, files: dict[str, Kept]) -> None:
-        surplus = self._retention.surplus(list(files.values()), time.time_ns())
+        surplus = self._retention.surplus(list(files.values()), wall_ns())
         if not surplus:
             return
         try:

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import math
 import re
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from nsqtools.clock import wall_ns
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.rules import Rules
@@ -227,7 +227,7 @@ class _TopicQueue:
         if due < self._due:
             self._due = due
             self._wake.set()
-        self._arrivals.append(Arrival(time.time_ns(), batch))
+        self._arrivals.append(Arrival(wall_ns(), batch))
         self._count += len(batch)
         self._size += batch.size
         full = _SHARE * self._count >= self._sink.max_in_flight or self._size >= _SYNC_SIZE
@@ -295,7 +295,7 @@ class _TopicQueue:
     async def _until_due(self) -> None:
         while not (self._urgent or self._ending):
             now = self._loop.time()
-            due = self._archive.next_due(now=now, wall=time.time_ns())
+            due = self._archive.next_due(now=now, wall=wall_ns())
             due = min(self._due, max(min(due, now + _REST), self._rest_until))
             if due <= now:
                 return
@@ -320,7 +320,7 @@ class _TopicQueue:
     def _call(self, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:
         if not arrivals:
             self._sink.archives.aftercare.prune()
-        now, wall = self._loop.time(), time.time_ns()
+        now, wall = self._loop.time(), wall_ns()
         return self._archive.step(arrivals, now=now, wall=wall, ending=ending)
 
     def _synced(self, safe: list[Part]) -> None:

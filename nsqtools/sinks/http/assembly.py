@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from random import Random
 from typing import TYPE_CHECKING
 
+from nsqtools.clock import wall
 from nsqtools.policy.endpoints import make_endpoints as make_choice
 from nsqtools.policy.pace import Pace
 from nsqtools.policy.verdicts import Statuses
@@ -52,7 +52,7 @@ def make_sink(
         with_proxies(direct, options.proxy, context, [*options.post, *options.get]),
         Statuses(options.success_on, options.drop_on, options.retry_on),
         timeout=options.http_client_request_timeout,
-        wall=time.time,
+        wall=wall,
         follow_redirects=options.follow_redirects,
         status_every=options.status_every,
     )

@@ -16,7 +16,6 @@ import contextlib
 import json
 import re
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from nsqtools.clock import wall_ns
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.interrupts import StoppedError, interruptible
 from nsqtools.spark.jobs.compacted import (
@@ -167,7 +167,7 @@ class _Compaction:
 
     def run(self) -> Compacted:
         chosen = self.settings
-        limit = time.time_ns() - round(chosen.older_than * 1e9) if chosen.older_than else inf
+        limit = wall_ns() - round(chosen.older_than * 1e9) if chosen.older_than else inf
         listed = list_files(chosen.inputs, exclude=[self.output.place])
         found = [
             each

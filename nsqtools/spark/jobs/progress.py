@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from nsqtools.clock import wall
 from nsqtools.spark.lake.bodies import CORRUPT_COUNT
 from nsqtools.spark.source.plans import Offset
 
@@ -113,7 +113,7 @@ class ProgressListener(StreamingQueryListener):
                 offset = Offset.from_json(json.loads(source.endOffset))
                 self.committed[offset.stream] = offset.batch
             written = self._written.pop(progress.batchId, Written(0))
-            found = facts(progress, written, time.time())
+            found = facts(progress, written, wall())
             self.totals.add(found)
             self._report(found)
 

@@ -12,10 +12,10 @@ import json
 import os
 import posixpath
 import re
-import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from nsqtools.clock import wall
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.lake.folders import sync_file
 from nsqtools.spark.lake.snapshots import DELTA, Maintained, TableFiles, TableSchema
@@ -307,7 +307,7 @@ def _action(file: PartFile, partitions: Sequence[str], numbers: Container[str]) 
             text = unquote(value)
             values[key] = None if value == NULL else str(int(text)) if key in numbers else text
     stats = json.dumps({"numRecords": file.rows})
-    return AddAction(file.path, file.length, values, round(time.time() * 1000), True, stats)
+    return AddAction(file.path, file.length, values, round(wall() * 1000), True, stats)
 
 
 @contextlib.contextmanager

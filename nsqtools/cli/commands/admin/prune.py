@@ -6,7 +6,6 @@ import asyncio
 import glob
 import logging
 import re
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from nsqtools.cli.commands.admin.change import ask, check_terminal, entry, must_
 from nsqtools.cli.exits import Ended, Exit, one_line
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.service import progress, until_signal
+from nsqtools.clock import wall
 from nsqtools.config.admin import PruneChannelOptions
 from nsqtools.config.units import counted, format_duration, nearest
 from nsqtools.engine.administration import delete_idle, quiet_cluster
@@ -114,7 +114,7 @@ class Pruning:
         ):
             snapshot = await cluster.poll()
             while True:
-                sample = snapshot.cluster_sample(time.time())
+                sample = snapshot.cluster_sample(wall())
                 self._any_silent |= bool(sample.silent or sample.silent_lookupds)
                 self._idleness.record(sample)
                 left = end - loop.time()
@@ -132,7 +132,7 @@ class Pruning:
         """
         if not self._options.snapshot:
             return []
-        now, idle = time.time(), self._options.idle
+        now, idle = wall(), self._options.idle
         paths = {path for each in self._options.snapshot for path in _files(each)}
         dated = sorted((load(path).at, path) for path in paths)
         old = [at for at, _ in dated if at <= now - idle]

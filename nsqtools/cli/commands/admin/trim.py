@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.commands.admin.change import (
@@ -17,6 +16,7 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import with_secret
 from nsqtools.cli.service import consume
+from nsqtools.clock import wall_ns
 from nsqtools.config.consuming import StopOptions
 from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
 from nsqtools.config.units import counted, format_duration
@@ -113,7 +113,7 @@ async def _consume(
 ) -> Trim:
     """Consume until the trim is done or a signal comes, and print each nsqd's counts."""
     nsqds = {_tcp(each): each.node.name for each in holdings}
-    began = time.time_ns()
+    began = wall_ns()
     trim = Trim(
         cutoff=began - round(options.older_than * 1e9),
         began=began,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from nsqtools.cli.commands.pipeline.views import StepView
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.logs import report_end
 from nsqtools.cli.remotes import targets, with_secret
+from nsqtools.clock import wall
 from nsqtools.config.units import counted, parse_time
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.executors import packages_of
@@ -60,7 +60,7 @@ def compact(
         return
     if not compaction.output:
         raise ConfigError("--output is required, unless --input is a table")
-    now = time.time()
+    now = wall()
     settings = CompactSettings(
         inputs=inputs.input,
         output=compaction.output,

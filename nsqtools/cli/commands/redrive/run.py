@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from nsqtools.cli.logs import report_end
 from nsqtools.cli.output import print_rows
 from nsqtools.cli.remotes import channel_depth, with_secret
 from nsqtools.cli.service import Signals, consume, progress
+from nsqtools.clock import wall_ns
 from nsqtools.config.consuming import SourceOptions, StopOptions
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, NSQError
@@ -134,7 +134,7 @@ class RedriveRun:
             )
         if config.sample_rate:
             raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
-        began = time.time_ns()
+        began = wall_ns()
         urls = self._stop.nsqd_http_address
         depth = await channel_depth(
             source, source.from_topic, source.channel, config, urls, may_create=True

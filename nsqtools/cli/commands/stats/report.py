@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.clock import wall
 from nsqtools.engine.clusterstats import ConsumerRates, latencies
 from nsqtools.errors import UnreachableError
 from nsqtools.policy.rates import Rates, shown
@@ -54,7 +54,7 @@ class Reporter:
         """Poll once. The first call raises UnreachableError if no nsqd answers or is listed."""
         topic, channel = self._asked.topic or None, self._asked.channel or None
         look = self._cluster.poll if self._before is None else self._cluster.look
-        at = time.time()
+        at = wall()
         snapshot = await look(topic, channel, include_clients=self._asked.clients)
         if self._before is None and not (snapshot.nodes or any(snapshot.listed.values())):
             fix = "start nsqd with --lookupd-tcp-address"
