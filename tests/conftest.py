@@ -65,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job, or nohup, ignores these, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.environ.pop("PYTHONUNBUFFERED", None)  # nothing that is started here flushes by luck
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
     binaries.takes_time |= config.option.full

@@ -2,7 +2,8 @@
 
 The program reads a line of base64 for each body, and writes a line of JSON for it, in the same
 order; an empty line means that the body does not decode. It must flush each line, or at least
-whenever it waits for input.
+whenever it waits for input. Python flushes none by itself if it prints to a pipe, and each with the
+variable PYTHONUNBUFFERED, which is set for the program.
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ class ProgramDecoder(BodyDecoder):
                     if not unsent:
                         selector.unregister(process.stdin)
                 if (not ready and self._is_closed) or monotonic() - heard > _SILENCE:
-                    self._fail(f"no line within {_SILENCE:g}s: does the program flush each line?")
+                    self._fail(
+                        f"no line within {_SILENCE:g}s: the program must flush its output after"
+                        " each line, as 'stdbuf -oL PROGRAM' makes many do"
+                    )
         if answers.rest or unsent:
             self._fail(_TOO_MANY)
         return answers.found
@@ -148,6 +152,7 @@ class ProgramDecoder(BodyDecoder):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # a Ctrl-C is for this process, which ends the program
             )
         except OSError as error:
