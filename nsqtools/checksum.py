@@ -1,0 +1,50 @@
+"""The checksum of state on disk: a JSON object on one line that shows damage to any of its bytes.
+
+The object's last member is ``crc32``, which covers the others. To all other programs it is plain
+JSON, which they may format anew. Version 0.3 wrote its objects without: these are accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+_KEY = "crc32"
+
+
+def sealed(value: dict[str, Any]) -> bytes:
+    """Return an object as a line of JSON with its checksum, without a line end."""
+    text = json.dumps(value)
+    separator = ", " if value else ""
+    return f'{text[:-1]}{separator}"{_KEY}": "{_crc32(text)}"}}'.encode()
+
+
+def unsealed(line: bytes) -> dict[str, Any]:
+    """Return the object on a line without its checksum; white space around it is ignored.
+
+    Raises ValueError, with the reason in words that fit after the name of a file or line, for a
+    damaged line and for all that is no JSON object.
+    """
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError:
+        raise ValueError("not JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    if _KEY in value:
+        if value.pop(_KEY) != _crc32(json.dumps(value)):
+            raise ValueError("damaged, because its checksum does not match")
+    elif value:
+        # Damage to the key alone must not make this an object without a checksum.
+        last = next(reversed(value))
+        others = {key: each for key, each in value.items() if key != last}
+        if value[last] == _crc32(json.dumps(others)):
+            raise ValueError(f"damaged, because {_KEY} is not the name of its checksum")
+    return value
+
+
+def _crc32(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
