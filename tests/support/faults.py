@@ -1,13 +1,14 @@
 """Disks that are small, full or broken, for root and for anybody."""
 
 import errno
+import itertools
 import os
 import resource
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from typing import Any
 import pytest
 
 from tests.support.binaries import give_up, needs
+
+CHANGES = (
+    *("open", "write", "writev", "fsync", "ftruncate", "link", "rename", "unlink", "mkdir"),
+    *("rmdir", "close"),
+)
+"""The functions of ``os`` that change files."""
+CLOSE = os.close
 
 
 @contextmanager
@@ -51,6 +59,32 @@ def broken(call: str, code: int = errno.EIO, *, of: Any = os) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of, call, fail)
         yield
+
+
+@contextmanager
+def misreported(at: int, calls: Sequence[str] = CHANGES) -> Iterator[list[str]]:
+    """One of these calls is done but reports an error, as after a lost response of a server.
+
+    It is in the list that is yielded; the list is empty if there were not as many calls.
+    """
+    number, told = itertools.count(), list[str]()
+
+    def unsure(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            result = real(*args, **options)
+            if (name != "open" or args[1] & os.O_CREAT) and next(number) == at:
+                if name == "open":
+                    CLOSE(result)
+                told.append(name)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in calls:
+            patch.setattr(os, name, unsure(name, getattr(os, name)))
+        yield told
 
 
 class KilledError(BaseException):

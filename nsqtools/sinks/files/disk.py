@@ -213,13 +213,20 @@ def _complete_copy(work: str, target: str, copy: str, mark: Mark) -> None:
 
 
 def _complete_renamed(work: str, target: str) -> None:
-    """Rename onto an exclusively created empty file: no other file is overwritten."""
+    """Rename onto an exclusively created empty file: no other file is overwritten.
+
+    A server may report an error although it has renamed the file, as after a lost response. So
+    what has the name then is removed only if it is still the empty file.
+    """
+    ours = os.lstat(work)
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
     try:
         os.rename(work, target)
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(target)
+        if os.path.samestat(os.lstat(target), ours):
+            return
+        if is_same(work, work):
+            free_reserved(target)
         raise
 
 

@@ -378,7 +378,9 @@ class Archive:
 
     def _complete(self, file: WorkFile) -> None:
         facts, entry = file.facts, file.entry
-        if not file.is_completed:  # otherwise the rest of completing failed the last time
+        # The rest of completing failed the last time, or the naming did although it was done.
+        file.is_completed = file.is_completed or entry.is_completed(file.path)
+        if not file.is_completed:
             self._sync_one(file)  # its name may have been removed since
             entry = file.entry
             if self._rules.options.skip_empty_files and not facts.size:

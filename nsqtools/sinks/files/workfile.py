@@ -126,13 +126,14 @@ class WorkFile:
     def move_to(self, fd: int, path: str, entry: Entry) -> None:
         """Continue in another file with a copy of the safe bytes. Takes over ``fd`` on success."""
         disk.copy_contents(self._fd, fd, 0, self._synced)
-        os.close(self._fd)
+        self.close()
         self._fd, self.path, self.entry = fd, path, entry
         self._unsynced = False
 
     def close(self) -> None:
-        """Close the file, which releases its lock."""
-        os.close(self._fd)
+        """Close the file, which releases its lock. What is safe was synced, so no error counts."""
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
 
     def _write(self, pieces: Sequence[bytes]) -> None:
         size = sum(map(len, pieces))

@@ -29,7 +29,7 @@ from tests.support.archiving import (
     recover,
     whole,
 )
-from tests.support.faults import broken, file_limit
+from tests.support.faults import broken, file_limit, misreported, other_disk
 from tests.support.sinking import blocked
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -173,6 +173,40 @@ def test_whatever_fails_or_meddles_what_is_safe_is_completed_once_and_nothing_el
     assert sorted(found) == sorted(archiving.safe)
     left = {path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert beside.theirs <= left
+
+
+@pytest.mark.parametrize("way", ["link", "rename", "copy"])
+@pytest.mark.parametrize("ends", ["goes on", "ends"])
+def test_a_call_that_is_done_but_reports_an_error_costs_no_record(
+    way: str, ends: str, tmp_path: Path, rng: random.Random, full: bool
+) -> None:
+    """Whether the process then goes on or ends, so that the next start completes its files."""
+    step = 1 if full else 3
+    with other_disk(tmp_path) as other:
+        for at in itertools.count(rng.randrange(step), step):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            work = (other / str(at)) if way == "copy" else folder / "work"
+            archiving = Archiving(folder, work_dir=str(work), filename_format="<TOPIC><REV>.log")
+            with broken("link", errno.EPERM) if way == "rename" else nullcontext():
+                with misreported(at) as told:
+                    for number in range(4):
+                        for _ in range(2):
+                            if b"%d" % number not in archiving.safe:
+                                with suppress(OSError, OutputError):
+                                    archiving.write(b"%d" % number)
+                        with suppress(OSError, OutputError):
+                            archiving.step(ending="reopen" if number % 2 else "")
+                        if told and ends == "ends":
+                            break
+                if ends == "goes on":
+                    archiving.close()
+                archiving.crash()
+                assert recover(archiving.rules) == 0
+            found = b"".join(archiving.completed().values()).split()
+            assert sorted(found) == sorted(archiving.safe), (at, told)
+            if not told:
+                break
 
 
 class TestOneFile:
