@@ -2,9 +2,11 @@
 
 # size: the faults of a topic and of a cluster are cases of one test
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from nsqtools.cli import cli
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.engine.doctor import diagnose, findings_of
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
-from nsqtools.engine.doctor.findings import Finding
+from nsqtools.engine.doctor.findings import BY_CODE, Finding
 from nsqtools.errors import AuthError, HTTPError, RefusedError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.replies import ClientStats, NsqdStats, TopicStats
@@ -131,11 +133,11 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "messages that are deferred, and nobody takes them": (
         facts(nsqd("a", events(channel(deferred=4)))),
-        [("warning", "channel", "0 consumers", "tail --topic events --channel c")],
+        [("warning", "channel", "0 consumers", "tail --topic events --channel c -n 5 --peek")],
     ),
     "a backlog without consumers in another channel of the topic": (
         facts(nsqd("a", events(channel("d", depth=3), channel("e", client_count=1))), channel=""),
-        [("warning", "channel", "channel d of topic events: depth 3", "channel delete events d")],
+        [("warning", "channel", "channel d of topic events: depth 3", "--channel d -n 5 --peek")],
     ),
     "consumers on one nsqd and messages on another": (
         facts(
@@ -161,7 +163,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a topic without channels whose channel is to be ephemeral": (
         facts(nsqd("a", events(depth=2)), channel="d#ephemeral"),
-        [("warning", "depth", "no nsqd has channel d#ephemeral", "consume d#ephemeral: ")],
+        [("warning", "depth", "no nsqd has channel d#ephemeral", "a channel that stays: ")],
     ),
     "an ephemeral channel that is not consumed": (
         facts(nsqd("a", WELL), channel="d#ephemeral"),
@@ -331,6 +333,7 @@ def whole(*nsqds: NsqdFacts, lookupds: Iterable[LookupdFacts] = (), **values: An
     return facts(*nsqds, lookupds=lists, channel="", whole=True, at=NOW, **values)
 
 
+GUIDES = Path(__file__).parents[2] / "nsqtools/cli/docs/guides"
 NOW_S = 1_000_000_000
 NOW, DAY = float(NOW_S), 86400.0
 LISTING_A = lookupd(nodes=(producer("a", "events"),), topics=frozenset({"events"}))
@@ -391,7 +394,7 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     ),
     "a topic nobody uses": (
         whole(known("a", UNUSED), known("b", UNUSED)),
-        [("note", "idle", "no consumer of channel c, no message", "topic delete events")],
+        [("note", "idle", "no consumer of channel c, no message", "topic prune --topic events")],
     ),
     "a topic nobody consumes but somebody publishes": (
         whole(known("a", UNUSED, later=[replace(UNUSED, message_count=2)])),
@@ -413,8 +416,8 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         [
             ("warning", "http", "depths, pauses and consumers are unknown", ""),
             ("warning", "listing", "does not list nsqd b:4150", ""),
-            ("warning", "listing", "l:4161 has topic gone, but no nsqd", "topic delete gone"),
-            ("note", "idle", "topic events", "topic delete events"),
+            ("warning", "listing", "l:4161 has topic gone, but no nsqd", "start it"),
+            ("note", "idle", "topic events", "--dry-run"),
         ],
     ),
     "what nsqds of a silent nsqlookupd may have is not to be deleted": (
@@ -549,8 +552,8 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             ],
         ),
         [
-            ("warning", "listing", "has topic gone", "topic delete gone"),
-            ("warning", "listing", "channel old of topic events", "channel delete events old"),
+            ("warning", "listing", "has topic gone", "start it"),
+            ("warning", "listing", "channel old of topic events", "start it"),
         ],
     ),
     "no nsqd is registered": (
@@ -606,6 +609,7 @@ def test_each_finding_on_a_cluster_is_about_something_else() -> None:
 
 T = "--nsqd-tcp-address a:4150"
 BESIDE = events(channel("c"), channel("d", depth=2))
+WAITING = events(channel("c", depth=1))
 PASSING = "c#ephemeral"
 
 
@@ -616,12 +620,12 @@ PASSING = "c#ephemeral"
         (events(published=0), "c", False, f"pub --topic events {T} hello"),
         (events(channel("d")), "c", False, f"channel create events c {A}"),
         (events(channel("d")), "c", True, f"channel create events c {L}"),
-        (BESIDE, "c", False, f"tail --topic events --channel d {T}"),
-        (BESIDE, "c", True, f"tail --topic events --channel d {L}"),
+        (BESIDE, "c", False, f"tail --topic events --channel d -n 5 --peek {T}"),
+        (BESIDE, "c", True, f"tail --topic events --channel d -n 5 --peek {L}"),
         (consumed(client(0)), "c", True, f"stats --clients --topic events --channel c {L}"),
         (consumed(client(9)), "c", False, f"tail --topic events {T}"),
-        (events(channel("c", depth=1)), "c", False, f"tail --topic events --channel c {T}"),
-        (events(depth=3), PASSING, False, f"tail --topic events --channel '{PASSING}' {T}"),
+        (*(WAITING, "c", False), f"tail --topic events --channel c -n 5 --peek {T}"),
+        (events(depth=3), PASSING, False, f"channel create events NAME {A}"),
         (
             *(events(channel(PASSING, paused=True)), PASSING, True),
             f"channel unpause events '{PASSING}' {A}",
@@ -634,17 +638,16 @@ def test_what_to_do_is_a_command_with_the_servers_in_question(
     at = nsqd("a", topic, **(AT_A if listed else {}))
     found = facts(at, channel=channel, lookupds=[listing("a")] if listed else [])
     fixes = [each.fix for each in diagnose(found) if each.fix]
-    assert any(f": {fix}".endswith(f": nsqtools {command}") for fix in fixes), fixes
+    assert any(f" nsqtools {command};" in f" {fix};" for fix in fixes), fixes
     assert CliRunner().invoke(cli, [*shlex.split(command), "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
     ("topic", "command"),
     [
-        (UNUSED, f"topic delete events {L} {A}"),
+        (UNUSED, f"topic prune --topic events --watch-for 10m --dry-run {L} {A}"),
         (events(depth=1), f"channel create events NAME {L} {A}"),
-        (events(channel("c", depth=1)), f"channel delete events c {L} {A}"),
-        (events(channel("c", depth=1)), f"tail --topic events --channel c {T}"),
+        (WAITING, f"tail --topic events --channel c -n 5 --peek {T}"),
         (consumed(client(0)), f"stats --clients --topic events --channel c {L} {A}"),
     ],
 )
@@ -654,3 +657,48 @@ def test_what_to_do_reaches_an_nsqd_that_no_nsqlookupd_lists(
     found = whole(known("a", topic, producer=None), lookupds=[lookupd(nodes=(producer("b"),))])
     fixes = [each.fix for each in diagnose(found)]
     assert any(f" nsqtools {command};" in f" {fix};" for fix in fixes), fixes
+
+
+HARMLESS = {"stats", "lookup", "pub", "doctor", "config", "verify"}
+"""Commands that take, finish and discard no message."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The command lines to paste in a text: up to a semicolon, or as code."""
+    found = re.findall(r"(?:^|[ `])nsqtools ([^;`]*)", text)
+    return [shlex.split(each) for each in found]
+
+
+def loses(words: list[str]) -> bool:
+    """Whether a command line may finish, take or discard messages of somebody else."""
+    match words:
+        case ["topic" | "channel", "create" | "pause" | "unpause", *_]:
+            return False
+        case ["tail", *rest]:
+            return "--channel" in rest and "--peek" not in rest
+        case [("topic" | "channel"), _, *rest]:
+            return "--dry-run" not in rest
+        case [name, *_]:
+            return name not in HARMLESS
+    return True
+
+
+def test_no_remedy_offers_a_line_to_paste_that_loses_messages() -> None:
+    known = [each for each, _ in (*CASES.values(), *WHOLE.values())]
+    topics = None, events(published=0), replace(WELL, paused=True), events(channel(paused=True))
+    known += [facts(nsqd("a", topic)) for topic in topics]
+    found = [finding for each in known for finding in diagnose(each)]
+    assert {each.code for each in found} - {""} == set(BY_CODE)
+    lines = [words for each in found for words in commands(f"{each.text} {each.fix}")]
+    assert len(lines) > 30
+    assert [each for each in lines if loses(each)] == []
+    for each in found:  # what deletes comes last
+        _, *after = re.split("delet", each.fix)
+        assert all(" nsqtools " not in part for part in after), each.fix
+
+
+@pytest.mark.parametrize("name", ["checks", "troubleshooting"])
+def test_no_guide_offers_a_line_to_paste_that_loses_messages(name: str) -> None:
+    lines = commands(" ".join((GUIDES / f"{name}.md").read_text().split()))
+    assert lines
+    assert [each for each in lines if loses(each)] == []

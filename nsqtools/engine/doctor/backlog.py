@@ -59,13 +59,11 @@ def _about_waiting(facts: Facts, waiting: int) -> Finding:
     topic, name, channels = facts.topic, facts.channel, _channels(facts)
     verb = "waits" if waiting == 1 else "wait"
     text = f"{_messages(waiting)} {verb} in topic {topic} on nsqds where it has no channel"
-    make = facts.command("channel", "create", topic, name or "NAME")
-    do = "create one"
     if name and name not in channels:
         text += f", and no nsqd has channel {name}{nearest(name, sorted(channels))}"
-        do = f"create {name}"
-        if is_ephemeral(name):
-            do, make = f"consume {name}", facts.consume(name)
+    stays = bool(name) and not is_ephemeral(name)  # nsqd drops an ephemeral one with its messages
+    make = facts.command("channel", "create", topic, name if stays else "NAME")
+    do = f"create {name}" if stays else "create a channel that stays"
     fix = f"{do}: the first channel on an nsqd gets the messages that wait there: {make}"
     return fault("NSQ033", text, fix, topic=topic)
 
@@ -89,7 +87,7 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
         waiting = ", ".join(f"{depth} in channel {each}" for each, depth in sorted(others.items()))
         text = f"channel {name} is empty, but other channels of the topic are not: {waiting}"
         deepest = max(others, key=lambda each: others[each])
-        fix = f"to get those messages, consume that channel: {facts.consume(deepest)}"
+        fix = f"they are for the consumers of that channel; to look at them: {facts.look(deepest)}"
         yield fault("NSQ038", text, fix, topic=facts.topic, channel=name)
 
 
@@ -109,9 +107,9 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
         if clients:
             names = _names([nsqd for nsqd, _ in left])
             text += f", but none on {names} with {_messages(_sum(left, *_HELD))}"
-        delete = facts.command("channel", "delete", facts.topic, name)
         fix = (
-            f"if nobody needs it, delete it: {delete}; otherwise consume it: {facts.consume(name)}"
+            "start its consumer, unless it runs from time to time, as from cron; to look at the "
+            f"messages: {facts.look(name)}; a channel that nobody needs can be deleted"
         )
         return fault("NSQ036", text, fix, **about)
     if name == facts.channel and deferred and not depth and not in_flight:
@@ -131,7 +129,7 @@ def _absent(facts: Facts, channels: Sequence[str]) -> Finding:
     near = nearest(name, channels)
     text = f"topic {facts.topic} has no channel {name}{near}"
     if is_ephemeral(name):
-        fix = f"an ephemeral channel exists only while it is consumed: {facts.consume(name)}"
+        fix = "an ephemeral channel exists only while it is consumed: start its consumer"
     else:
         make = facts.command("channel", "create", facts.topic, name)
         fix = f"a channel gets messages from its first consumer on; to create it now: {make}"
@@ -155,10 +153,9 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
     working = [client for each in clients if each not in stuck for client in each[1:]]
     if not working:
         return
-    fix = (
-        f"to see what each finishes: {facts.watch_consumers()}; to get a copy of all messages, "
-        f"use a channel of your own: {facts.consume('')}"
-    )
+    fix = f"to see what each finishes: {facts.watch_consumers()}"
+    if not _depth_without_channel(facts):  # the first channel on an nsqd would take those messages
+        fix += f"; to get a copy of all messages, use a channel of your own: {facts.look('')}"
     top = max(working, key=lambda client: (client.in_flight, client.ready_count))
     if in_flight and not depth and top.in_flight == in_flight:
         text = (
@@ -250,7 +247,11 @@ def _judge_idle(facts: Facts) -> Iterator[Finding]:
         f"message waits, and {_messages(published)} {'was' if published == 1 else 'were'} "
         "published since its nsqds started"
     )
-    fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', facts.topic)}"
+    words = ("topic", "prune", "--topic", facts.topic, "--watch-for", "10m", "--dry-run")
+    fix = (
+        "nothing is wrong if it is used from time to time, as from cron; to watch it for ten "
+        f"minutes: {facts.command(*words)}; a topic that nobody needs can be deleted"
+    )
     yield fault("NSQ032", text, fix, topic=facts.topic)
 
 

@@ -215,9 +215,14 @@ class Facts:
             *_each("--nsqd-http-address", (each.url for each in addressed)),
         )
 
-    def consume(self, channel: str) -> str:
-        """Return the command to print a channel's messages or, without a channel, copies of all."""
-        words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
+    def look(self, channel: str) -> str:
+        """Return the command to look at a channel's messages or, without a channel, at copies.
+
+        It finishes no message of the channel.
+        """
+        words = ["tail", "--topic", self.topic]
+        if channel:
+            words += ["--channel", channel, "-n", "5", "--peek"]
         if self.lookupds and not self._unlisted:
             return _line(*words, *self._lookupd_options)
         nsqds = [each for each in self.nsqds if each.topic or (each.given and not self.lookupds)]

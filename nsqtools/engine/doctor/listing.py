@@ -197,7 +197,10 @@ def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Fi
         forgotten = each.topics - having - listed
         for topic in sorted(forgotten):
             text = f"nsqlookupd {each.address} has topic {topic}, but no nsqd has it"
-            fix = f"if nobody needs it, delete it: {facts.command('topic', 'delete', topic)}"
+            fix = (
+                "if the nsqd that had it is down, start it; a topic that nobody needs can be "
+                "deleted"
+            )
             yield fault("NSQ025", text, fix, topic=topic, server=each.address)
         for topic, channel in each.stale_channels:
             if topic in forgotten:
@@ -206,8 +209,10 @@ def _judge_leftovers(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Fi
                 f"nsqlookupd {each.address} has channel {channel} of topic {topic}, but no nsqd "
                 "has it: the next nsqd with the topic creates it, and it keeps every message"
             )
-            delete = facts.command("channel", "delete", topic, channel)
-            fix = f"if nobody needs it, delete it: {delete}"
+            fix = (
+                "if the nsqd that had it is down, start it; a channel that nobody needs can be "
+                "deleted"
+            )
             yield fault("NSQ025", text, fix, topic=topic, channel=channel, server=each.address)
 
 
