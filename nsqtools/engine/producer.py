@@ -224,7 +224,7 @@ class Producer(Listener):
         if defer is not None:
             check_seconds("defer", defer)
         deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
-        defer_ms = None if defer is None else round(defer * 1000)
+        defer_ms = None if defer is None else round(min(defer, commands.MAX_DELAY) * 1000)
         refusals: list[_Refusal] = []
         parts = list(self._split(bodies, refusals))
         targets = self._nsqds if self._config.mode == "all" else (None,)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.policy.backoff import Backoff, requeue_delay
 from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner, is_starved
+from nsqtools.proto.commands import MAX_DELAY
 from nsqtools.tasks import end
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class ConsumerConnection:
         self._stats.requeued += count
         self._rdy.record(failed=count * backoff, requeued=count * (not backoff))
         delay_of = self._requeue_delay
+        delay = None if delay is None else min(delay, MAX_DELAY)
         delays = [
             (message.id, round(1000 * (delay_of(message.attempts) if delay is None else delay)))
             for message in messages

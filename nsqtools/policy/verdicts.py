@@ -108,28 +108,30 @@ class Statuses:
 
 _DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
 """The date formats of RFC 9110, section 5.6.7."""
-_LONGEST = 2.0**31
 
 
-def retry_after(value: str, *, now: float) -> float | None:
-    """Return the delay in seconds in a ``Retry-After`` header; ``now`` is a Unix time.
+def retry_after(value: str, *, date: str, longest: float) -> float | None:
+    """Return the delay in seconds in a ``Retry-After`` header, at most ``longest``.
 
-    The header is a whole number of seconds, capped at 2**31, or a date in one of the formats of
-    RFC 9110, section 5.6.7; a past date gives 0. Returns None for anything else.
+    The header is a whole number of seconds, or a date in one of the formats of RFC 9110, section
+    5.6.7, by the server's clock: ``date`` is the Date header of the same response, and a date
+    before it gives 0. Returns None for anything else, also for a date if the response's own date is
+    missing or invalid: the server's time is then unknown, and this host's says nothing about it.
     """
     value = value.strip()
     if value.isascii() and value.isdigit():
-        return min(float(value), _LONGEST)
-    date = _parse_date(value, now)
-    return None if date is None else max(0.0, date - now)
+        return min(float(value), longest)
+    now = _parse_date(date.strip())
+    then = now and _parse_date(value, now.year)
+    return min(max(0.0, (then - now).total_seconds()), longest) if now and then else None
 
 
-def _parse_date(text: str, now: float) -> float | None:
+def _parse_date(text: str, year: int = 0) -> datetime | None:
+    """Parse a date; two digits of a year mean the one nearest to ``year``, if that is given."""
     for form in _DATES:
         with suppress(ValueError):
             moment = datetime.strptime(text, form).replace(tzinfo=UTC)
-            oldest = datetime.fromtimestamp(now, UTC).year - 50
-            if "%y" in form and moment.year < oldest:  # two digits mean the century around now
-                moment = moment.replace(year=moment.year + 100)
-            return moment.timestamp()
+            if "%y" in form and year:
+                moment = moment.replace(year=moment.year + 100 * round((year - moment.year) / 100))
+            return moment
     return None

@@ -16,6 +16,9 @@ MAGIC = b"  V2"
 NOP = b"NOP\n"
 CLS = b"CLS\n"
 
+MAX_DELAY = 2.0**31
+"""Maximum delay of REQ and DPUB in seconds; nsqd's number of nanoseconds overflows at 2**33."""
+
 _pack_size = Struct(">I").pack
 
 

@@ -1,7 +1,7 @@
 """Verdicts of statuses by code, range and class, and what Retry-After asks for."""
 
-import math
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
@@ -71,31 +71,46 @@ def test_what_is_no_status_is_refused_with_its_flag(text: str) -> None:
             Statuses(*lists)
 
 
-@given(seconds=st.integers(0, 2**31))
-def test_seconds_are_taken_as_they_are(seconds: int) -> None:
-    assert retry_after(f" {seconds} ", now=NOW.timestamp()) == seconds
-    endless = retry_after("9" * 5000, now=NOW.timestamp())
-    assert endless
-    assert math.isfinite(endless)
+LONGEST = 900.0
+DATE = format_datetime(NOW, usegmt=True)
+
+
+@given(seconds=st.integers(0), date=st.sampled_from([DATE, "", "?"]))
+@example(seconds=int("9" * 4000), date="")
+def test_seconds_are_taken_as_they_are_up_to_the_longest(seconds: int, date: str) -> None:
+    asked = retry_after(f" {seconds} ", date=date, longest=LONGEST)
+    assert asked == min(seconds, LONGEST)
 
 
 moments = st.datetimes(
-    datetime(1990, 1, 1), datetime(2070, 1, 1), timezones=st.just(UTC)
+    datetime(1990, 1, 1), datetime(2999, 1, 1), timezones=st.just(UTC)
 ).map(lambda moment: moment.replace(microsecond=0))  # fmt: skip
+FORMS: dict[str, Callable[[datetime], str]] = {
+    "imf": lambda moment: format_datetime(moment, usegmt=True),
+    "rfc850": lambda moment: moment.strftime("%A, %d-%b-%y %H:%M:%S GMT"),
+    "asctime": lambda moment: moment.ctime(),
+}
 
 
-@given(moment=moments, form=st.sampled_from(["imf", "rfc850", "asctime"]))
-@example(moment=datetime(2069, 6, 1, tzinfo=UTC), form="rfc850")
-def test_a_date_of_any_of_the_three_forms_is_the_time_until_then(
-    moment: datetime, form: str
+@given(
+    now=moments,
+    ahead=st.integers(-(10**9), 10**9),
+    forms=st.tuples(*[st.sampled_from(list(FORMS))] * 2),
+)
+@example(now=datetime(2069, 6, 1, tzinfo=UTC), ahead=60, forms=("imf", "rfc850"))
+@example(now=datetime(1999, 12, 31, 23, 59, 59, tzinfo=UTC), ahead=5, forms=("imf", "rfc850"))
+def test_a_date_of_any_form_is_the_time_until_then_by_the_clock_of_the_server(
+    now: datetime, ahead: int, forms: tuple[str, str]
 ) -> None:
-    text = {
-        "imf": format_datetime(moment, usegmt=True),
-        "rfc850": moment.strftime("%A, %d-%b-%y %H:%M:%S GMT"),
-        "asctime": moment.ctime(),
-    }[form]
-    asked = retry_after(text, now=NOW.timestamp())
-    assert asked == max(0.0, (moment - NOW).total_seconds())
+    """Whatever time it is here; two digits of a year are those near the server's."""
+    then = now + timedelta(seconds=ahead)
+    of_own, of_asked = forms
+    if of_own == "rfc850" and now.year > 2068:  # two digits alone mean 1969 to 2068
+        of_own = "imf"
+    own, asked = FORMS[of_own](now), FORMS[of_asked](then)
+    assert retry_after(asked, date=own, longest=LONGEST) == min(max(0, ahead), LONGEST)
+    for unknown in ("", "0", "now", own + "+1"):
+        assert retry_after(asked, date=unknown, longest=LONGEST) is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +122,7 @@ def test_a_date_of_any_of_the_three_forms_is_the_time_until_then(
      "Sat, 14 Mär 2026 15:09:56 GMT", "Sat, 14 Mar 2026 15:09:56 GMT, 5"],
 )  # fmt: skip
 def test_what_is_neither_is_none(text: str) -> None:
-    assert retry_after(text, now=NOW.timestamp()) is None
+    assert retry_after(text, date=DATE, longest=LONGEST) is None
 
 
 def test_4xx_blames_the_message_one_of_its_batch_or_the_time() -> None:

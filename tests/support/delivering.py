@@ -25,6 +25,8 @@ from tests.support.clock import elapse
 
 WALL = 1_800_000_000.0
 """Seconds since the epoch at which virtual time begins."""
+LONGEST = 900.0
+"""The longest delay that an endpoint may ask for, in seconds."""
 SOON = 0.001
 
 REFUSED = httpx.ConnectError("connection refused")
@@ -153,6 +155,7 @@ class Delivering:
         size: int = 1,
         wait: float = 0.2,
         rate: float = 0.0,
+        share: float = 1.0,
         batch_format: str = "length-prefixed",
         statuses: Statuses | None = None,
     ) -> None:
@@ -169,6 +172,7 @@ class Delivering:
             self.web,
             statuses or Statuses(),
             timeout=20.0,
+            longest_delay=LONGEST,
             wall=lambda: WALL + loop.time(),
         )
         rng = random.Random(1)
@@ -185,8 +189,7 @@ class Delivering:
             workers=workers,
             size=size,
             wait=wait,
-            share=1.0,
-            rng=rng,
+            share=share,
         )
 
     async def handle(self, *bodies: bytes | Message, **more: Any) -> Batch:

@@ -105,7 +105,17 @@ async def test_a_cancelled_inner_task_is_a_failure_of_the_handler(nsqd: Scripted
         assert nsqd.commands[-1] == "FIN 1"
 
 
-@pytest.mark.parametrize(("delay", "sent"), [(None, 3000), (0.5, 500), (0, 0), (7200, 7_200_000)])
+@pytest.mark.parametrize(
+    ("delay", "sent"),
+    [
+        (None, 3000),
+        (0.5, 500),
+        (0, 0),
+        (7200, 7_200_000),
+        (1e10, 2**31 * 1000),
+        (1e300, 2**31 * 1000),
+    ],
+)
 async def test_a_handler_may_choose_the_delay(
     nsqd: ScriptedNsqd, delay: float | None, sent: int
 ) -> None:

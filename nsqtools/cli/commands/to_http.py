@@ -95,6 +95,7 @@ def http_sink(
         options,
         dead_letters(source, dead, config),
         client_context(tls, flags=_TLS_FLAGS),
+        longest_delay=config.max_requeue_delay,
         explain=partial(explain, flags=_TLS_FLAGS),
     )
     for path in filter(None, (options.sign_secret_file, *options.header_file)):

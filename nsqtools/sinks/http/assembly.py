@@ -31,11 +31,13 @@ def make_sink(
     dead_letters: DeadLetters,
     context: SSLContext,
     *,
+    longest_delay: float,
     explain: Callable[[BaseException], str],
 ) -> HttpSink:
     """Return the sink for these options; it does not connect yet.
 
-    ``explain`` turns the error of a connection into text. Raises ConfigError.
+    An endpoint may ask for a retry after at most ``longest_delay`` seconds. ``explain`` turns the
+    error of a connection into text. Raises ConfigError.
     """
     connect_timeout = options.http_client_connect_timeout
     direct = Transport(context, connect_timeout=connect_timeout, explain=explain)
@@ -52,6 +54,7 @@ def make_sink(
         with_proxies(direct, options.proxy, context, [*options.post, *options.get]),
         Statuses(options.success_on, options.drop_on, options.retry_on),
         timeout=options.http_client_request_timeout,
+        longest_delay=longest_delay,
         wall=wall,
         follow_redirects=options.follow_redirects,
         status_every=options.status_every,
@@ -71,5 +74,4 @@ def make_sink(
         size=options.batch,
         wait=options.batch_wait,
         share=options.sample,
-        rng=rng,
     )

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from functools import partial
+from hashlib import blake2b
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ from nsqtools.tasks import Tasks, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from random import Random
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.metrics import Metric
@@ -42,7 +42,7 @@ class HttpSink(HoldingHandler):
 
     With ``size`` over 1, up to as many messages of a topic share a request; fewer after ``wait``
     seconds or if nsqd has no more. ``share`` is the fraction of messages to deliver; the others are
-    finished at once.
+    finished at once. Only the id of a message decides, so that every delivery decides the same.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class HttpSink(HoldingHandler):
         size: int,
         wait: float,
         share: float,
-        rng: Random,
     ) -> None:
         self._courier = courier
         self._dead_letters = dead_letters
@@ -64,7 +63,6 @@ class HttpSink(HoldingHandler):
         self._size = size
         self._wait = wait
         self._share = share
-        self._rng = rng
         self._tasks = Tasks(self.fail)
         self._topics: dict[str, _HeldTopic] = {}
         self._done: Parcel = []
@@ -90,7 +88,7 @@ class HttpSink(HoldingHandler):
         topic.held.add(batch)
         messages: Sequence[Message] = batch
         if self._share < 1:
-            chances = [(self._rng.random() < self._share, message) for message in batch]
+            chances = [(_place(message.id) < self._share, message) for message in batch]
             messages = [message for chosen, message in chances if chosen]
             topic.held.finish(batch, [message for chosen, message in chances if not chosen])
         self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
@@ -292,6 +290,11 @@ class HttpSink(HoldingHandler):
             found.setdefault(batch, []).append(message)
         for batch, messages in found.items():
             yield self._topics[batch.topic].held, batch, messages
+
+
+def _place(message_id: bytes) -> float:
+    """Return the place of an id among all ids, spread evenly from 0 to below 1."""
+    return int.from_bytes(blake2b(message_id, digest_size=6).digest()) / 2**48
 
 
 class _HeldTopic:

@@ -85,9 +85,10 @@ class EndpointTally:
 class Post:
     """Sends parcels to single endpoints and evaluates the responses.
 
-    ``timeout``, in seconds, covers everything from connecting to the end of the response. ``wall``
-    is the clock, in seconds since the epoch. Counts are logged after every ``status_every``
-    requests and at the end; 0 means never.
+    ``timeout``, in seconds, covers everything from connecting to the end of the response. An
+    endpoint may ask for a retry after at most ``longest_delay`` seconds. ``wall`` is the clock of
+    signatures, in seconds since the epoch. Counts are logged after every ``status_every`` requests
+    and at the end; 0 means never.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Post:
         statuses: Statuses,
         *,
         timeout: float,
+        longest_delay: float,
         wall: Callable[[], float],
         follow_redirects: bool = False,
         status_every: int = 0,
@@ -111,6 +113,7 @@ class Post:
         self._transport = transport
         self._statuses = statuses
         self._limit = TimeLimit(timeout)
+        self._longest_delay = longest_delay
         self._wall = wall
         self._follow_redirects = follow_redirects
         self._status_every = status_every
@@ -193,7 +196,8 @@ class Post:
         code = response.status_code
         delay = None
         if code in RETRY_AFTER and (retry_header := response.headers.get("retry-after")):
-            delay = retry_after(retry_header, now=self._wall())
+            date = response.headers.get("date", "")
+            delay = retry_after(retry_header, date=date, longest=self._longest_delay)
         reason = f"status {code}"
         if 300 <= code < 400 and not self._follow_redirects:
             reason += " (a redirect; --follow-redirects is not set)"

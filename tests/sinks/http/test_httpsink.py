@@ -8,9 +8,10 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
 from nsqtools.sinks.http.courier import UNFIT
-from tests.support.archiving import LOST
+from tests.support.archiving import LOST, message
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import (
+    LONGEST,
     OK,
     REFUSES,
     RESETS,
@@ -23,6 +24,9 @@ from tests.support.delivering import (
 from tests.support.raw import unprefixed
 
 NEVER = Answer(after=1e4)
+IN_2999 = "Sun, 01 Dec 2999 12:00:09 GMT"
+BEFORE = "Sun, 01 Dec 2999 12:00:00 GMT"
+DATE = "Fri, 15 Jan 2027 08:00:00 GMT"
 DISK_FULL = OutputError("dead: No space left on device")
 CANCELLED = asyncio.CancelledError("of its own")
 
@@ -42,6 +46,10 @@ class TestSettling:
             (Answer(302, headers={"Location": "http://b/"}), None),
             (Answer(503, headers={"Retry-After": "7"}), 7.0),
             (Answer(429, headers={"Retry-After": "0"}), 0.0),
+            (Answer(429, headers={"Retry-After": "172800"}), LONGEST),
+            (Answer(503, headers={"Retry-After": IN_2999, "Date": BEFORE}), 9.0),
+            (Answer(503, headers={"Retry-After": IN_2999}), None),
+            (Answer(503, headers={"Retry-After": IN_2999, "Date": DATE}), LONGEST),
             (RESETS, None),
             (REFUSES, None),
             (NEVER, None),
@@ -81,6 +89,26 @@ class TestSettling:
             assert running.finished == [b"slow", b"sound"]
             assert running.settled.forgotten == [b"lost"]
             await asyncio.wait_for(running.sink.drain("events"), 1)
+
+
+@virtual
+class TestSampling:
+    async def test_each_delivery_of_a_message_decides_as_the_first(self) -> None:
+        """In any batch, in any run and after any number of attempts; 3 in 10, evenly spread."""
+        chosen = []
+        for attempt in (1, 2):
+            async with delivering(share=0.3) as running:
+                running.web.ever["a"] = Answer(422) if attempt == 1 else OK
+                sent = [message(b"%d" % n, number=n, attempts=attempt) for n in range(2000)]
+                for each in sent if attempt == 1 else sent[::-1]:
+                    await running.handle(each)
+                await elapse(10)
+                chosen.append(set(running.web.bodies()))
+                settled = running.finished + [body for body, *_ in running.requeued]
+                assert len(settled) == len(set(settled)) == len(sent)
+        assert chosen[0] == chosen[1]
+        for part in (range(1000), range(1000, 2000)):
+            assert 250 < sum(b"%d" % n in chosen[0] for n in part) < 350
 
 
 @virtual

@@ -16,14 +16,14 @@ from nsqtools.sinks.http.limits import TimeLimit
 from nsqtools.sinks.http.post import Post
 from tests.support.archiving import batch
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import OK, REFUSES, WALL, Answer, Scripted, delivering
+from tests.support.delivering import LONGEST, OK, REFUSES, WALL, Answer, Scripted, delivering
 
 A = "http://a/"
 
 
 def make_post(web: Scripted, **flags: Any) -> Post:
     endpoints = make_endpoints(**(flags or {"post": [A]}))
-    return Post(endpoints, web, Statuses(), timeout=20.0, wall=lambda: WALL)
+    return Post(endpoints, web, Statuses(), timeout=20.0, longest_delay=LONGEST, wall=lambda: WALL)
 
 
 def parcel(*bodies: bytes) -> list[Any]:

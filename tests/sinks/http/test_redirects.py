@@ -11,7 +11,7 @@ from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.post import DONE, Outcome, Post
 from tests.support.archiving import batch
 from tests.support.clock import virtual
-from tests.support.delivering import WALL, Answer, Scripted
+from tests.support.delivering import LONGEST, WALL, Answer, Scripted
 from tests.support.requesting import receive
 
 SECRETS = [(b"Authorization", b"Bearer x"), (b"cookie", b"id=1"), (b"X-Other", b"kept")]
@@ -29,7 +29,15 @@ async def follow(
     web.next |= {"a": list(answers), "b": list(b)}
     flags = flags or {"post": ["http://a/x/start?x=1"]}
     (endpoint,) = make_endpoints(**flags, headers=SECRETS)
-    post = Post([endpoint], web, Statuses(), timeout=20.0, wall=lambda: WALL, follow_redirects=True)
+    post = Post(
+        [endpoint],
+        web,
+        Statuses(),
+        timeout=20.0,
+        longest_delay=LONGEST,
+        wall=lambda: WALL,
+        follow_redirects=True,
+    )
     messages = batch(b"body")
     outcome, _ = await post.send(endpoint.name, [(messages, messages[0])])
     return outcome, web
