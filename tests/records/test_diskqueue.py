@@ -29,16 +29,28 @@ GARBAGE = st.one_of(
 )
 
 
-def decoded(*pieces: bytes) -> tuple[list[Message], int]:
+def decoded(*pieces: bytes, limit: int = LIMIT) -> tuple[list[Message], int]:
     """The messages of a file that is read in these pieces, and the bytes skipped."""
-    decoder = QueueDecoder(LIMIT)
+    decoder = QueueDecoder(limit)
     found = [each for piece in pieces for each in decoder.feed(piece)]
     return found + decoder.finish(), decoder.skipped
 
 
+MESSAGES = st.lists(
+    st.builds(
+        Message,
+        st.integers(0, 2**64 - 1).map("{:016x}".format).map(str.encode),
+        st.text("0123456789abcdef", max_size=40).map(str.encode),  # which could be part of an id
+        st.integers(978_307_200 * 10**9, 4_102_444_800 * 10**9),  # 2001 to 2100
+        st.integers(0, 2**16 - 1),
+    ),
+    max_size=6,
+)
+
+
 @given(st.data())
 def test_the_pieces_of_a_file_make_no_difference(data: st.DataObject) -> None:
-    file = encode(messages(range(6)))
+    file = encode(data.draw(MESSAGES) + messages(range(3)))
     at = data.draw(st.integers(0, len(file)))
     until = data.draw(st.sampled_from([at, at + 10, len(file)]))
     file = file[:at] + data.draw(GARBAGE) + file[until:]
@@ -49,13 +61,34 @@ def test_the_pieces_of_a_file_make_no_difference(data: st.DataObject) -> None:
     assert [(each.id, each.body) for each in found] == [(each.id, each.body) for each in whole]
 
 
-@given(GARBAGE, st.integers(0, 6), st.integers(0, RECORD - 1))
+@given(MESSAGES, GARBAGE, MESSAGES, st.integers(0, RECORD - 1))
 def test_garbage_and_a_torn_message_are_skipped_and_counted(
-    garbage: bytes, behind: int, torn: int
+    before: list[Message], garbage: bytes, behind: list[Message], torn: int
 ) -> None:
-    rest = encode(messages(range(behind, 7)))[: (6 - behind) * RECORD + torn]
-    found, skipped = decoded(encode(messages(range(behind))) + garbage + rest)
-    assert (numbers(found), skipped) == ([*range(6)], len(garbage) + torn)
+    rest = encode(behind) + encode(messages([0]))[:torn]
+    found, skipped = decoded(encode(before) + garbage + rest)
+    assert (encode(found), skipped) == (encode(before + behind), len(garbage) + torn)
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_the_time_of_a_message_is_no_size_although_a_message_begins_there(shift: int) -> None:
+    first = Message(b"0123456789abcdef", b"00", 0x182525 << 40, 1)
+    record = encode([first])
+    size = int.from_bytes(record[shift : shift + 4], "big")
+    file = record + bytes(20) + encode(messages([0], size + shift - 78))
+    assert len(file) == shift + 4 + size  # where the next one begins
+    file += encode(messages([1, 2]))
+    found, skipped = decoded(file, limit=4 << 20)
+    assert (found[0].body, numbers(found[1:]), skipped) == (b"00", [0, 1, 2], 20)
+
+
+@pytest.mark.parametrize(("size", "attempts"), [(0x2525, 0x35), (0x252525, 0x3535)])
+def test_attempts_of_a_message_after_zeros_are_no_part_of_its_id(size: int, attempts: int) -> None:
+    first, *behind = messages([1, 2], size - 26)
+    first.attempts = attempts
+    first.timestamp -= 1
+    found, skipped = decoded(bytes(20) + encode([first, *behind]), limit=4 << 20)
+    assert (encode(found), skipped) == (encode([first, *behind]), 20)
 
 
 @pytest.mark.parametrize("size", [26, RECORD - 1, RECORD + 9, 3 * RECORD, 40 * RECORD])

@@ -33,10 +33,11 @@ def encode(messages: Iterable[Message]) -> bytes:
 class QueueDecoder:
     """Splits the bytes of one file into messages, and looks for the next record after damage.
 
-    A record is doubtful if something else than a record follows it: if another one begins within
-    it, its size is wrong, and it is skipped. Damage within a body cannot be noticed. The result
-    does not depend on how the file is divided into chunks. Memory holds at most two records and a
-    chunk; a body has at most ``max_msg_size`` bytes.
+    A record is doubtful if something else than a record follows it: its size is wrong if another
+    record begins within it that is followed by a record or by the end of the file, and then it is
+    skipped. Damage within a body cannot be noticed. The result does not depend on how the file is
+    divided into chunks. Memory holds at most two records and a chunk; a body has at most
+    ``max_msg_size`` bytes.
     """
 
     def __init__(self, max_msg_size: int) -> None:
@@ -67,32 +68,56 @@ class QueueDecoder:
     def _decode(self, *, is_end: bool) -> list[Message]:
         data = b"".join(self._held)
         messages: list[Message] = []
-        start, last, after, begin = 0, -1, 0, 0
+        start, last, need, begin = 0, -1, 0, 0
         while True:
             if not self._is_lost:
                 start, last = self._take(data, start, messages)
-                left, after = len(data) - start, self._end_of(data, start)
-                if not left or (not is_end and (left < _HEADER.size or after)):
+                left, need = len(data) - start, self._end_of(data, start)
+                if not left or (not is_end and (left < _HEADER.size or need)):
                     break
-                begin = (start if last < 0 or after else last) + 1
+                if last >= 0 and not need:
+                    within, need = self._within(data, last, start, is_end=is_end)
+                    if need:  # it is unknown what follows the record within the last one
+                        break
+                    if within:
+                        messages.pop()
+                        self.skipped += within - last
+                        start = within
+                        continue
+                begin = start + 1
             found = self._next(data, begin)
             self._is_lost = found < 0
             if self._is_lost:  # of a header that is incomplete, the rest may come
                 found = len(data) if is_end else max(start, len(data) - _HEADER.size + 1)
-            elif found < start:
-                messages.pop()
-                start = last
             self.skipped += found - start
             start, last = found, -1
             if self._is_lost:
                 break
-        if last >= 0 and not after and not is_end:  # it is unknown what follows
+        if last >= 0 and not is_end and not self._end_of(data, start):  # it is in doubt
             messages.pop()
             start = last
         self._held = [data[start:]]
         self._have = len(data) - start
-        self._need = max(0, after - start)
+        self._need = max(0, need - start)
         return messages
+
+    def _within(self, data: bytes, last: int, start: int, *, is_end: bool) -> tuple[int, int]:
+        """Where a record begins within the last one, which is then none, else 0.
+
+        And how many bytes are needed to know, if they may come. If two headers share most of an id,
+        one of them has bytes of the id for attempts: the one with fewer attempts is right.
+        """
+        attempts, body = _HEADER.unpack_from(data, last)[2], last + _HEADER.size
+        found = last
+        while last < (found := self._next(data, found + 1)) < start:
+            if found < body and _HEADER.unpack_from(data, found)[2] >= attempts:
+                continue
+            end = self._end_of(data, found)
+            if not is_end and len(data) - end < _HEADER.size:
+                return 0, end + _HEADER.size
+            if self._end_of(data, end) or end == len(data):
+                return found, 0
+        return 0, 0
 
     def _take(self, data: bytes, start: int, messages: list[Message]) -> tuple[int, int]:
         """Append complete records; return where they end, and where the last begins, or -1."""
