@@ -169,7 +169,7 @@ def _holding(node: Node, snapshot: Snapshot) -> Holding:
     if error := snapshot.silent.get(node.name):
         return Holding(node, given, error=error)
     topic = next(iter(snapshot.stats[node.name].topics), None)
-    return Holding(node, given, topic)
+    return Holding(node, given, topic, clock=snapshot.clocks.get(node.name))
 
 
 async def _take(limits: Mapping[str, Any], step: Step) -> Step:

@@ -17,6 +17,7 @@ from nsqtools.net.http.daemons import union_producers
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from nsqtools.clock import ServerClock
     from nsqtools.engine.cluster import Node
     from nsqtools.errors import HTTPError
     from nsqtools.names import Address
@@ -78,13 +79,15 @@ class Registry:
 class Holding:
     """One nsqd and its ``topic``, None if absent; ``error`` if the nsqd does not answer.
 
-    ``given`` is true if the user named the nsqd, false if only nsqlookupd listed it.
+    ``given`` is true if the user named the nsqd, false if only nsqlookupd listed it. ``clock`` is
+    None if unknown.
     """
 
     node: Node
     given: bool
     topic: TopicStats | None = None
     error: HTTPError | None = None
+    clock: ServerClock | None = None
 
     def channel(self, name: str) -> ChannelStats | None:
         """Return a channel of the topic; None if the nsqd lacks it."""

@@ -34,6 +34,7 @@ from nsqtools.tasks import call_each, together
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
+    from nsqtools.clock import ServerClock
     from nsqtools.names import Address
     from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
     from nsqtools.policy.rates import ChannelKey
@@ -78,9 +79,10 @@ class Snapshot:
     """The answers of one poll at about ``at``, a monotonic time in seconds.
 
     ``nodes`` are all asked nsqds, in order. ``stats`` and ``silent`` are by node name; ``times``
-    has the time of each answer, and ``at`` is their mean. ``lookupds`` maps each nsqlookupd's
-    ``host:port`` to its error, or to None if it answered; ``listed`` has the nsqds listed by each
-    answering nsqlookupd.
+    has the time of each answer, and ``at`` is their mean; ``clocks`` has the clock of each nsqd
+    whose answer told it, unless only one topic was asked for again. ``lookupds`` maps each
+    nsqlookupd's ``host:port`` to its error, or to None if it answered; ``listed`` has the nsqds
+    listed by each answering nsqlookupd.
     """
 
     at: float
@@ -90,6 +92,7 @@ class Snapshot:
     lookupds: Mapping[str, HTTPError | None] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     listed: Mapping[str, Sequence[Registration]] = field(default_factory=dict)
+    clocks: Mapping[str, ServerClock] = field(default_factory=dict)
 
     def time(self, name: str) -> float:
         """The time of this nsqd's answer, in monotonic seconds."""
@@ -298,11 +301,12 @@ class Cluster:
 
         stats, silent = await _report(nodes, known, ask)
         times = {name: self._clients[name].at for name in stats}
+        clocks = {name: clock for name in stats if (clock := self._clients[name].clock)}
         listed = {str(address): answer for address, answer in answers.answers}
         lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
         lookupds |= {str(address): error for address, error in answers.silent}
         at = fmean(times.values()) if times else monotonic()
-        return Snapshot(at, stats, silent, nodes, lookupds, times, listed), answers
+        return Snapshot(at, stats, silent, nodes, lookupds, times, listed, clocks), answers
 
     async def _ask(
         self, node: Node, topic: str | None, channel: str | None, *, clients: bool

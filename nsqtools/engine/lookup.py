@@ -326,7 +326,8 @@ class Backlog:
     async def _ask(self, url: str) -> list[TopicStats] | HTTPError:
         async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
             found = await attempt(nsqd.stats(self._subscription.topic))
-            self.skews[url] = nsqd.skew
+            if nsqd.skew is not None:
+                self.skews[url] = nsqd.skew
             return found
 
     def _left(self, url: str, topics: Iterable[TopicStats]) -> Left:

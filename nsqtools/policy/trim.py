@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
 
 class Dated(Protocol):
@@ -18,13 +18,24 @@ class Dated(Protocol):
 M = TypeVar("M", bound=Dated)
 
 
+class Marks(NamedTuple):
+    """Times of one nsqd's clock, in ns since the epoch.
+
+    Messages from before ``cutoff`` are old. The trim began between ``began`` and ``begun``.
+    """
+
+    cutoff: int
+    began: int
+    begun: int
+
+
 class Trim:
     """Sorts the messages of a channel, while others may publish, consume and requeue.
 
-    Messages from before ``cutoff`` are old. ``expected`` messages were in the channel at ``began``;
-    both times are in ns since the epoch. A trim is done once it has seen ``expected`` messages
-    published before ``began``; repeated deliveries count once. Other consumers may take some of the
-    messages. So a trim is also done after ``patience`` seconds without a new or settled message.
+    ``marks`` has those of each nsqd. ``expected`` messages were in the channel when the trim began.
+    A trim is done once it has seen ``expected`` messages published before; repeated deliveries
+    count once. Other consumers may take some of the messages. So a trim is also done after
+    ``patience`` seconds without a new or settled message.
 
     A trim remembers the ids of younger messages, and is also done after ``max_younger`` of them
     without an old message in between. Times ``now`` are seconds of one monotonic clock.
@@ -32,21 +43,20 @@ class Trim:
 
     def __init__(
         self,
+        marks: Mapping[Any, Marks],
         *,
-        cutoff: int,
-        began: int,
         expected: int,
         patience: float,
         max_younger: int,
         now: float,
     ) -> None:
-        self._cutoff = cutoff
-        self._began = began
+        self._marks = marks
         self._expected = expected
         self._patience = patience
         self._max_younger = max_younger
         self._last = now
         self._seen = 0
+        self._perhaps = 0  # seen, and published when the trim began or a moment later
         self._in_a_row = 0
         self._younger: dict[Hashable, set[int]] = {}
 
@@ -54,21 +64,24 @@ class Trim:
         self, source: Hashable, messages: Sequence[M], *, now: float
     ) -> tuple[Sequence[M], Sequence[M]]:
         """Split messages of one nsqd into old and younger ones."""
-        old = [message for message in messages if message.timestamp < self._cutoff]
+        cutoff, began, begun = self._marks[source]
+        old = [message for message in messages if message.timestamp < cutoff]
         if old:
             self._in_a_row = 0
             self._count(len(old), now)
         if len(old) == len(messages):
             return messages, ()
-        younger = [message for message in messages if message.timestamp >= self._cutoff]
+        younger = [message for message in messages if message.timestamp >= cutoff]
         ids = self._younger.setdefault(source, set())
         for message in younger:
             number = int(message.id, 16)
             if number not in ids:
                 ids.add(number)
                 self._in_a_row += 1
-                if message.timestamp <= self._began:
+                if message.timestamp <= began:
                     self._count(1, now)
+                elif message.timestamp <= begun:
+                    self._perhaps += 1
         return old, younger
 
     def settled(self, returned: int, *, now: float) -> None:
@@ -78,7 +91,8 @@ class Trim:
 
     def is_done(self, now: float) -> bool:
         """Whether to stop now."""
-        return self.unseen == 0 or self.is_flooded or now >= self._last + self._patience
+        is_complete = self._seen >= self._expected
+        return is_complete or self.is_flooded or now >= self._last + self._patience
 
     @property
     def is_flooded(self) -> bool:
@@ -87,8 +101,8 @@ class Trim:
 
     @property
     def unseen(self) -> int:
-        """The number of messages in the channel at ``began`` that have not come."""
-        return max(0, self._expected - self._seen)
+        """The number of messages that were in the channel and surely have not come."""
+        return max(0, self._expected - self._seen - self._perhaps)
 
     @property
     def younger(self) -> dict[Hashable, int]:

@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
-from nsqtools.cli.commands.admin.trim import _judge
+from nsqtools.cli import cli, exits
+from nsqtools.cli.commands.admin.trim import _judge, _marks
 from nsqtools.cli.exits import Ended
-from nsqtools.engine.changes import Loss
+from nsqtools.clock import ServerClock
+from nsqtools.engine.changes import Holding, Loss
+from nsqtools.engine.cluster import Node
+from nsqtools.errors import NSQError
+from nsqtools.policy.trim import Marks
 from nsqtools.proto.messages import Message
 from tests.support.diskqueues import QueueFiles
 from tests.support.eventually import eventually
@@ -22,6 +27,7 @@ from tests.support.process import Cli
 from tests.support.raw import Raw
 from tests.support.servers import MakeNsqd, Nsqd, at, http
 
+NOW = time.time_ns
 DAY = 86_400 * 10**9
 OLD, YOUNGER = 500, 300
 TRIM = ("channel", "trim", "t", "c", "--older-than", "24h")
@@ -81,6 +87,27 @@ def test_what_is_old_is_in_the_archive_and_what_is_younger_in_the_channel(
     count = ("-n", str(len(new)), "--format", "%s %a\\n", *at(nsqd))
     tailed = nsqtools_cli("tail", "--topic", "t", "--channel", "c", *count)
     assert sorted(tailed.stdout.splitlines()) == sorted(body + b" 2" for body in new)
+
+
+def test_what_is_old_is_so_by_the_clock_of_nsqd(
+    nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by the clock of this host, which is a year ahead."""
+    ahead = 365 * DAY
+    monkeypatch.setattr("nsqtools.clock.time", SimpleNamespace(time_ns=lambda: NOW() + ahead))
+    age = ["--older-than", "10m", "--yes", "--json"]
+    assert exits.run(cli, ["channel", "trim", "t", "c", *age, *http([nsqd])]) == 0
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    assert (server["finished"], server["younger"]) == (OLD, YOUNGER)
+    assert state(nsqd) == (YOUNGER, 0, 0, 0)
+
+
+def test_without_the_clock_of_nsqd_nothing_is_old() -> None:
+    node = Node("a:4151", "a:4151")
+    with pytest.raises(NSQError, match="nsqd a:4151: its clock is unknown"):
+        _marks(Holding(node, given=True), 1.0, 5.0)
+    known = Holding(node, given=True, clock=ServerClock(least=10**9, most=3 * 10**9))
+    assert _marks(known, 1.0, 5.0) == Marks(7 * 10**9, 6 * 10**9, 8 * 10**9)
 
 
 def test_a_signal_gives_back_what_is_held(nsqtools_cli: Cli, nsqd: Nsqd) -> None:

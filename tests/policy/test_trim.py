@@ -2,10 +2,11 @@
 
 import pytest
 
-from nsqtools.policy.trim import Trim
+from nsqtools.policy.trim import Marks, Trim
 from nsqtools.proto.messages import Message
 
-CUTOFF, BEGAN = 1000, 2000
+CUTOFF, BEGAN, BEGUN = 1000, 2000, 2010
+MARKS = Marks(CUTOFF, BEGAN, BEGUN)
 
 
 def old(number: int) -> Message:
@@ -18,8 +19,7 @@ def younger(number: int, timestamp: int = CUTOFF) -> Message:
 
 def trim(expected: int, max_younger: int = 100) -> Trim:
     return Trim(
-        cutoff=CUTOFF,
-        began=BEGAN,
+        {"a": MARKS, "b": MARKS, "later": Marks(*(time + 500 for time in MARKS))},
         expected=expected,
         patience=3.0,
         max_younger=max_younger,
@@ -46,8 +46,20 @@ def test_a_younger_message_counts_once_however_often_it_comes() -> None:
 
 def test_what_is_published_meanwhile_is_not_what_was_in_the_channel() -> None:
     made = trim(expected=2)
-    made.sort("a", [younger(1, BEGAN + 1), younger(2, BEGAN)], now=0.0)
+    made.sort("a", [younger(1, BEGUN + 1), younger(2, BEGAN)], now=0.0)
     assert (made.unseen, made.is_done(0.0)) == (1, False)
+
+
+def test_what_was_published_as_it_began_does_not_end_it_and_is_not_missed() -> None:
+    made = trim(expected=2)
+    made.sort("a", [younger(1, BEGUN), younger(2, BEGAN)], now=0.0)
+    assert (made.unseen, made.is_done(2.9), made.is_done(3.0)) == (0, False, True)
+
+
+def test_each_nsqd_has_its_own_clock() -> None:
+    made = trim(expected=9)
+    messages = [younger(1), younger(2, CUTOFF + 500)]
+    assert made.sort("later", messages, now=0.0) == ([messages[0]], [messages[1]])
 
 
 def test_an_old_message_that_was_returned_is_seen_when_it_comes_again() -> None:
@@ -64,7 +76,7 @@ def test_it_waits_no_longer_than_its_patience_for_what_others_took() -> None:
     made = trim(expected=9)
     made.sort("a", [younger(1)], now=2.0)
     for now in (2.5, 4.9):
-        made.sort("a", [younger(1), younger(2, BEGAN + 1)], now=now)  # nothing that counts
+        made.sort("a", [younger(1), younger(2, BEGUN + 1)], now=now)  # nothing that counts
         assert not made.is_done(now)
     assert made.is_done(5.0)
     made.settled(0, now=5.0)

@@ -8,7 +8,7 @@ import pytest
 
 from nsqtools.engine.handler import Batch, Handler
 from nsqtools.errors import OutputError
-from nsqtools.policy.trim import Trim
+from nsqtools.policy.trim import Marks, Trim
 from nsqtools.sinks.holding import HoldingHandler
 from nsqtools.sinks.trimsink import TrimSink
 from tests.support.archiving import HOUR, START, Settled, batch, message
@@ -19,10 +19,8 @@ async def opened(
     expected: int, room: int, archive: Handler | None = None
 ) -> AsyncIterator[TrimSink]:
     now = asyncio.get_running_loop().time()
-    cutoff, began = START, START + HOUR
-    trim = Trim(
-        cutoff=cutoff, began=began, expected=expected, patience=60.0, max_younger=100, now=now
-    )
+    marks = {batch(b"").source: Marks(START, START + HOUR, START + HOUR)}
+    trim = Trim(marks, expected=expected, patience=60.0, max_younger=100, now=now)
     sink = TrimSink(trim, archive, room=room)
     await sink.open()
     try:

@@ -25,7 +25,8 @@ class LookupdFacts:
     """The answers of an nsqlookupd, or its ``error`` and the protocol ``speaks`` of its port.
 
     ``url`` is as given. ``is_nsqd`` is true for the HTTP port of an nsqd. ``skew`` is the least
-    possible lead of the nsqlookupd's clock over this host's, in seconds. ``producers`` are from
+    possible lead of the nsqlookupd's clock over this host's, in seconds, None if unknown.
+    ``producers`` are from
     /lookup, ``nodes`` from /nodes. ``left_out`` maps descriptions of invalid entries to true if
     they are from /lookup. ``stale_channels`` are registered channels that no nsqd has, each with
     its topic.
@@ -37,7 +38,7 @@ class LookupdFacts:
     speaks: Speaks = ""
     is_nsqd: bool = False
     version: str = ""
-    skew: float = 0.0
+    skew: float | None = None
     topics: frozenset[str] = frozenset()
     producers: tuple[Registration, ...] = ()
     nodes: tuple[Registration, ...] = ()
@@ -74,7 +75,7 @@ class NsqdFacts:
     needs_tls: bool = False
     http_error: HTTPError | None = None
     http_speaks: Speaks = ""
-    skew: float = 0.0
+    skew: float | None = None
     version: str = ""
     topics: frozenset[str] = frozenset()
     topic: TopicStats | None = None

@@ -69,8 +69,9 @@ def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
 
 def judge_clocks(facts: Facts) -> Iterator[Finding]:
     """Judge whether the servers' clocks agree with this host's; nsqd sets messages' timestamps."""
-    skews = [("nsqlookupd", str(it.address), it.skew) for it in facts.lookupds if not it.error]
-    skews += [("nsqd", each.name, each.skew) for each in facts.nsqds if not each.http_error]
+    clocks = [("nsqlookupd", str(each.address), each.skew) for each in facts.lookupds]
+    clocks += [("nsqd", each.name, each.skew) for each in facts.nsqds]
+    skews = [(kind, name, skew) for kind, name, skew in clocks if skew is not None]
     wrong = [each for each in skews if abs(each[2]) > _SKEW]
     for kind, name, skew in wrong:
         how = "ahead of" if skew > 0 else "behind"

@@ -11,14 +11,13 @@ import logging
 import math
 import socket
 import ssl
-from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from nsqtools import __version__
-from nsqtools.clock import wall
+from nsqtools.clock import ServerClock, wall_ns
 from nsqtools.config.connection import ClientConfig
 from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
@@ -142,8 +141,10 @@ class HTTPClient:
     called with the endpoint's name and a description of each unusable entry of a response; by
     default each entry is logged once. No proxy is used. Raises ConfigError for an invalid ``url``.
 
-    ``date`` is the Date header of the last response. ``at`` is the estimated time of the response's
-    creation, midway between request and response, in monotonic seconds.
+    ``clock`` is the server's clock by the last response, None if unknown. ``skew`` is its least
+    possible lead over this host's wall clock at that time, in seconds, negative if it is behind;
+    None if unknown. ``at`` is the estimated time of the response's creation, midway between request
+    and response, in monotonic seconds.
     """
 
     kind: ClassVar[str]
@@ -164,7 +165,8 @@ class HTTPClient:
     ) -> None:
         self.url = parse_url(url, self.default_port)
         self.address = self.url.address
-        self.date = ""
+        self.clock: ServerClock | None = None
+        self.skew: float | None = None
         self.at = 0.0
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
@@ -176,22 +178,6 @@ class HTTPClient:
         self._connections = Connections(
             tls, connect_timeout=connect_timeout, max_body=self.max_reply
         )
-
-    @property
-    def skew(self) -> float:
-        """The least possible lead of the server's clock over this host's, in seconds.
-
-        It is negative if the server's clock is behind. The exact lead is unknown because the Date
-        header of the last response has whole seconds.
-        """
-        try:
-            theirs = parsedate_to_datetime(self.date).timestamp()
-        except (TypeError, ValueError):
-            return 0.0
-        ours = wall()
-        if theirs > ours:
-            return theirs - ours
-        return min(theirs + 1 - ours, 0.0)
 
     @property
     def _fix(self) -> str:
@@ -275,15 +261,17 @@ class HTTPClient:
         target = f"{self._path(name)}?{asked}" if asked else self._path(name)
         fields = self._fields + (b"Content-Length: 0\r\n" if method == "POST" else b"")
         request = render(method, target.encode(), fields)
-        begin = monotonic()
+        began = monotonic()
         try:
             async with asyncio.timeout(min(self._request_timeout, self._deadline.left)):
                 reply = await self._connections.exchange((scheme, *address), method, request)
         except (DialError, ReplyError, TimeoutError) as error:
             text, reason = self._explain(error)
             raise HTTPError(text, address, reason=reason) from error
-        self.at = (begin + monotonic()) / 2
-        self.date = reply.header("Date")
+        ended, ours = monotonic(), wall_ns()
+        self.at = (began + ended) / 2
+        self.clock = ServerClock.of(reply.header("Date"), began, ended)
+        self.skew = self.clock.skew(ended, ours) if self.clock else None
         if reply.is_cut:
             text = f"/{name}: the response is larger than {self.max_reply >> 20} MiB"
             raise HTTPError(text, address, status=reply.status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.commands.admin.change import (
@@ -16,7 +17,6 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.remotes import with_secret
 from nsqtools.cli.service import consume
-from nsqtools.clock import wall_ns
 from nsqtools.config.consuming import StopOptions
 from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
 from nsqtools.config.units import counted, format_duration
@@ -24,7 +24,7 @@ from nsqtools.engine.changes import Target, loss
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import NSQD_HTTP_PORT, Address
 from nsqtools.net.http.api import parse_url
-from nsqtools.policy.trim import Trim
+from nsqtools.policy.trim import Marks, Trim
 from nsqtools.sinks.files.disk import make_writable_directory, named_option
 from nsqtools.sinks.files.filesink import file_sink
 from nsqtools.sinks.trimsink import TrimSink
@@ -54,14 +54,14 @@ def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) 
     Raises Ended with PARTIAL if some servers do not answer, if too many younger messages came in a
     row, or if messages did not come although nobody else consumes the channel. Raises ConfigError
     for --sample-rate, or if the loss of messages must be confirmed without a terminal. Raises
-    UnreachableError if no server answers, and NSQError if no server has the channel or it is
-    paused.
+    UnreachableError if no server answers, and NSQError if no server has the channel, if it is
+    paused, or if the clock of one of its nsqds is unknown.
     """
     target = Target(topic, channel)
     request = ChangeRequest("channel", "trim", target, options, "" if options.archive else "trim")
     if config.sample_rate:
         raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
-    found = request.survey()
+    found, now = request.survey(), time.monotonic()
     require_known(request, found, target)
     holdings = [each for each in found.holdings if each.has(target)]
     silent = [each for each in found.holdings if each.may_have(target)]
@@ -74,10 +74,17 @@ def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) 
         names = ", ".join(paused)
         raise NSQError(f"{target} is paused on nsqd {names}, and delivers nothing: unpause it")
     held = loss("messages", target, holdings)
+    marks: dict[Address, Marks] = {}
+    for each in holdings:  # several may claim one address
+        tcp, mark = _tcp(each), _marks(each, options.older_than, now)
+        marks[tcp] = min(mark, marks.get(tcp, mark))
     confirm(request, _about(target, held, options))
     if options.dry_run:
         return
-    trim = run_loop(_consume(target, options, holdings, held, with_secret(config)))
+    # Once all nsqds have surely reached ``begun``, what was published before ``cutoff`` is old.
+    wait = max(mark.begun - mark.began for mark in marks.values()) / 1e9
+    time.sleep(max(0.0, now + wait - time.monotonic()))
+    trim = run_loop(_consume(target, options, holdings, marks, held, with_secret(config)))
     fallen = _fallen(request, holdings) if trim.unseen else []
     for error in fallen:
         log.error("nsqd %s", error)
@@ -104,19 +111,34 @@ def _about(target: Target, held: Loss, options: TrimOptions) -> str:
     )
 
 
+def _marks(holding: Holding, older_than: float, now: float) -> Marks:
+    """The marks of an nsqd that was asked at ``now``, in monotonic seconds.
+
+    ``cutoff`` is ``older_than`` seconds before ``begun``. Raises NSQError if the clock of the nsqd
+    is unknown.
+    """
+    if not (clock := holding.clock):
+        raise NSQError(
+            f"nsqd {holding.node.name}: its clock is unknown, and so is the age of its messages: "
+            "its response has no valid Date header, which a proxy may have removed: give the HTTP "
+            "address of nsqd itself"
+        )
+    begun = clock.latest(now)
+    return Marks(begun - round(older_than * 1e9), clock.earliest(now), begun)
+
+
 async def _consume(
     target: Target,
     options: TrimOptions,
     holdings: Sequence[Holding],
+    marks: Mapping[Address, Marks],
     held: Loss,
     config: ConsumerConfig,
 ) -> Trim:
     """Consume until the trim is done or a signal comes, and print each nsqd's counts."""
     nsqds = {_tcp(each): each.node.name for each in holdings}
-    began = wall_ns()
     trim = Trim(
-        cutoff=began - round(options.older_than * 1e9),
-        began=began,
+        marks,
         expected=held.messages,
         patience=_PATIENCE,
         max_younger=_MAX_YOUNGER,
