@@ -1,9 +1,11 @@
-"""This host's wall clock, which everything in the package reads here, and the clocks of servers.
+"""This host's wall clock and uptime, which everything in the package reads here, and the clocks of
+servers.
 
 Three clocks exist, and are never mixed: the event loop's and ``time.monotonic`` for timeouts and
 intervals, this host's wall clock for names of files and what people read, and each server's for
 what that server wrote, such as the timestamps of messages. Wall clocks jump at any time, either
-way: neither order, age nor deletion may rest on them alone.
+way: neither order, age nor deletion may rest on them alone. The uptime is a monotonic clock that
+processes of one host share.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
+from functools import cache
 from typing import NamedTuple, Self
+from uuid import uuid4
 
 _SECOND = 10**9
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -29,6 +33,24 @@ def wall_ns() -> int:
 def wall() -> float:
     """Return the time of this host's wall clock, in seconds since the epoch."""
     return wall_ns() / 1e9
+
+
+def uptime_ns() -> int:
+    """Return the time since the host's boot in nanoseconds, including that asleep if possible."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+@cache
+def boot() -> str:
+    """Return the identity of the host's boot, where uptimes begin.
+
+    Where the system does not tell, it is one of this process.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read(64).decode().strip()
+    except (OSError, ValueError):
+        return uuid4().hex
 
 
 class ServerClock(NamedTuple):

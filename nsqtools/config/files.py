@@ -145,7 +145,11 @@ class ArchiveOptions(ArchiveRecordOptions):
     keep: int = integer(
         "Maximum complete files per topic; the oldest are deleted.", 0, default_note=NO_LIMIT
     )
-    max_age: float = duration("Delete complete files older than this.", 0.0, default_note=NO_LIMIT)
+    max_age: float = duration(
+        "Delete files completed longer ago than this, by the host's uptime.",
+        0.0,
+        default_note=NO_LIMIT,
+    )
     max_total: int = size(
         "Maximum bytes of complete files per topic; the oldest are deleted.",
         0,

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.policy.filenames import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_UNPROVEN = 10
+"""A tenth of ``max_age`` at most is believed of the wall clock for the time between two boots."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A published file. ``size`` is in bytes, ``mtime_ns`` since the epoch."""
+    """A published file.
+
+    ``size`` is in bytes. ``number`` is its place in the order of completion, and ``completed`` the
+    time of it in ns of a ``ProvenTime``.
+    """
 
     path: str
     size: int
-    mtime_ns: int
+    number: int
+    completed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +42,65 @@ class Retention:
         """Whether nothing is ever deleted."""
         return not (self.keep or self.max_age or self.max_total)
 
-    def surplus(self, files: Sequence[Kept], now_ns: int) -> list[Kept]:
+    def surplus(self, files: Sequence[Kept], now: int) -> list[Kept]:
         """Return the files to delete among one topic's files, oldest first.
 
-        The newest file is never deleted, however old or large. If a file in the result must stay
-        for now, no newer file is deleted in its place.
+        ``now`` is in ns of the files' ``ProvenTime``. The newest file is never deleted, however old
+        or large. If a file in the result must stay for now, no newer file is deleted in its place.
         """
-        oldest = now_ns - self.max_age * SECOND if self.max_age else -math.inf
+        oldest = now - self.max_age * SECOND if self.max_age else -math.inf
         keep, max_total = self.keep or math.inf, self.max_total or math.inf
         found = []
         total = 0
-        newest_first = sorted(files, key=lambda file: (file.mtime_ns, file.path), reverse=True)
+        newest_first = sorted(files, key=lambda file: file.number, reverse=True)
         for count, file in enumerate(newest_first, 1):
             total += file.size
-            over = count > keep or total > max_total or file.mtime_ns < oldest
+            over = count > keep or total > max_total or file.completed < oldest
             if over and count > 1:
                 found.append(file)
         return found[::-1]
+
+
+class Moment(NamedTuple):
+    """What the clocks of a host say: ns since its boot, and since the epoch by the wall clock."""
+
+    boot: str
+    uptime: int
+    wall: int
+
+
+class ProvenTime:
+    """Time that has certainly passed, in ns from an arbitrary moment on.
+
+    A wall clock may jump by a year, either way, before a start or during a run, so the difference
+    of two of its times is no age. The uptime of a host proves what has passed since an earlier
+    moment of the same boot. Between two boots only the wall clock tells; of what it says, at most a
+    tenth of ``max_age`` seconds counts. So one jump makes a file older by a tenth at most.
+    """
+
+    def __init__(self, max_age: float) -> None:
+        self.step = int(max_age * SECOND) // _UNPROVEN
+        """ns that are lost or won at most where a boot ends; note a moment at least as often."""
+        self._boots: dict[str, tuple[int, int]] = {}
+        self._newest: tuple[int, int] | None = None
+
+    def note(self, at: int, moment: Moment) -> None:
+        """Learn what ``at`` has returned for a moment; in order for each boot."""
+        self._boots[moment.boot] = at, moment.uptime
+        if self._newest is None or at >= self._newest[0]:
+            self._newest = at, moment.wall
+
+    def at(self, moment: Moment) -> int:
+        """Return the proven time at a moment."""
+        if known := self._boots.get(moment.boot):
+            at, uptime = known
+            return at + max(0, moment.uptime - uptime)
+        if self._newest is None:
+            return 0
+        at, wall = self._newest
+        return at + min(max(0, moment.wall - wall), self.step)
+
+    def is_due(self, moment: Moment) -> bool:
+        """Whether to note a moment, so that little is lost if the boot ends."""
+        known = self._boots.get(moment.boot)
+        return not known or moment.uptime - known[1] > self.step

@@ -174,6 +174,7 @@ class World:
             patch.setattr(module, name, call)
 
         replace(time, "time_ns", lambda: int(wall() * 1e9))
+        replace(time, "clock_gettime_ns", lambda _: int(loop.time() * 1e9))
         for module in (time, api, cluster, repeats):
             replace(module, "monotonic", loop.time)
         replace(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))

@@ -30,6 +30,22 @@ FORMATS = ["raw", "json", "length-prefixed"]
 START = int(datetime(2026, 11, 20, 19, tzinfo=UTC).timestamp()) * SECOND
 
 
+@dataclass
+class Clocks:
+    """The clocks of a host, which a test moves: in ns since the epoch, and since a boot."""
+
+    wall: int = START
+    uptime: int = 0
+    boot: str = "first"
+
+    def elapse(self, seconds: float) -> None:
+        self.wall += int(seconds * SECOND)
+        self.uptime += int(seconds * SECOND)
+
+    def jump(self, seconds: float) -> None:
+        self.wall += int(seconds * SECOND)
+
+
 LOST = -1.0
 """The deadline of a batch that nsqd is certain to redeliver."""
 

@@ -11,20 +11,22 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqtools.clock import wall_ns
+from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import INCOMPLETE
-from nsqtools.policy.retention import Kept, Retention
+from nsqtools.policy.retention import Retention
 from nsqtools.records.manifest import is_manifest, object_of
+from nsqtools.sinks.files.ages import Ages
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import DEBTS, DELETE, MANIFEST, owing
 from nsqtools.sinks.files.uploads import Uploads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.policy.matcher import NameMatcher
+    from nsqtools.policy.retention import Kept
     from nsqtools.records.manifest import CompletedFile
     from nsqtools.sinks.files.hooks import FileQueue
     from nsqtools.sinks.files.journal import Entry, Journal
@@ -72,6 +74,7 @@ class Aftercare:
             flags.add(DELETE)
         self.owes = tuple(flag for flag in DEBTS if flag in flags)
         """The debts of a file at its completion."""
+        self._ages = Ages(rules.output_dir, options.max_age)
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
         self._warned = False
@@ -123,16 +126,21 @@ class Aftercare:
         if self._retention.unlimited:
             self.pay(entry)
             return
-        files = self._listed().setdefault(completed.topic, {})
-        files[completed.path] = Kept(completed.path, completed.size, wall_ns())
+        files = self._listed(but=completed.path).setdefault(completed.topic, {})
+        with self._listing:
+            self._ages.note(completed.path)
+            files[completed.path] = self._ages.kept(completed.path, completed.size)
         self.pay(entry)
         self._delete(files)
 
     def prune(self) -> None:
         """Delete files over the limits of retention; blocks."""
         if not self._retention.unlimited:
-            for files in list(self._listed().values()):
-                self._delete(files)
+            files = list(self._listed().values())
+            with self._listing:
+                self._ages.tick()
+            for each in files:
+                self._delete(each)
 
     def close(self) -> None:
         """Wait for the last uploads and commands, then delete the files that waited for them and
@@ -158,16 +166,35 @@ class Aftercare:
             self._counts["records", topic] += completed.records
             self._counts["bytes", topic] += completed.size
 
-    def _listed(self) -> dict[str, dict[str, Kept]]:
+    def _listed(self, but: str = "") -> dict[str, dict[str, Kept]]:
+        """Return the completed files by topic and path; the first call leaves out one of them."""
         with self._listing:
             if self._files is None:
+                self._ages.read()
+                found = [each for each in find(self._root, self._matcher) if each[1] != but]
+                self._meet([each[1:] for each in found])
                 self._files = {}
-                for topic, kept in find(self._root, self._matcher):
-                    self._files.setdefault(topic, {})[kept.path] = kept
+                for topic, path, status in found:
+                    kept = self._ages.kept(path, status.st_size)
+                    self._files.setdefault(topic, {})[path] = kept
             return self._files
 
+    def _meet(self, files: Sequence[tuple[str, os.stat_result]]) -> None:
+        """Note files whose completion no run with retention has seen: they are new from now on.
+
+        Their order is a guess, but nothing else tells.
+        """
+        unknown = [each for each in files if not self._ages.knows(each[0])]
+        unknown.sort(key=lambda each: (each[1].st_mtime_ns, each[0]))
+        if unknown and self._retention.max_age:
+            log.warning(
+                "%s: the age of %s is unknown: --max-age counts from now",
+                *(self._root, counted(len(unknown), "file")),
+            )
+        self._ages.note(*(path for path, _ in unknown))
+
     def _delete(self, files: dict[str, Kept]) -> None:
-        surplus = self._retention.surplus(list(files.values()), wall_ns())
+        surplus = self._retention.surplus(list(files.values()), self._ages.now())
         if not surplus:
             return
         try:
@@ -277,8 +304,12 @@ def _is_begun(line: bytes) -> bool:
     return line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
 
 
-def find(root: str, matcher: NameMatcher, *, suffix: str = "") -> Iterator[tuple[str, Kept]]:
-    """Yield topics and regular files below root whose names, with this suffix after them, match.
+def find(
+    root: str, matcher: NameMatcher, *, suffix: str = ""
+) -> Iterator[tuple[str, str, os.stat_result]]:
+    """Yield topic, path and status of regular files below root whose names match.
+
+    With ``suffix``, only files are found that have it after such a name.
 
     Symbolic links are ignored, and directories without possible archives are skipped.
     Unreadable directories are logged, unless they have been removed.
@@ -305,4 +336,4 @@ def find(root: str, matcher: NameMatcher, *, suffix: str = "") -> Iterator[tuple
                 unreadable(error)
                 continue
             if stat.S_ISREG(status.st_mode):
-                yield topic, Kept(path, status.st_size, status.st_mtime_ns)
+                yield topic, path, status

@@ -391,6 +391,25 @@ def append_lines(
         os.close(fd)
 
 
+def rewrite_lines(path: str, is_needed: Callable[[bytes], bool]) -> None:
+    """Remove lines from a file of ``append_lines``, which is replaced by another one."""
+    fd = open_locked(path, os.O_NOFOLLOW, wait=True)
+    assert fd is not None
+    with open(fd, "rb") as file:
+        data = b"".join(line for line in file if is_needed(line))
+        new = path + ".new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        to = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+        try:
+            write_all(to, data)
+            os.fsync(to)
+            os.rename(new, path)
+        finally:
+            os.close(to)
+        sync_directory(os.path.dirname(path))
+
+
 def _end_of_lines(fd: int, is_torn: Callable[[bytes], bool]) -> tuple[int, bytes]:
     """Return the end of the last complete line, 0 for none, and the bytes to add there first."""
     size = end = os.fstat(fd).st_size

@@ -92,8 +92,7 @@ class Archives:
             entry.work_path(rules.output_dir)
             for entry in entries(rules.output_dir, lambda *_: None)
         }
-        for _, kept in find(rules.work_dir, self._matcher, suffix=disk.WORK):
-            work = kept.path
+        for _, work, _ in find(rules.work_dir, self._matcher, suffix=disk.WORK):
             if work in known or is_locked(work):
                 continue
             name = os.path.relpath(work.removesuffix(disk.WORK), rules.work_dir)

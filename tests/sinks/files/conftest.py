@@ -2,6 +2,8 @@ import os
 
 import pytest
 
+from tests.support.archiving import Clocks
+
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -15,3 +17,13 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(os, "fsync", note)
     return paths
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    """The clocks by which files get old."""
+    clocks = Clocks()
+    monkeypatch.setattr("nsqtools.sinks.files.ages.wall_ns", lambda: clocks.wall)
+    monkeypatch.setattr("nsqtools.sinks.files.ages.uptime_ns", lambda: clocks.uptime)
+    monkeypatch.setattr("nsqtools.sinks.files.ages.boot", lambda: clocks.boot)
+    return clocks

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,20 @@ import pytest
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
-from nsqtools.policy.retention import Kept
-from nsqtools.sinks.files import uploads
+from nsqtools.sinks.files import ages, uploads
 from nsqtools.sinks.files.aftercare import Aftercare, Manifest, find
 from nsqtools.sinks.files.journal import HOOK, MANIFEST, Entry, Journal
-from tests.support.archiving import Archiving, Notes, completed, entry_of, make_rules
+from tests.support.archiving import (
+    SECOND,
+    START,
+    Archiving,
+    Clocks,
+    Notes,
+    completed,
+    entry_of,
+    make_rules,
+)
+from tests.support.faults import broken
 from tests.support.sinking import started
 
 FLAT = NameMatcher(NamePattern(filename_format="<TOPIC><REV>.log"), hostname="h", topics=("a", "b"))
@@ -100,6 +110,102 @@ class TestRetention:
         assert [str(path) in text for text in caplog.messages] == [True] * (0 if is_gone else 2)
 
 
+YEAR = 365 * 86_400
+
+
+class TestClocks:
+    """What was completed last is newest, and old is what has been there for long."""
+
+    @pytest.mark.parametrize("jump", [-YEAR, -3600, 3 * 3600, YEAR])
+    @pytest.mark.parametrize("runs", [1, 3, 6])
+    @pytest.mark.parametrize("limit", [{"keep": 3}, {"max_total": 12}, {"max_age": 35.0}])
+    def test_after_a_jump_the_newest_files_stay_in_one_run_and_in_many(
+        self, limit: dict[str, Any], runs: int, jump: int, tmp_path: Path, clocks: Clocks
+    ) -> None:
+        for number in range(6):
+            if number % (6 // runs) == 0:
+                files = Completing(tmp_path, **limit)
+                files.aftercare.prune()
+            clocks.elapse(10)
+            if number == 3:
+                clocks.jump(jump)
+            files.complete_all(f"a.{number}.log")
+            at = clocks.wall
+            os.utime(tmp_path / f"a.{number}.log", ns=(at, at))
+        stay = 4 if "max_age" in limit else 3
+        assert files.names() == [f"a.{number}.log" for number in range(6)][-stay:]
+        clocks.elapse(25)
+        files.aftercare.prune()
+        assert len(files.names()) == (2 if "max_age" in limit else 3)
+
+    def test_between_two_boots_a_tenth_of_the_limit_counts(
+        self, tmp_path: Path, clocks: Clocks
+    ) -> None:
+        for number in range(12):
+            files = Completing(tmp_path, max_age=100.0)
+            files.complete_all(f"a.{number}.log")
+            clocks.boot = f"{number}"
+            clocks.jump(YEAR)
+        assert files.names() == sorted(f"a.{number}.log" for number in range(1, 12))
+
+    def test_files_that_nobody_has_seen_completed_are_new_in_the_order_of_their_times(
+        self, tmp_path: Path, clocks: Clocks, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for name, age in (("a.1.log", 2 * YEAR), ("a.2.log", YEAR), ("a.0.log", -YEAR)):
+            touch(tmp_path / name, START - age * SECOND, "one\n")
+        for number in range(2):
+            files = Completing(tmp_path, max_age=3600.0)
+            files.complete_all(f"a.{3 + number}.log")
+            assert len(files.names()) == 4 + number
+        assert len(caplog.records) == 1
+        Completing(tmp_path, keep=4).aftercare.prune()
+        assert "a.1.log" not in files.names()
+        clocks.elapse(3601)
+        Completing(tmp_path, max_age=3600.0).aftercare.prune()
+        assert files.names() == ["a.4.log"]
+
+    @pytest.mark.parametrize("fault", ["torn", "flipped", "removed", "full"])
+    def test_a_file_whose_note_is_damaged_or_missing_counts_as_new(
+        self, fault: str, tmp_path: Path, clocks: Clocks
+    ) -> None:
+        notes = tmp_path / ".nsqtools" / "ages"
+        Completing(tmp_path, max_age=100.0).complete_all("a.0.log")
+        clocks.elapse(60)
+        with broken("append_lines", of=ages) if fault == "full" else nullcontext():
+            Completing(tmp_path, max_age=100.0).complete_all("a.1.log")
+        data = notes.read_bytes()
+        match fault:
+            case "torn":
+                notes.write_bytes(data[:-9])
+            case "flipped":
+                notes.write_bytes(data.replace(b"a.1", b"a.9"))
+            case "removed":
+                notes.unlink()
+        files = Completing(tmp_path, max_age=100.0)
+        files.complete_all("a.2.log")
+        clocks.elapse(60)
+        files.aftercare.prune()
+        files = Completing(tmp_path, max_age=100.0)
+        files.aftercare.prune()
+        old = ["a.0.log"] if fault == "removed" else []
+        assert files.names() == [*old, "a.1.log", "a.2.log"]
+
+    def test_notes_of_files_that_are_gone_are_dropped_but_the_time_is_not(
+        self, tmp_path: Path, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        notes = tmp_path / ".nsqtools" / "ages"
+        for number in range(9):
+            Completing(tmp_path, keep=1, max_age=100.0).complete_all(f"a.{number}.log")
+        long = notes.stat().st_size
+        monkeypatch.setattr(ages, "_SMALL", 0)
+        Completing(tmp_path, max_age=100.0).aftercare.prune()
+        assert notes.stat().st_size < long / 2
+        clocks.elapse(101)
+        files = Completing(tmp_path, max_age=100.0)
+        files.complete_all("a.9.log")
+        assert files.names() == ["a.9.log"]
+
+
 class TestUploads:
     def upload(self, folder: Path, *names: str, **options: Any) -> Completing:
         files = Completing(folder, upload=str(folder / "remote"), **options)
@@ -149,15 +255,16 @@ def touch(path: Path, mtime: int = 0, text: str = "") -> None:
 
 
 def names(root: Path, matcher: NameMatcher) -> list[str]:
-    return sorted(os.path.relpath(kept.path, root) for _, kept in find(str(root), matcher))
+    return sorted(os.path.relpath(path, root) for _, path, _ in find(str(root), matcher))
 
 
 def test_completed_files_are_found_and_others_are_not(tmp_path: Path) -> None:
     for name in ("a.log.part", "a.log.torn", "b.log.copy", "c.log", "a.log.part.part"):
         touch(tmp_path / name)
     touch(tmp_path / "a-000002.log", 1000, "four")
-    (found,) = find(str(tmp_path), FLAT)
-    assert found == ("a", Kept(str(tmp_path / "a-000002.log"), 4, 1000))
+    ((topic, path, status),) = find(str(tmp_path), FLAT)
+    assert (topic, path) == ("a", str(tmp_path / "a-000002.log"))
+    assert (status.st_size, status.st_mtime_ns) == (4, 1000)
     assert names(tmp_path, ANYTHING) == ["a-000002.log", "c.log"]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from nsqtools.errors import ConfigError, LockedError
 from nsqtools.sinks.files.rules import Rules
-from tests.support.archiving import below, make_rules
-from tests.support.sinking import make_archives
+from tests.support.archiving import Clocks, below, make_rules
+from tests.support.sinking import make_archives, started
 
 NAME = "events.host-000000.2026-11-20_19.log"
 
@@ -52,14 +52,15 @@ class TestOpening:
 
     @pytest.mark.parametrize("moment", ["open", "aftercare.prune"])
     def test_old_files_are_deleted_at_the_start_and_as_they_get_old(
-        self, moment: str, rules: Rules, tmp_path: Path
+        self, moment: str, rules: Rules, tmp_path: Path, clocks: Clocks
     ) -> None:
-        archives = make_archives(rules, max_age=3600.0)
         complete_dir = tmp_path / "out"
         complete_dir.mkdir()
         old, new = complete_dir / NAME, complete_dir / NAME.replace("000000", "000001")
-        old.write_bytes(b"one\n")
-        new.write_bytes(b"two\n")
-        os.utime(old, (1, 1))
+        for path in (old, new):
+            path.write_bytes(b"one\n")
+            with started(rules, max_age=3600.0):
+                clocks.elapse(3000)
+        archives = make_archives(rules, max_age=3600.0)
         attrgetter(moment)(archives)()
         assert below(rules.output_dir) == [new.name]
