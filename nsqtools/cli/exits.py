@@ -32,7 +32,11 @@ class Exit(IntEnum):
         return member
 
     DONE = 0, "Everything was done."
-    FAILURE = 1, "Something failed; standard error says what."
+    FAILURE = (
+        1,
+        "Something failed; standard error says what. A consumer also exits with 1 if it could not "
+        "handle the last messages of a topic, whatever ended the run.",
+    )
     USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
     UNREACHABLE = (
         3,

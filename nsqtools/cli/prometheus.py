@@ -44,7 +44,7 @@ _METHODS = ("GET", "HEAD")
 _OF_CONSUMERS = (
     ("received", "messages_received_total", "Messages that nsqd delivered."),
     ("received_bytes", "received_bytes_total", "Bytes of the bodies of these messages."),
-    ("finished", "messages_finished_total", "Messages that were finished."),
+    ("finished", "messages_finished_total", "Messages that were finished, lost ones included."),
     ("requeued", "messages_requeued_total", "Messages that were requeued."),
     ("touched", "messages_touched_total", "Messages touched, to extend their timeout."),
     ("given_up", "messages_given_up_total", "Messages given up after --max-attempts."),

@@ -270,24 +270,24 @@ async def consume(
     )
     collect = partial(_metrics, runner, channel, handler)
     address = listening_address(metrics.metrics_address) if metrics else None
-    status = partial(_status, runner)
+    status = partial(_status, runner, handler)
     beside = worker.attached(collect) if worker else supervised(notifier, status, address, collect)
     async with beside:
-        outcome = await _run(runner)
+        outcome = await _run(runner, handler)
     if code := signals.exit_code(_exit_code(outcome)):
         raise Ended(code)
 
 
-async def _run(runner: Runner) -> RunOutcome:
+async def _run(runner: Runner, handler: Handler) -> RunOutcome:
     """Run, and report what was done, even before an error."""
     started = time.monotonic()
     try:
         outcome = await runner.run()
     except NSQError:
         if (totals := runner.stats()).received:
-            _report(totals, time.monotonic() - started)
+            _report(totals, handler, time.monotonic() - started)
         raise
-    _report(outcome.totals, time.monotonic() - started)
+    _report(outcome.totals, handler, time.monotonic() - started)
     return outcome
 
 
@@ -304,24 +304,30 @@ def _metrics(runner: Runner, channel: str, handler: Handler) -> Iterator[Metric]
         yield from handler.metrics()
 
 
-def _status(runner: Runner) -> str:
+def _status(runner: Runner, handler: Handler) -> str:
     """The status of a run, for systemd."""
     if not runner.is_open:
         return "recovering files of an earlier run"
     totals = runner.stats()
     return (
         f"{counted(runner.topic_count, 'topic')}, {counted(totals.connections, 'connection')}, "
-        f"{counted(totals.finished, 'message')} finished, {totals.in_flight} in flight"
+        f"{_done(totals, handler)}, {totals.in_flight} in flight"
     )
 
 
-def _report(totals: ConsumerStats, seconds: float) -> None:
-    facts = ((totals.requeued, "requeued"), (totals.given_up, "given up"))
-    others = "".join(f", {count:,} {name}" for count, name in facts if count)
+def _report(totals: ConsumerStats, handler: Handler, seconds: float) -> None:
     received = counted(totals.received_bytes, "byte")
     took = format_duration(round(seconds, 2))
-    finished = counted(totals.finished, "message")
-    report_end(f"{finished} finished{others}, {received} received, in {took}")
+    report_end(f"{_done(totals, handler)}, {received} received, in {took}")
+
+
+def _done(totals: ConsumerStats, handler: Handler) -> str:
+    """The messages by what became of them; only those safe at their destination are finished."""
+    others = ((handler.dead_lettered, "dead-lettered"), (handler.lost, "lost"))
+    finished = max(0, totals.finished - handler.dead_lettered - handler.lost)
+    facts = ((totals.requeued, "requeued"), *others)
+    text = "".join(f", {count:,} {name}" for count, name in facts if count)
+    return f"{counted(finished, 'message')} finished{text}"
 
 
 def _exit_code(outcome: RunOutcome) -> Exit:
@@ -345,13 +351,15 @@ def _exit_code(outcome: RunOutcome) -> Exit:
     elif outcome.left != 0:
         left = counted(outcome.left, "message") if outcome.left else "an unknown number of messages"
         log.error("--until-empty: the run ended before the channel was empty: %s left", left)
+    failing = [topic for topic, each in outcome.by_topic.items() if each.failing]
     for trouble, topics in (
         ("not consumed", outcome.unreached),
         ("not completely written", outcome.undrained),
+        ("the last messages failed, and were requeued", failing),
     ):
         if topics:
             log.error("%s: %s", trouble, " ".join(topics))
-    if totals.abandoned or outcome.unreached or outcome.undrained:
+    if totals.abandoned or outcome.unreached or outcome.undrained or failing:
         return Exit.FAILURE
     if outcome.lost or outcome.left_behind or outcome.left != 0:
         return Exit.PARTIAL

@@ -63,7 +63,7 @@ class ConsumedTopics:
         assert topic.consumer
         ended, topic.consumer = topic.consumer.stats(), None
         ended.connections = ended.in_flight = ended.backoff_level = 0
-        self._past[topic.name].add(ended)
+        self._past[topic.name].follow(ended)
         return self._past[topic.name]
 
     def stats(self) -> ConsumerStats:
@@ -78,7 +78,7 @@ class ConsumedTopics:
         totals = {name: replace(past) for name, past in self._past.items()}
         for name, topic in self.current.items():
             if topic.consumer:
-                totals[name].add(topic.consumer.stats())
+                totals[name].follow(topic.consumer.stats())
         return totals
 
     @property

@@ -446,10 +446,11 @@ class Consumer(Listener):
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, self._deadline - self._loop.time()))
         if not worker.done():
-            log.warning(
+            log.error(
                 "topic %s: messages were not handled within the drain timeout: they are requeued",
                 topic,
             )
+            self._stats.abandoned = 1
             self._given_up_waiting = True
             await end([worker], within=_CANCEL_TIMEOUT)
         await self._end_handler("drain", self._handler.drain(topic))

@@ -281,6 +281,8 @@ class Handler(ABC):
     """
     lost = 0
     """The number of messages given up without being stored anywhere."""
+    dead_lettered = 0
+    """The number of messages stored as dead letters."""
     left_behind = 0
     """The number of messages staying in nsqd because no endpoint or consumer can take them."""
 

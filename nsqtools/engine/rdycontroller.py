@@ -68,6 +68,7 @@ class ConsumerConnection:
         """Send FIN."""
         self.last_finish = self._loop.time()
         self._stats.finished += len(messages)
+        self._stats.failing = 0
         if not self._rdy.is_running:
             self._rdy.record(finished=len(messages))
         self.connection.settle(finish=[message.id for message in messages])
@@ -75,9 +76,10 @@ class ConsumerConnection:
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
         """Send REQ with ``delay`` seconds, or with the configured delay."""
+        count = len(messages)
+        self._stats.failing += count * backoff
         if self.connection.is_lost:
             return
-        count = len(messages)
         self._stats.requeued += count
         self._rdy.record(failed=count * backoff, requeued=count * (not backoff))
         delay_of = self._requeue_delay

@@ -25,7 +25,9 @@ class ConsumerStats:
     too_late: int = 0
     """Timed-out messages: nsqd refused their FIN or REQ, or the consumer forgot them before."""
     abandoned: int = 0
-    """Consumers with a handler that did not drain or close within drain_timeout."""
+    """Consumers with a handler that did not end its batch, drain or close within drain_timeout."""
+    failing: int = 0
+    """Messages on which the handler failed since it last finished one; nsqd redelivers them."""
     unconfirmed: int = 0
     """Connections ended with unconfirmed last FINs: nsqd may redeliver their messages."""
     connections: int = 0
@@ -36,6 +38,12 @@ class ConsumerStats:
     """The backoff level: failures minus successes, at least 0."""
     last_message: float = 0.0
     """Event loop time of the last message, or of the start."""
+
+    def follow(self, later: ConsumerStats) -> None:
+        """Add the counters of a later consumer of the same topic."""
+        if later.finished:
+            self.failing = 0
+        self.add(later)
 
     def add(self, other: ConsumerStats) -> None:
         """Add another consumer's counters; keep the higher level and the later last_message."""

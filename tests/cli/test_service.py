@@ -1,12 +1,14 @@
 """A command as a service: signals, systemd, and the exit code of a run; in virtual time."""
 
 import asyncio
+import errno
 import os
 import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,22 +16,39 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from nsqtools.cli import exits, service
 from nsqtools.cli.commands.to_file import choose_topics
 from nsqtools.cli.service import consume
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import SourceOptions, StopOptions
 from nsqtools.config.files import ArchiveSourceOptions
 from nsqtools.engine import lookup
-from nsqtools.errors import ConfigError, OutputError
+from nsqtools.engine.handler import Batch, Handler
+from nsqtools.engine.producer import Producer
+from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Answers
+from nsqtools.policy.stopping import Left
+from nsqtools.policy.trim import Marks, Trim
+from nsqtools.records.forms import make_writer
+from nsqtools.records.layout import Layout
+from nsqtools.sinks.files.filesink import FileSink
+from nsqtools.sinks.http.httpsink import HttpSink
+from nsqtools.sinks.relay.filter import Filter
+from nsqtools.sinks.relay.relaysink import RelaySink
+from nsqtools.sinks.stdout import StreamSink
+from nsqtools.sinks.trimsink import TrimSink
+from tests.support.archiving import make_rules
 from tests.support.clock import elapse, virtual
+from tests.support.delivering import REFUSES, Delivering, Letters
+from tests.support.faults import broken
 from tests.support.gathering import Gathering, errors, exit_code, refusing, time
 from tests.support.scripted import Network, ScriptedNsqd, undisturbed
+from tests.support.sinking import InLoop, make_archives
 
 
 def serve(
-    sink: Gathering,
+    sink: Handler,
     nsqd: ScriptedNsqd,
     *,
     topics: Sequence[str] = ("t",),
@@ -201,18 +220,207 @@ async def test_topics_that_were_never_consumed_are_named_and_make_status_1(
     assert errors(caplog)[-1].endswith(": bad worse")
 
 
+class Acting(Gathering):
+    """Does with each message as its body says."""
+
+    async def handle(self, batch: Batch) -> None:
+        for message in batch:
+            match message.body:
+                case b"ok":
+                    batch.finish([message])
+                case b"lost":
+                    self.lost += 1
+                    batch.finish([message])
+                case b"dead":
+                    self.dead_lettered += 1
+                    batch.finish([message])
+                case b"left":
+                    self.left_behind += 1
+                    batch.requeue([message], delay=3600, backoff=False)
+                case b"failed":
+                    batch.requeue([message], delay=3600)
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "max-duration": {"max_duration": 60.0},
+    "idle-timeout": {"idle_timeout": 20.0},
+    "until-empty": {"until_empty": True},
+    "count": {"max_duration": 60.0},
+    "SIGTERM": {},
+    "SIGINT": {},
+}
+BODIES = b"ok", b"lost", b"left", b"failed"
+RESULTS = [found for length in range(3) for found in product(BODIES, repeat=length)]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedNsqd]:
+    """--until-empty sees what waits in these nsqds, and not what came back: others may take it."""
+    nsqds: list[ScriptedNsqd] = []
+
+    async def left(_: lookup.Backlog) -> Left:
+        return Left(waiting=sum(nsqd.depth for nsqd in nsqds))
+
+    monkeypatch.setattr(lookup.Backlog, "exists", AsyncMock(return_value=True))
+    monkeypatch.setattr(lookup.Backlog, "left", left)
+    return nsqds
+
+
+async def ended_by(end: str, sink: Handler, nsqd: ScriptedNsqd, **stop: Any) -> int:
+    """The exit code of a command that this ends."""
+    run = serve(sink, nsqd, **ENDS[end] | stop)
+    if end.startswith("SIG"):
+        await elapse(30)
+        kill(signal.Signals[end])
+    return await run
+
+
+@pytest.mark.parametrize("end", ENDS)
+@virtual
+async def test_the_results_decide_the_exit_code_whatever_ended_the_run(
+    end: str, watched: list[ScriptedNsqd]
+) -> None:
+    for results in RESULTS:
+        nsqd, sink = Network().nsqd(), Acting()
+        watched[:] = [nsqd]
+        nsqd.one_by_one = True
+        nsqd.publish(*results)
+        stop, done = {}, [body in (b"ok", b"lost") for body in results]
+        if end == "count" and any(done):
+            stop["count"] = sum(done)
+            results = results[: len(done) - done[::-1].index(True)]  # the run sees no others
+        code = await ended_by(end, sink, nsqd, **stop)
+        last = [body for body in results if body != b"left"][-1:]
+        if end == "SIGINT":
+            assert code == 130, results
+        elif last == [b"failed"]:
+            assert code == 1, results
+        else:
+            assert code == (4 if {b"lost", b"left"} & {*results} else 0), results
+
+
+class Disk(FileSink):
+    """Is full once it is open."""
+
+    def __init__(self, folder: Path, _: Network, **options: Any) -> None:
+        archives = make_archives(make_rules(folder, **options), topics=("t",))
+        super().__init__(archives, max_in_flight=100, threads=InLoop())
+
+    async def open(self) -> None:
+        await super().open()
+        self._fault = broken("fsync", errno.ENOSPC)
+        self._fault.__enter__()
+
+    async def close(self, *, at_once: bool = False) -> None:
+        self._fault.__exit__(None, None, None)
+        await super().close(at_once=at_once)
+
+
+def refusing_endpoint(_: Path, __: Network) -> HttpSink:
+    delivering = Delivering()
+    delivering.web.ever["a"] = REFUSES
+    return delivering.sink
+
+
+class LostDestination(RelaySink):
+    """Its nsqd is gone once it is open."""
+
+    def __init__(self, _: Path, network: Network) -> None:
+        self._nsqd = network.nsqd("destination")
+        producer = Producer([self._nsqd.address])
+        super().__init__(producer, {"t": "T"}, Filter(), Letters(), threads=InLoop())
+
+    async def open(self) -> None:
+        await super().open()
+        self._nsqd.down = True
+        self._nsqd.break_off()
+
+
+def closed_pipe(_: Path, __: Network) -> StreamSink:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return StreamSink(writer, make_writer(Layout()))
+
+
+def trimmed_to_full_disk(folder: Path, network: Network) -> TrimSink:
+    archive = Disk(folder, network, fail_fast=True)
+    marks = {each: Marks(2**62, 2**62, 2**62) for each in network.nsqds}
+    trim = Trim(marks, expected=3, patience=60.0, max_younger=1, now=0.0)
+    return TrimSink(trim, archive, room=1)
+
+
+@pytest.mark.parametrize("end", [end for end in ENDS if end != "SIGINT"])
 @pytest.mark.parametrize(
-    ("name", "value", "code"),
-    [("draining", partial(elapse, 1000), 1), ("lost", 1, 4), ("left_behind", 1, 4)],
+    ("make", "expected"),
+    [
+        (Disk, 1),
+        (refusing_endpoint, 1),
+        (LostDestination, 1),
+        (trimmed_to_full_disk, 1),
+        (closed_pipe, 141),
+    ],
 )
 @virtual
-async def test_what_is_not_drained_in_time_makes_status_1_and_what_was_lost_or_left_behind_4(
-    name: str, value: object, code: int
+async def test_an_output_that_never_works_decides_the_exit_code_whatever_ends_the_run(
+    make: Callable[[Path, Network], Handler],
+    expected: int,
+    end: str,
+    tmp_path: Path,
+    watched: list[ScriptedNsqd],
 ) -> None:
+    network = Network()
+    nsqd = network.nsqd()
+    watched.append(nsqd)
+    nsqd.publish(b"1", b"2", b"3")
+    sink = make(tmp_path, network)
+    try:
+        code = await ended_by(end, sink, nsqd, **({"max_duration": 60.0} | ENDS[end]))
+    except NSQError as error:
+        code = exits._outcome(error)
+    assert code == expected
+    assert not any(text.startswith("FIN") for text in nsqd.commands)
+
+
+@virtual
+async def test_each_topic_must_end_well(caplog: pytest.LogCaptureFixture) -> None:
+    class Choosy(Gathering):
+        async def handle(self, batch: Batch) -> None:
+            if batch.topic == "bad":
+                batch.requeue(delay=1)
+
+    nsqd = Network().nsqd()
+    asyncio.get_running_loop().call_later(1, nsqd.publish, b"1", b"2", b"3", b"4")
+    assert await serve(Choosy(), nsqd, topics=["good", "bad"], max_duration=5.0) == 1
+    assert errors(caplog)[-1].endswith(": bad")
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        ([b"ok"] * 3, "3 messages finished"),
+        ([b"ok", b"lost", b"dead", b"lost"], "1 message finished, 1 dead-lettered, 2 lost"),
+        ([b"lost"], "0 messages finished, 1 lost"),
+    ],
+)
+@virtual
+async def test_only_what_is_safe_at_its_destination_counts_as_finished(
+    results: Sequence[bytes], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(service, "report_end", ends.append)
+    nsqd = Network().nsqd()
+    nsqd.publish(*results)
+    await serve(Acting(), nsqd, max_duration=5.0)
+    assert ends[0].startswith(f"{said}, ")
+
+
+@pytest.mark.parametrize("name", ["_act", "draining"])
+@virtual
+async def test_what_is_not_handled_or_drained_in_time_makes_status_1(name: str) -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     nsqd.publish(b"x")
-    setattr(sink, name, value)
-    assert await serve(sink, nsqd, max_duration=5.0) == code
+    setattr(sink, name, partial(elapse, 1000))
+    assert await serve(sink, nsqd, max_duration=5.0) == 1
 
 
 def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:

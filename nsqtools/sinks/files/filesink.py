@@ -314,7 +314,8 @@ class _TopicQueue:
             wrote = await self._sink.threads.run(self._call, arrivals, ending)
         except Exception as error:
             return self._failed(error, arrivals, ending)
-        self._succeeded(wrote, is_last=ending == "close")
+        if wrote:  # a step that had nothing to write proves nothing
+            self._succeeded()
         return True
 
     def _call(self, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:
@@ -334,16 +335,12 @@ class _TopicQueue:
         for batch, messages in safe:
             self._held.finish(batch, messages)
 
-    def _succeeded(self, wrote: bool, *, is_last: bool) -> None:
-        """End the state of failure, unless the step had nothing to write and so proves nothing.
-
-        After the last step nothing is left to write: all that failed was requeued.
-        """
-        if self._error and (wrote or is_last):
-            self._error, self._failures, self._rest_until = None, 0, 0.0
-            if self._complained and wrote:
-                log.warning("topic %s: writing succeeds again", self._name)
-                self._complained, self._quiet_until = False, self._loop.time() + _QUIET
+    def _succeeded(self) -> None:
+        """End the state of failure."""
+        self._failures, self._rest_until = 0, 0.0
+        if self._complained:
+            log.warning("topic %s: writing succeeds again", self._name)
+            self._complained, self._quiet_until = False, self._loop.time() + _QUIET
 
     def _failed(self, error: Exception, arrivals: list[Arrival], ending: ArchiveEnding) -> bool:
         """Requeue unsafe messages; return whether to continue."""
@@ -357,8 +354,8 @@ class _TopicQueue:
                 self._name,
                 as_output_error(error),
             )
-        if not (ending == "close" and isinstance(error, OwedError)):  # a later run writes them
-            self._error = without_frames(error)
+        if not goes_on or (ending == "close" and not isinstance(error, OwedError)):
+            self._error = without_frames(error)  # a later run writes what is owed
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
         self._failures += 1
         if arrivals:

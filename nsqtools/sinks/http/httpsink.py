@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GIVEN_UP = Outcome(Verdict.DROP, reason=TOO_MANY)
+_NO_ENDPOINT = Outcome(Verdict.RETRY, delay=0)
+"""No endpoint was available until the topic was drained."""
 
 
 class HttpSink(HoldingHandler):
@@ -203,7 +205,7 @@ class HttpSink(HoldingHandler):
             self._finish(sound)
         elif outcome is NOT_TRIED:
             if len(rest := self._sound(sound)) == len(sound):
-                self._give_back(sound, outcome)
+                self._give_back(sound, _NO_ENDPOINT)
             elif rest:
                 await self._deliver(rest)
         elif len(sound) > 1 and outcome.may_blame_one:
@@ -254,6 +256,8 @@ class HttpSink(HoldingHandler):
             else:
                 if self._dead_letters.is_lossy:
                     self.lost += len(messages)
+                else:
+                    self.dead_lettered += len(messages)
                 self._finish(part)
 
     def _tell(self, parcel: Parcel, error: BaseException) -> None:

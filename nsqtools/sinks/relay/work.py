@@ -178,10 +178,9 @@ class Work:
             delay = pace.delay(burst, now=self._loop.time())
             if delay and not await self._turns.done(partial(asyncio.sleep, delay)):
                 break
-            now, later = (lots, []) if burst == count else _split(lots, burst)
+            now, lots = (lots, []) if burst == count else _split(lots, burst)
             if not await self._publish(now):
                 break
-            lots = later
         for lot in lots:
             self._give_back(lot.batch, lot.messages)
 
@@ -213,12 +212,14 @@ class Work:
         return _Lot(batch, passed, bodies)
 
     async def _publish(self, lots: Sequence[_Lot]) -> bool:
-        """Publish lots together and settle them; False, with nothing settled, if cut."""
+        """Publish lots together and settle them; False if cut, and then requeue them."""
         sink, counts = self._sink, self._counts
         bodies = list(chain.from_iterable(lot.bodies for lot in lots))
         publish = partial(sink.producer.publish, counts.destination, bodies, defer=sink.defer)
         try:
             if not await self._publishes.done(publish):
+                for batch, messages, _ in lots:
+                    self._requeue(batch, messages, delay=0)
                 return False
         except PublishError as error:
             await self._settle(lots, error)
@@ -283,6 +284,7 @@ class Work:
             self._sink.lost += len(messages)
             counts.lost += len(messages)
         else:
+            self._sink.dead_lettered += len(messages)
             counts.dead_lettered += len(messages)
         self._held.finish(batch, messages)
         return True

@@ -113,7 +113,7 @@ class TestGone:
             messages = [message(b"%d" % number, number=number) for number in range(3)]
             await running.deliver(*messages, wait=3)
             assert set(running.web.hosts()) == {"a", "b"}
-            assert sorted(running.requeued) == [(b"%d" % n, 0, False) for n in range(3)]
+            assert sorted(running.requeued) == [(b"%d" % n, 0, True) for n in range(3)]
             assert running.finished == []
             assert isinstance(running.sink.ended.exception(), OutputError)
 
@@ -161,4 +161,4 @@ class TestAll:
             assert running.requeued == []
             assert running.states() == {"a": 0, "b": 1}
             await asyncio.wait_for(running.sink.drain("events"), 0.01)
-            assert running.requeued == [(b"new", 0, False)]
+            assert running.requeued == [(b"new", 0, True)]
