@@ -217,6 +217,12 @@ class Runner:
         self.stop()
         self._consuming.cancel()
 
+    def set_max_in_flight(self, n: int) -> None:
+        """Change ``max_in_flight`` of the consumers of all current topics, as Consumer does."""
+        for topic in self._topics.current.values():
+            if topic.consumer:
+                topic.consumer.set_max_in_flight(n)
+
     @property
     def is_open(self) -> bool:
         """Whether the handler is open; messages may then arrive."""

@@ -13,7 +13,7 @@ from nsqtools.sinks.threads import Threads
 from nsqtools.tasks import end, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.names import Address
@@ -146,10 +146,10 @@ class RedriveSink(HoldingHandler):
         self._arrived = self._loop.time()
         if fresh:
             self._older_arrived = self._arrived
-        if batch.starved:
-            self._defer(source)
         self._waiting |= {(source, each.message.id): each for each in chosen}
         self._came.set()
+        if batch.starved:
+            self._defer(source)
 
     async def gave_up(self, batch: Batch) -> None:
         """Handle the batch: nothing is given up."""
@@ -261,11 +261,15 @@ class RedriveSink(HoldingHandler):
                     self._end(is_complete=True)
                     return
                 if answered > self._arrived + _QUIET:  # other connections may have lowered RDY
-                    for source in list(self._kept):
-                        self._defer(source)
+                    self._fall_quiet()
             elif self._loop.time() > answered + _SILENCE:
                 servers = "; ".join(left.unknown)
                 raise NSQError(f"unknown whether all messages have come: {servers}")
+
+    def _fall_quiet(self) -> None:
+        """Make room for messages that do not come."""
+        for source in list(self._kept):
+            self._defer(source)
 
     def _end(self, *, is_complete: bool) -> None:
         self.is_complete = self.is_complete or is_complete
@@ -275,3 +279,86 @@ class RedriveSink(HoldingHandler):
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
             self.fail(error)
+
+
+class Seeker(MessageChoice, Protocol):
+    """Chooses certain messages, and knows how many are still to be published."""
+
+    @property
+    def sought(self) -> int:
+        """The number of messages neither published nor refused yet."""
+
+
+class SearchSink(RedriveSink):
+    """A handler that publishes the messages that a seeker seeks, and touches few others.
+
+    Others are held and given back once, for delivery at once, and never deferred: as soon as all
+    sought messages are found, ``expected`` messages published before ``began`` have come, or no
+    others come. Then it calls ``receive_none``, and publishes those found.
+    """
+
+    def __init__(
+        self,
+        redriver: Redriver,
+        seeker: Seeker,
+        topic: str,
+        depth: ChannelDepth,
+        *,
+        began: int,
+        expected: int,
+    ) -> None:
+        super().__init__(redriver, seeker, topic, depth, began=began)
+        self._seeker = seeker
+        self._expected = expected
+        self._older: set[tuple[Address, bytes]] = set()
+        self._lot_size = 0
+        self._is_searching = True
+        self.receive_none: Callable[[], object] = lambda: None
+        """Ends the delivery of messages; for the consumer's maker to set."""
+
+    @property
+    def searched(self) -> int:
+        """The number of messages that came and were published before the search began."""
+        return len(self._older)
+
+    async def handle(self, batch: Batch) -> None:
+        """Hold the batch while messages are sought."""
+        if not self._is_searching:
+            batch.requeue(delay=0, backoff=False)
+            return
+        source = batch.source
+        self._older |= {(source, each.id) for each in batch if each.timestamp <= self._began}
+        await super().handle(batch)
+        if self._seeker.sought <= len(self._waiting) + self._lot_size:
+            self._end_search()
+        elif len(self._older) >= self._expected:
+            self._end_search(has_all=True)
+
+    def _defer(self, source: Address) -> None:
+        """Defer nothing."""
+
+    def _fall_quiet(self) -> None:
+        """End the search: more messages come only if others are given back."""
+        self._end_search()
+
+    def _end_search(self, *, has_all: bool = False) -> None:
+        if self._is_searching:
+            self._is_searching, self.is_complete = False, has_all
+            self.receive_none()  # before messages are given back, or they would come again
+            for kept in self._kept.values():
+                for each in kept:
+                    self._held.give_back(*each)
+            self._kept.clear()
+            self._end_if_done()
+
+    async def _publish_lot(self, lot: Sequence[Chosen]) -> None:
+        self._lot_size = len(lot)
+        try:
+            await super()._publish_lot(lot)
+        finally:
+            self._lot_size = 0
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if not (self._is_searching or self._waiting or self._lot_size):
+            self._end(is_complete=False)

@@ -7,11 +7,13 @@ import os
 import re
 from collections import deque
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.clock import wall, wall_ns
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
+from nsqtools.config.units import counted
 from nsqtools.engine.connector import Subscription
 from nsqtools.engine.lookup import Backlog
 from nsqtools.engine.producer import Producer
@@ -20,7 +22,7 @@ from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.redrive.letterfile import LetterFile
 from nsqtools.redrive.publishedlines import PublishedLines, covers
 from nsqtools.redrive.redriver import Choice, Redriver
-from nsqtools.redrive.redrivesink import RedriveSink
+from nsqtools.redrive.redrivesink import SearchSink
 from nsqtools.sinks.deadletters import dead_letter_files
 from nsqtools.sinks.threads import Threads, as_output_error
 from nsqtools.tasks import Tasks
@@ -31,13 +33,21 @@ if TYPE_CHECKING:
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.engine.handler import Message
     from nsqtools.names import Address
+    from nsqtools.policy.stopping import Left
     from nsqtools.redrive.publishedlines import LineRange
     from nsqtools.sinks.deadletters import DeadLetter
 
 _MAX_ENTRIES = 2000
 _MAX_JOBS = 50
 _MAX_RUNNING = 5
-_IN_FLIGHT = 100
+MOST_SEARCHED = 2000
+"""Maximum number of messages in a channel whose originals are to be finished.
+
+All are held at once, so that each gets one attempt, and none is deferred. nsqd keeps them in memory
+meanwhile, at most ``max_in_flight_bytes``."""
+_IN_FLIGHT = 2500  # nsqd's default limit; others may publish meanwhile
+_MOST_SECONDS = 60.0
+"""Maximum seconds to publish originals, as they are held until then."""
 _PATIENCE = 60.0
 """Seconds to wait for messages of a channel, in addition to those that the rate needs."""
 _OWN = {"heartbeat_interval", "read_timeout", "max_msg_size"}
@@ -47,7 +57,7 @@ _GRACE = 2.0
 _PLACE = re.compile("byte ([0-9]{1,18}) crc ([0-9a-f]{8})( again)?$")
 _GONE = "not published: {} has it no longer"
 _SINCE = "not published: it was published after it was shown: choose it anew to publish it again"
-_LATE = "not published: {} did not deliver it in time"
+_LATE = "not published: {} delivered {} without it"
 
 
 def origin_of(nsqd: Address, message: Message) -> str:
@@ -222,20 +232,26 @@ def _place(origin: str) -> tuple[int, int, bool]:
     return (int(found[1]), int(found[2], 16), bool(found[3])) if found else (-1, 0, False)
 
 
+class OriginSearch(NamedTuple):
+    """Where originals are to be found: their channel, the nsqds that they are from, its depth."""
+
+    source: Subscription
+    backlog: Backlog
+    left: Left
+
+
 class ChannelAgain(Republication):
     """Messages of a channel, finished there once published."""
 
-    def __init__(
-        self,
-        order: PublishOrder,
-        source: Subscription,
-        urls: Sequence[str],
-        config: ConsumerConfig,
-    ) -> None:
+    def __init__(self, order: PublishOrder, search: OriginSearch, config: ConsumerConfig) -> None:
         super().__init__(order)
-        self._source = source
-        self._urls = urls
+        self._search = search
         self._config = config
+
+    @property
+    def sought(self) -> int:
+        """The number of messages neither published nor refused yet."""
+        return len(self._left)
 
     def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
         """Return the bodies to publish; None for other messages of the channel."""
@@ -246,16 +262,21 @@ class ChannelAgain(Republication):
         self.note(origin_of(source, message), refusal)
 
     async def _publish_all(self) -> None:
-        topic, channel, nsqds = self._source.topic, self._source.channel, self._source.nsqds
-        depth = Backlog(self._source, self._config, self._urls)
-        sink = RedriveSink(self._redriver, self, self.topic, depth, began=wall_ns())
+        source, backlog, left = self._search
+        topic, channel, nsqds = source.topic, source.channel, source.nsqds
+        sink = SearchSink(
+            self._redriver, self, self.topic, backlog, began=wall_ns(), expected=left.messages
+        )
         stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
+        runner = Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop)
+        sink.receive_none = partial(runner.set_max_in_flight, 0)
         try:
-            await Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop).run()
+            await runner.run()
         finally:
             self._asked = {origin_of(each.batch.source, each.message) for each in sink.asked}
         if not self.is_stopped:
-            error = (_GONE if sink.is_complete else _LATE).format(f"{topic}/{channel}")
+            came = counted(sink.searched, "message")
+            error = (_GONE if sink.is_complete else _LATE).format(f"{topic}/{channel}", came)
             for origin in list(self._left):
                 self.note(origin, error)
 
@@ -302,7 +323,7 @@ class Republications:
         shared = ClientConfig.declared().keys() - _OWN
         config = ProducerConfig(**{name: vars(self._config)[name] for name in shared})
         order = PublishOrder(topic, messages, rate, Producer(targets, config))
-        origin, slash, channel = source.partition("/")
+        origin, slash, _ = source.partition("/")
         if origin and not slash and self._folder:
             if origin not in await asyncio.to_thread(dead_letter_files, self._folder):
                 raise ConfigError("nothing was done: there is no such file of dead letters")
@@ -312,12 +333,43 @@ class Republications:
             return Republication(order)
         if topic == origin:
             raise ConfigError("nothing was done: messages would come back to their own topic")
-        if not (nsqds := snapshot.having(origin, channel)):
-            raise ConfigError(f"nothing was done: no reachable nsqd has {source}")
+        if len(messages) / rate > _MOST_SECONDS:
+            least = f"{len(messages) / _MOST_SECONDS:.2g}"
+            text = f"finishing {counted(len(messages), 'original')} needs a rate of {least} or more"
+            raise ConfigError(f"nothing was done: {text}, as they are held meanwhile")
+        try:
+            search = await self.search(snapshot, source, [each for each, _ in messages])
+        except NSQError as error:
+            raise ConfigError(f"nothing was done: {error}") from None
+        held = _IN_FLIGHT * len(search.source.nsqds)
+        return ChannelAgain(
+            order, search, ConsumerConfig(**{**vars(self._config), "max_in_flight": held})
+        )
+
+    async def search(self, snapshot: Snapshot, source: str, origins: Sequence[str]) -> OriginSearch:
+        """Return a search for originals in ``source``, which is topic/channel.
+
+        Raises ConfigError if none of their nsqds has the channel, or it has too many messages, and
+        UnreachableError if that is unknown.
+        """
+        topic, _, channel = source.partition("/")
+        names = {each.rpartition(" ")[0] for each in origins}
+        nsqds = [each for each in snapshot.having(topic, channel) if str(each) in names]
+        if not nsqds:
+            raise ConfigError(f"no reachable nsqd with these messages has {source}")
         urls = [node.http for node in snapshot.nodes.values() if node.tcp in nsqds]
-        subscription = Subscription(topic=origin, channel=channel, nsqds=tuple(nsqds))
-        consumer = ConsumerConfig(**{**vars(self._config), "max_in_flight": _IN_FLIGHT})
-        return ChannelAgain(order, subscription, urls, consumer)
+        subscription = Subscription(topic=topic, channel=channel, nsqds=tuple(nsqds))
+        backlog = Backlog(subscription, ConsumerConfig(**vars(self._config)), urls)
+        left = await backlog.left()
+        if left.unknown:
+            text = f"unknown how many messages {source} has: {'; '.join(left.unknown)}"
+            raise UnreachableError(text)
+        if left.messages > MOST_SEARCHED:
+            raise ConfigError(
+                f"{source} has {left.messages:,} messages, and a search for originals would cost "
+                f"each an attempt: at most {MOST_SEARCHED:,} are searched"
+            )
+        return OriginSearch(subscription, backlog, left)
 
     def begin(self, nonce: str, job: Republication, work: Coroutine[Any, Any, None]) -> None:
         """Do the work of a job in the background."""

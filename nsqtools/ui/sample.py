@@ -222,15 +222,25 @@ async def dead(site: Site, request: Request) -> WebPage:
 
 async def edit(site: Site, request: Request, form: SentForm) -> Response:
     """Show the chosen messages, to be edited before they are published again."""
-    picks = zip(form.getlist("pick"), _picks(form), strict=True)
-    source = form["source"]
+    found = _picks(form)
+    picks = zip(form.getlist("pick"), found, strict=True)
+    source, touched, refusal = form["source"], 0, ""
+    if "/" in source:
+        async with site.asking():
+            try:
+                snapshot = await site.watch.now(source.partition("/")[0])
+                origins = [origin for origin, _ in found]
+                search = await site.republications.search(snapshot, source, origins)
+                touched = search.left.messages
+            except NSQError as error:
+                refusal = str(error)
     context = {
         "picked": [(pick, *each, readable(each[1], _MAX_SHOWN)) for pick, each in picks],
         "target": form["target"],
         "nonce": secrets.token_hex(),
         "source": source,
-        "is_channel": "/" in source,
-        "finishes": source.partition("/")[0].endswith(DEAD),
+        "touched": touched,
+        "refusal": refusal,
     }
     return site.respond(WebPage("edit.html", context, live=False), request)
 

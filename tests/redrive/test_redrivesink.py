@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from nsqtools.engine.handler import Message
 from nsqtools.errors import NSQError, OutputError, PublishError
+from nsqtools.names import Address
 from nsqtools.policy.stopping import Left
 from nsqtools.redrive.redriver import Choice, Redriver
-from nsqtools.redrive.redrivesink import AWAY, RedriveSink
+from nsqtools.redrive.redrivesink import AWAY, RedriveSink, SearchSink
 from tests.support.archiving import START, Settled, batch, message
 from tests.support.clock import elapse, virtual
 from tests.support.sinking import InLoop
@@ -183,3 +185,74 @@ async def test_messages_that_nsqd_has_taken_back_are_published_once() -> None:
         await sink.handle(batch(b"1", settled=channel.settled))  # its FIN was lost
     assert channel.got == [[b"t", b"1"], [b"t", b"2"], [b"t", b"3"]]
     assert sorted(channel.settled.finished) == [b"1", b"1", b"2", b"3"]
+
+
+class Sought:
+    """Seeks messages with certain bodies."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.missing = set(bodies)
+
+    @property
+    def sought(self) -> int:
+        return len(self.missing)
+
+    def bodies(self, source: Address, messages: Sequence[Message]) -> list[bytes | None]:
+        return [each.body if each.body in self.missing else None for each in messages]
+
+    def settled(self, source: Address, message: Message, refusal: str) -> None:
+        self.missing.discard(message.body)
+
+
+@contextlib.asynccontextmanager
+async def searching(
+    channel: Channel, *bodies: bytes, expected: int
+) -> AsyncIterator[tuple[SearchSink, list[int]]]:
+    """A search, and the number of messages given back whenever it lets no more come."""
+    seeker, redriver = Sought(*bodies), Redriver(channel, rate=1.0, limit=len(bodies))
+    sink = SearchSink(redriver, seeker, "t", channel, began=START, expected=expected)
+    given_back: list[int] = []
+    sink.receive_none = lambda: given_back.append(len(channel.settled.requeued))
+    sink._threads = InLoop()
+    await sink.open()
+    try:
+        yield sink, given_back
+    finally:
+        await sink.close()
+
+
+@virtual
+async def test_a_search_ends_with_the_last_message_sought_and_gives_others_back_at_once() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=10**6)
+    async with searching(channel, b"1", b"2", expected=10**6) as (sink, given_back):
+        await sink.handle(batch(b"a", b"1", settled=channel.settled, starved=True))
+        await elapse(2)
+        assert (channel.settled.finished, channel.settled.requeued) == ([b"1"], [])
+        parts = message(b"2", number=3), message(b"b", number=4)
+        await sink.handle(batch(*parts, settled=channel.settled))
+        await sink.handle(batch(message(b"c", number=5), settled=channel.settled))
+        assert given_back == [0]  # no more come before others are given back
+        assert channel.settled.requeued == [(each, 0, False) for each in (b"a", b"b", b"c")]
+        await sink.ended
+        await sink.drain("events")
+    assert channel.settled.finished == [b"1", b"2"]
+    assert len(channel.settled.requeued) == 3
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@virtual
+async def test_a_search_in_vain_passes_the_channel_once_and_defers_nothing(more: int) -> None:
+    channel = Channel()
+    channel.now = Left(waiting=10**6)
+    async with searching(channel, b"gone", expected=3 + more) as (sink, given_back):
+        began = asyncio.get_running_loop().time()
+        new = message(b"d", timestamp=START + 1, number=4)
+        parts = [message(body, number=n) for n, body in enumerate((b"a", b"b", b"c"))]
+        await sink.handle(batch(new, *parts, settled=channel.settled, starved=True))
+        await sink.ended
+        assert (sink.is_complete, sink.searched) == (not more, 3)
+        assert asyncio.get_running_loop().time() - began < 5
+        await sink.drain("events")
+    assert (given_back, channel.got) == ([0], [])
+    assert [each for _, *each in channel.settled.requeued] == [[0, False]] * 4

@@ -6,12 +6,15 @@ from pathlib import Path
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.engine.connector import Subscription
+from nsqtools.engine.lookup import Backlog
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import PublishError
 from nsqtools.names import Address
+from nsqtools.policy.stopping import Left
 from nsqtools.redrive.republication import (
     ChannelAgain,
     LettersAgain,
+    OriginSearch,
     PublishOrder,
     Republication,
     Republications,
@@ -53,7 +56,8 @@ def test_a_message_of_another_nsqd_with_the_same_id_is_not_touched() -> None:
     shown = message(b"shown")
     source = Subscription(topic="t.dead", channel="c", nsqds=(one, other))
     chosen = [(origin_of(one, shown), b"edited")]
-    job = ChannelAgain(PublishOrder("t", chosen, 1.0, Got()), source, (), ConsumerConfig())
+    search = OriginSearch(source, Backlog(source, ConsumerConfig()), Left(waiting=1))
+    job = ChannelAgain(PublishOrder("t", chosen, 1.0, Got()), search, ConsumerConfig())
     assert job.bodies(other, [message(b"never shown")]) == [None]
     assert job.bodies(one, [shown]) == [b"edited"]
     job.settled(other, message(b"never shown"), "")

@@ -366,7 +366,8 @@ def test_messages_of_a_dead_letter_topic_are_finished_once_they_are_published(
     chosen = [("pick", each) for each in picks(page)[1:3]]
     form = [("token", visited.token()), ("target", _field(page, "target")), ("source", source)]
     page = visited.post("/edit", [*form, *chosen]).text
-    assert 'value="yes" checked' in page
+    assert 'value="yes">' in page
+    assert "touches up to 5 messages" in page
     sent = [("topic", topic), ("source", source), ("rate", "100"), ("finish", "yes"), *chosen]
     for wrong in (("topic", dead), ("source", f"{dead}/none"), ("source", "nosuch/c")):
         assert visited.post("/publish", [form[0], wrong, *sent]).status in (400, 409)
@@ -378,6 +379,17 @@ def test_messages_of_a_dead_letter_topic_are_finished_once_they_are_published(
     gone = eventually(lambda: _with(visited.get("/publications").text, "2 failed"))
     assert f"{dead}/c has it no longer" in gone
     assert nsqd.channel(topic, "c")["depth"] == 2
+    found = nsqd.channel(dead, "c")
+    assert found["deferred_count"] == 0
+    assert found["requeue_count"] <= 5 + 3 + 3  # the look, and two passes of the search
+    slow = [each for each in sent if each[0] != "rate"]
+    assert visited.post("/publish", [form[0], *slow, ("rate", "0.03")]).status == 400
+    nsqd.publish(dead, [b"x"] * 1998)
+    page = visited.post("/edit", [*form, *chosen]).text
+    assert "2,001 messages" in page
+    assert 'name="finish"' not in page
+    assert visited.post("/publish", [form[0], *sent]).status == 400
+    assert nsqd.channel(dead, "c")["requeue_count"] == found["requeue_count"]
 
 
 def test_a_publication_is_stopped_at_once_and_the_end_of_the_process_stops_it_too(
@@ -394,7 +406,7 @@ def test_a_publication_is_stopped_at_once_and_the_end_of_the_process_stops_it_to
     eventually(lambda: _with(visited.get(f"/topic/{topic}.dead/c").text, "<dd>4 "))
     looked = visited.post(f"/messages/{topic}.dead/c", {"count": "4"}).text
     file = visited.get(f"/dead/{topic}.dead.jsonl").text
-    slow = [("token", visited.token()), ("topic", topic), ("rate", "0.01")]
+    slow = [("token", visited.token()), ("topic", topic), ("rate", "0.07")]
     for page, finish in ((looked, "yes"), (looked, ""), (file, "")):
         chosen = [("pick", each) for each in picks(page)]
         sent = [*slow, ("source", _field(page, "source")), ("finish", finish), *chosen]
