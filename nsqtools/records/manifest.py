@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.checksum import sealed, unsealed
 from nsqtools.clock import wall
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.compression import METHODS
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 LINE = 1 << 20
 """Maximum bytes of a line. to-file's lines have a few hundred bytes."""
+_NEEDED = {"name", "records", "bytes", "sha256"}
+"""Members by which a line is recognised."""
+_MEMBERS = (*_NEEDED, "topic", "format", "delimiter", "compression")
+_LEAST = 6
+"""Minimum number of ``_MEMBERS`` by which a damaged line is recognised."""
+_HEAD = 1 << 14
+"""Bytes in which to look for a line if the first one is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +59,8 @@ class CompletedFile:
         return Layout.parse(self.format, self.delimiter)
 
     def line(self, name: str) -> bytes:
-        """Return the line for a manifest; ``name`` is relative to the manifest, the file is
-        completed now.
+        """Return the line for a manifest, with a checksum; ``name`` is relative to the manifest,
+        the file is completed now.
         """
         line = {"bytes" if key == "size" else key: value for key, value in asdict(self).items()}
         del line["path"]
@@ -60,7 +68,7 @@ class CompletedFile:
             "name": name,
             "published": f"{datetime.fromtimestamp(wall(), UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
         }
-        return json.dumps(line).encode() + b"\n"
+        return sealed(line) + b"\n"
 
     @classmethod
     def parse(cls, line: bytes, folder: str) -> CompletedFile:
@@ -69,11 +77,9 @@ class CompletedFile:
         If the line does not give the number of records, ``records`` is -1. Raises RecordError.
         """
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise RecordError("not JSON") from None
-        if not isinstance(value, dict):
-            raise RecordError("not an object")
+            value = unsealed(line)
+        except ValueError as error:
+            raise RecordError(str(error)) from None
         name = _get(value, "name", str)
         found = cls(
             path=os.path.join(folder, name),
@@ -121,8 +127,16 @@ def _get(value: dict[str, Any], key: str, kind: type[Any]) -> Any:
 
 
 def is_manifest(file: BinaryIO) -> bool:
-    """Whether the first line of the file is a line of a manifest."""
-    return {"name", "records", "bytes", "sha256"} <= object_of(file.readline(LINE)).keys()
+    """Whether the file begins with lines of a manifest, the first of which may be damaged."""
+    for line in file.read(_HEAD).split(b"\n"):
+        found = object_of(line)
+        if found.keys() >= _NEEDED:
+            return True
+        if sum(b'"%b":' % key.encode() in line for key in _MEMBERS) >= _LEAST:
+            return True
+        if found:
+            return False
+    return False
 
 
 def object_of(line: bytes) -> dict[str, Any]:
@@ -132,3 +146,17 @@ def object_of(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def is_cut(line: bytes) -> bool:
+    """Whether a line without a line end is the rest of a JSON object after a crash.
+
+    Zeros may follow it. If one other byte follows a whole object, its line end is damaged.
+    """
+    text = line.decode(errors="replace")
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return True
+    rest = text[end:]
+    return not isinstance(found, dict) or (len(rest) > 1 and not rest.strip("\0"))

@@ -19,7 +19,7 @@ from nsqtools.errors import NSQError, OutputError, RecordError
 from nsqtools.records.envelope import body_of, envelope_of
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.records.manifest import object_of
+from nsqtools.records.manifest import is_cut
 from nsqtools.sinks.files.disk import append_lines, make_writable_directory, named_option
 from nsqtools.sinks.threads import Threads, as_output_error
 
@@ -235,4 +235,4 @@ def is_torn(line: bytes) -> bool:
     any other start does not come from nsqtools.
     """
     is_ours = line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
-    return is_ours and not object_of(line)
+    return is_ours and is_cut(line)

@@ -8,9 +8,11 @@ import pytest
 
 from nsqtools.records.compression import make_encoder, method_of
 from nsqtools.records.layout import Layout
+from nsqtools.records.manifest import CompletedFile
 from nsqtools.records.verification import Verification, check
 from nsqtools.sinks.files.aftercare import Manifest
 from tests.support.archiving import completed
+from tests.support.damage import cut, flipped
 
 RAW = Layout()
 
@@ -46,9 +48,12 @@ class Shelf:
         return path
 
     def edit(self, number: int, **keys: Any) -> int:
-        """Change keys of a line, from 1, and remove those with ...; where the line begins."""
+        """Change keys of a line, from 1, and remove those with ...; where the line begins.
+
+        The line is then as version 0.3 wrote it, without a checksum.
+        """
         lines = self.manifest.read_bytes().splitlines(keepends=True)
-        changed = {**json.loads(lines[number - 1]), **keys}
+        changed = {**json.loads(lines[number - 1]), "crc32": ..., **keys}
         kept = {key: value for key, value in changed.items() if value is not ...}
         lines[number - 1] = json.dumps(kept).encode() + b"\n"
         self.manifest.write_bytes(b"".join(lines))
@@ -181,6 +186,56 @@ class TestManifests:
             assert "--max-msg-size" in report.problem
             report = one(place, layout, max_msg_size=80_000)
             assert (report.problem, report.records) == ("", 1)
+
+
+class TestDamagedManifests:
+    """Whatever is damaged is named, and the files of the other lines are checked all the same."""
+
+    @pytest.fixture
+    def shelf(self, shelf: Shelf) -> Shelf:
+        """Two files, of which the second is bad."""
+        shelf.complete("a", b"1\n")
+        shelf.complete("b", b"1\n").write_bytes(b"2\n")
+        return shelf
+
+    @pytest.fixture
+    def whole(self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> bytes:
+        assert shelf.places() == ["line 2: b"]
+        monkeypatch.setattr(os, "fsync", bool)  # thousands of them
+        return shelf.manifest.read_bytes()
+
+    def test_a_flipped_bit_anywhere(self, shelf: Shelf, whole: bytes) -> None:
+        for at, data in flipped(whole):
+            shelf.manifest.write_bytes(data)
+            line = whole.count(b"\n", 0, at) + 1
+            begin = whole.rfind(b"\n", 0, at) + 1
+            first, *others = shelf.places()
+            assert first.startswith(f"line {line} at byte {begin}: "), at
+            is_line = line == 1 and data.count(b"\n") == 2
+            assert others == (["line 2: b"] if is_line else []), at
+
+    def test_a_cut_anywhere(self, shelf: Shelf, whole: bytes) -> None:
+        for at, data in cut(whole):
+            shelf.manifest.write_bytes(data)
+            is_between = data.endswith(b"\n") or not data
+            assert shelf.places() == [""] if is_between else all(shelf.places()), at
+            Manifest(str(shelf.manifest)).check()
+
+    def test_a_lost_block_at_its_beginning(self, shelf: Shelf, whole: bytes) -> None:
+        shelf.manifest.write_bytes(bytes(100) + whole[100:])
+        Manifest(str(shelf.manifest)).check()
+        assert shelf.places() == ["line 1 at byte 0: not JSON", "line 2: b"]
+
+    def test_the_next_line_leaves_all_others_in_place(self, shelf: Shelf, whole: bytes) -> None:
+        told = completed(shelf.folder / "c", records=1, size=2)
+        first = whole.index(b"\n")
+        for at, data in [*flipped(whole)][first:] + [*cut(whole)][first:]:
+            shelf.manifest.write_bytes(data)
+            Manifest(str(shelf.manifest)).append(told)
+            kept = data if len(data) == len(whole) else data[: data.rfind(b"\n") + 1]
+            found = shelf.manifest.read_bytes()
+            assert found.startswith(kept), at
+            assert CompletedFile.parse(found[found.rfind(b"\n", 0, -1) + 1 :], "").name == "c"
 
 
 class TestUploadedFiles:

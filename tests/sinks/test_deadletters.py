@@ -18,6 +18,7 @@ from nsqtools.records.readers import JsonLines
 from nsqtools.sinks import deadletters
 from nsqtools.sinks.deadletters import DeadLetters, ToDirectory, ToTopic, read_dead_letters
 from tests.support.archiving import START, batch
+from tests.support.damage import flipped
 from tests.support.faults import broken, file_limit
 
 REASON = "too many attempts"
@@ -113,6 +114,22 @@ class TestFaults:
             both = zip((b"1", b"\xff" * 20), ends, strict=True)
             kept = [body for body, end in both if length >= end]
             assert bodies(file) == [*kept, b"3"]
+
+    def test_a_flipped_bit_costs_no_other_letter_and_is_never_cut_off(
+        self, folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "fsync", bool)  # hundreds of them
+        write(folder, b"1", b"2")
+        whole = file.read_bytes()
+        second = whole.index(b"\n") + 1
+        for at, data in flipped(whole):
+            file.write_bytes(data)
+            if at == len(whole) - 1 or not at % 9:
+                write(folder, b"3")
+                assert file.read_bytes().startswith(data), at
+            found = [each.body for each in read_dead_letters(str(file), 0, 9, 99_999)[0]]
+            if at not in (second - 1, len(whole) - 1):  # else two lines have become one
+                assert (b"2" if at < second else b"1") in found, at
 
     @pytest.mark.parametrize("line", ["notes of mine", "x" * 200_000, "[" * 100_000, "1", "{}"])
     def test_a_last_line_of_another_program_stays_and_gets_its_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -11,11 +12,12 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nsqtools.checksum import unsealed
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import INCOMPLETE
 from nsqtools.policy.retention import Retention
-from nsqtools.records.manifest import is_manifest, object_of
+from nsqtools.records.manifest import is_cut, is_manifest
 from nsqtools.sinks.files.ages import Ages
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
@@ -275,8 +277,11 @@ class Manifest:
         if wanted not in recent:
             return False
         for line in reversed(recent.split(b"\n")):
-            if wanted in line and (found := object_of(line)).get("name") == name:
-                return bool(found.get("sha256") == sha256)
+            if wanted in line:
+                with contextlib.suppress(ValueError):  # damaged, so the file gets another line
+                    found = unsealed(line)
+                    if found.get("name") == name:
+                        return bool(found.get("sha256") == sha256)
         return False
 
     def _name(self, path: str) -> str:
@@ -294,7 +299,7 @@ def _relative(path: str, folder: str) -> str:
 
 
 def _is_torn(line: bytes) -> bool:
-    return len(line) >= _BLOCK or not object_of(line)
+    return len(line) >= _BLOCK or is_cut(line)
 
 
 def _is_begun(line: bytes) -> bool:

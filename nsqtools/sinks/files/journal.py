@@ -1,8 +1,8 @@
 """The journal: the state of archive files, kept safe from crashes.
 
-Each archive file has an entry, a small JSON file in ``.nsqtools``, from before its first byte until
-all its debts are paid. Only the file's process changes the entry. After the end of this process, a
-start for the same topic, host and work directory takes the entry over.
+Each archive file has an entry, a small JSON file in ``.nsqtools`` with a checksum, from before its
+first byte until all its debts are paid. Only the file's process changes the entry. After the end of
+this process, a start for the same topic, host and work directory takes the entry over.
 
 under way  NAME.part is locked by its process. A message is finished once its record is in a
            complete, synced block. A start cuts the file back to complete records and completes
@@ -41,10 +41,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.checksum import sealed, unsealed
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
-from nsqtools.records.manifest import CompletedFile
-from nsqtools.sinks.files.disk import WORK, check_links, is_same, open_locked
+from nsqtools.records.manifest import CompletedFile, is_cut
+from nsqtools.sinks.files.disk import WORK, append_lines, check_links, is_same, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import is_locked, sync_directory, write_all
@@ -163,7 +164,7 @@ class Journal:
         self._entries: dict[str, Entry] = {}
         self._guard = threading.Lock()
         self.damaged: set[str] = set()
-        """The paths of unreadable entries."""
+        """The paths of unreadable entries, and the places of damaged lines of used names."""
 
     def write(self, entry: Entry) -> None:
         """Write the current state of an entry durably."""
@@ -171,7 +172,7 @@ class Journal:
             self._hold()
             entry.key = entry.key or f"{self._owner}.{next(self._numbers)}"
         path = self._path(entry.key, _ENTRY)
-        data = json.dumps(_as_object(entry)).encode()
+        data = sealed(_as_object(entry))
         try:
             self._put(path, data)
         except OSError as error:
@@ -315,40 +316,42 @@ class Journal:
     def revisions(self) -> Iterator[tuple[str, int]]:
         """Yield names with ``<REV>`` and their used revisions, including those of removed files.
 
-        Unreadable entries are logged and skipped.
+        Unreadable entries and lines are logged and skipped.
         """
         for entry in entries(self._output_dir, self._skip):
             yield entry.base, entry.revision
         try:
             with _open(self._used) as file:
-                lines = file.read(4 * _RECENT).splitlines()
+                lines = file.read(4 * _RECENT).split(b"\n")
         except FileNotFoundError:
             return
         except OSError as error:
             self._skip(self._used, error)
             return
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, RecursionError):  # an incomplete line
-                base, revision = json.loads(line)
-                if type(base) is str and type(revision) is int:
-                    yield base, revision
+        if lines[-1] and is_cut(lines[-1]):
+            log.warning("%s: ignored the incomplete last line that a crash left", self._used)
+            lines.pop()
+        for number, line in enumerate(lines, 1):
+            try:
+                if line and (found := _used_name(line)):
+                    yield found
+            except ValueError as error:
+                place = f"{self._used}: line {number}"
+                self._note(place, f"a used name is unknown, as the line is {error}: remove it")
 
     def _remember(self, base: str, revision: int) -> None:
         """Note a used name: consumers must never see two files with the same name."""
-        fd = open_locked(self._used, os.O_APPEND | os.O_NOFOLLOW, wait=True)
+        fd = open_locked(self._used, os.O_NOFOLLOW, wait=True)
         assert fd is not None
         try:
             size = os.fstat(fd).st_size
             if size > 2 * _RECENT:
                 recent = os.pread(fd, _RECENT, size - _RECENT).partition(b"\n")[2]
                 self._put(self._used, recent)
-                renamed = os.open(self._used, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-                os.close(fd)
-                fd = renamed
-            write_all(fd, b"\n%b\n" % json.dumps([base, revision]).encode())
-            os.fsync(fd)
         finally:
             os.close(fd)
+        line = sealed({"name": base, "revision": revision}) + b"\n"
+        append_lines(self._used, line, is_torn=is_cut, flags=os.O_NOFOLLOW)
 
     def owed(self) -> dict[str, list[CompletedFile]]:
         """Return this process's completed files that wait, by what they wait for."""
@@ -382,11 +385,14 @@ class Journal:
         try:
             return _read(self._output_dir, path)
         except (OSError, ValueError) as error:
-            if path not in self.damaged:
-                why = getattr(error, "strerror", None) or error
-                log.error("%s: damaged journal entry, its file is not recovered: %s", path, why)
-            self.damaged.add(path)
+            why = getattr(error, "strerror", None) or error
+            self._note(path, f"damaged journal entry, its file is not recovered: {why}")
             return None
+
+    def _note(self, place: str, damage: str) -> None:
+        if place not in self.damaged:
+            self.damaged.add(place)
+            log.error("%s: %s", place, damage)
 
     def _skip(self, path: str, error: OSError | ValueError) -> None:
         if isinstance(error, OSError):  # ``adopt`` logs damaged ones
@@ -419,7 +425,7 @@ def owing_near(path: str) -> set[str]:
     while not os.path.isdir(os.path.join(folder, FOLDER)) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
     try:
-        return owing(folder)
+        return _owing(folder, OSError)
     except PermissionError:
         return set()
 
@@ -427,12 +433,16 @@ def owing_near(path: str) -> set[str]:
 def owing(output_dir: str) -> set[str]:
     """Return the paths of completed files, of all processes, that owe something.
 
-    Raises OSError for an entry that cannot be read: its file may owe something, too.
+    Raises OSError for an entry that cannot be read or is damaged: its file may owe something, too.
     """
+    return _owing(output_dir, Exception)
 
-    def unreadable(_: str, error: OSError | ValueError) -> None:
-        if isinstance(error, OSError):
-            raise error
+
+def _owing(output_dir: str, fatal: type[Exception]) -> set[str]:
+    def unreadable(path: str, error: OSError | ValueError) -> None:
+        if isinstance(error, fatal):
+            why = getattr(error, "strerror", None) or f"damaged journal entry: {error}"
+            raise OSError(getattr(error, "errno", None) or errno.EINVAL, why, path)
 
     return {entry.completed.path for entry in entries(output_dir, unreadable) if entry.owes}
 
@@ -490,6 +500,24 @@ def _names(folder: str) -> list[str]:
         return []
 
 
+def _used_name(line: bytes) -> tuple[str, int] | None:
+    """Return a used name and its revision; raises ValueError for a damaged line.
+
+    Version 0.3 wrote lists without a checksum, and left incomplete ones after a crash.
+    """
+    if line.startswith(b"[") and not line.startswith(b'["name": '):
+        try:
+            base, revision = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            return None
+    else:
+        value = unsealed(line)
+        base, revision = value.get("name"), value.get("revision")
+    if type(base) is not str or type(revision) is not int:
+        raise ValueError("no name with its revision")
+    return base, revision
+
+
 def _as_object(entry: Entry) -> dict[str, Any]:
     value = asdict(entry)
     del value["key"], value["completed"]["path"]
@@ -503,8 +531,8 @@ def _read(output_dir: str, path: str) -> Entry:
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"larger than {_LARGEST} bytes")
+    value = unsealed(data)
     try:
-        value = json.loads(data)
         about = value.pop("published")
         for name in (value["base"], value["work"], about["name"]):
             inside(name)
@@ -512,8 +540,6 @@ def _read(output_dir: str, path: str) -> Entry:
         key = os.path.basename(path).removesuffix(_ENTRY)
         owes = [HOOK] if value["owes"] is True else value["owes"] or []
         entry = Entry(completed=completed, key=key, **{**value, "owes": tuple(owes)})
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise ValueError(f"not an entry ({error})") from None
     numbers = [entry.revision, entry.inode, entry.mtime_ns, entry.work_dir_inode]

@@ -352,6 +352,7 @@ def test_a_line_has_all_that_is_known_of_the_file(path: Path, append: Callable[.
     append("out/a.log.gz", size=42)
     (line,) = lines(path)
     at = line.pop("published")
+    assert len(line.pop("crc32")) == 8
     assert at.endswith("Z")
     assert before <= datetime.fromisoformat(at) <= before + timedelta(minutes=5)
     assert line == {"name": "out/a.log.gz", "bytes": 42, **KNOWN}
