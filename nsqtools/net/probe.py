@@ -6,6 +6,8 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Literal
 
+from nsqtools.net.hosts import addresses_of
+
 if TYPE_CHECKING:
     from nsqtools.names import Address
 
@@ -35,7 +37,8 @@ async def what_speaks(address: Address, *, limit: float) -> Speaks:
 
 
 async def _ask(address: Address) -> bytes:
-    reader, writer = await asyncio.open_connection(*address)
+    host, *_ = await addresses_of(address.host)
+    reader, writer = await asyncio.open_connection(host, address.port)
     received = b""
     try:
         writer.write(_QUESTION)
@@ -61,7 +64,10 @@ async def _shake_hands(address: Address) -> Speaks:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        _, writer = await asyncio.open_connection(*address, ssl=context)
+        host, *_ = await addresses_of(address.host)
+        _, writer = await asyncio.open_connection(
+            host, address.port, ssl=context, server_hostname=address.host
+        )
     except (ssl.SSLError, ConnectionError):
         return ""
     writer.transport.abort()

@@ -26,6 +26,22 @@ from tests.support.webserver import HANG, Answer, Request, WebServer, per_messag
 
 EVERY_BYTE = bytes(range(256))
 
+NAMES = """
+import socket, sys, threading
+
+if "{loop}" == "asyncio":
+    sys.modules["uvloop"] = None
+real = socket.getaddrinfo
+
+def find(host, *args, **options):
+    if host == "dead.test":
+        threading.Event().wait()
+    return real("127.0.0.1" if host == "alive.test" else host, *args, **options)
+
+socket.getaddrinfo = find
+"""
+"""A sitecustomize for a name server that never answers about one name, and a choice of the loop."""
+
 
 @pytest.mark.nsqd_only("compares with nsq_to_http, for which there is the real nsqd")
 @pytest.mark.parametrize(
@@ -223,3 +239,22 @@ def test_nginx_over_tls_wants_a_certificate_and_refuses_what_is_too_long(
         answers = nginx.answers()[4:]
         assert len({row[0] for row in answers if row[1] == "200"}) == len(answers) - 2 == 100
         assert len(posting.dead_letters()) == 4
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_name_that_is_never_found_delays_neither_other_endpoints_nor_the_end(
+    posting: Posting, tmp_path: Path, loop: str
+) -> None:
+    """Its lookup would hold a thread for ever, and each try would begin another one."""
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "sitecustomize.py").write_text(NAMES.format(loop=loop))
+    posting.numbers(60)
+    with WebServer() as web:
+        alive = web.url("/in", "alive.test")
+        options = "--post", "http://dead.test/", "--post", alive, "--mode", "round-robin"
+        limits = "--http-client-connect-timeout", "50ms", "--drain-timeout", "1s"
+        running = posting.start(*options, *limits, env={**DIRECT, "PYTHONPATH": str(shim)})
+        running.drain()
+        assert len(web.deliveries) == 60
+        assert running.end() == 0, running.said

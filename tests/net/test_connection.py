@@ -212,12 +212,12 @@ async def test_what_cannot_be_reached_says_why(
         (unknown, "cannot resolve 'nsqd.test'", "name"),
     ):
 
-        async def resolve(*_: object, hosts: Any = hosts, **__: object) -> list[Any]:
+        def resolve(*_: object, hosts: Any = hosts, **__: object) -> list[Any]:
             if isinstance(hosts, OSError):
                 raise hosts
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
         with pytest.raises(UnreachableError) as caught:
             await Connection.open(Address("nsqd.test", port), ConsumerConfig(**options))
         assert type(caught.value) is UnreachableError

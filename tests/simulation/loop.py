@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +82,6 @@ class SimulatedLoop(VirtualLoop):
         self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any
     ) -> Any:
         return self.network.listen(_process(), protocol_factory, host, port)
-
-    async def getaddrinfo(  # type: ignore[override]
-        self, host: str, port: int, **_: Any
-    ) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Any], *args: Any

@@ -9,7 +9,10 @@ import functools
 import inspect
 import selectors
 from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar, overload
+
+import pytest
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -23,7 +26,10 @@ class StuckError(AssertionError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop that begins at ``start`` seconds and refuses to pass ``start + limit``."""
+    """An event loop that begins at ``start`` seconds and refuses to pass ``start + limit``.
+
+    While it runs, the name of a host is its address.
+    """
 
     def __init__(self, start: float = 0.0, limit: float = DAY) -> None:
         self._now = start
@@ -32,6 +38,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def run_forever(self) -> None:
+        async def look_up(name: str) -> list[str]:
+            return [name]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("nsqtools.net.hosts._look_up", look_up)
+            super().run_forever()
 
     def advance(self, seconds: float | None) -> None:
         """Move the clock to the next timer, which is ``seconds`` away; None if there is none."""
@@ -90,6 +104,16 @@ def virtual(test: Any) -> Any:
         return run_virtual(test(*args, **kwargs))
 
     return run
+
+
+def real_loops() -> list[Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop of asyncio, and that of uvloop where it is installed."""
+    found: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
+    if find_spec("uvloop"):
+        import uvloop
+
+        found.append(uvloop.new_event_loop)
+    return found
 
 
 async def elapse(seconds: float) -> None:

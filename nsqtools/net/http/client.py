@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import defaultdict, deque
-from contextlib import suppress
-from ipaddress import ip_address
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
+from nsqtools.net.hosts import addresses_of
 from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, ReplyReader
 from nsqtools.tasks import end
 
@@ -120,22 +117,9 @@ class Connections:
 
         try:
             async with asyncio.timeout(self._connect_timeout):
-                return await _first(dial, await _hosts(name, port))
+                return await _first(dial, await addresses_of(name))
         except (OSError, UnicodeError) as error:
             raise DialError(str(error)) from error
-
-
-async def _hosts(name: str, port: int) -> list[str]:
-    """Return the addresses of a host, IPv6 and IPv4 in turn. Raises OSError or UnicodeError."""
-    with suppress(ValueError):
-        ip_address(name)
-        return [name]
-    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    families: defaultdict[int, list[str]] = defaultdict(list)
-    for family, _, _, _, address in found:
-        families[family].append(str(address[0]))
-    turns = zip_longest(*families.values())
-    return [host for turn in turns for host in turn if host is not None]
 
 
 async def _first(

@@ -3,13 +3,13 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from nsqtools.net.http.client import Connections, DialError
 from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, render
+from tests.support.clock import real_loops
 from tests.support.eventually import eventually_async
 from tests.support.scripted_http import OneReply, serving
 
@@ -126,37 +126,25 @@ async def test_a_connection_that_cannot_be_made_says_why(
     assert isinstance(raised.value.__cause__, cause)
 
 
-def _loops() -> list[Callable[[], asyncio.AbstractEventLoop]]:
-    """asyncio's loop, and uvloop's where it is installed."""
-    loops: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
-    if find_spec("uvloop"):
-        import uvloop
-
-        loops.append(uvloop.new_event_loop)
-    return loops
-
-
-@pytest.mark.parametrize("new_loop", _loops())
+@pytest.mark.parametrize("new_loop", real_loops())
 @pytest.mark.parametrize("hosts", ["127.0.0.1", "::1 127.0.0.1", "192.0.2.1 127.0.0.1"])
 def test_the_addresses_of_a_host_are_dialled_until_one_answers(
     hosts: str, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody listens on ::1, and 192.0.2.1 is silent."""
 
+    found = [(0, 0, 0, "", (host, 0)) for host in hosts.split()]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
     async def ask() -> None:
         loop = asyncio.get_running_loop()
         connect = loop.create_connection
-
-        async def resolve(*_: object, **__: object) -> list[Any]:
-            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-            return [(*kind, (host, 0)) for host in hosts.split()]
 
         async def dial(factory: Any, host: str, *args: Any, **options: Any) -> object:
             if host == "192.0.2.1":
                 await asyncio.Event().wait()
             return await connect(factory, host, *args, **options)
 
-        monkeypatch.setattr(loop, "getaddrinfo", resolve)
         monkeypatch.setattr(loop, "create_connection", dial)
         async with serving(OK, keep=True) as server:
             client = Connections(None, connect_timeout=30.0, max_body=1000)
