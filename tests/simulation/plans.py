@@ -11,6 +11,14 @@ ACTIVE_TIME = 90.0
 CALM = frozenset({"reader", "endpoint", "hup", "clock"})
 """Faults after which no message needs to be delivered twice."""
 
+ONCE = frozenset(
+    {"server restarts", "break", "garbage", "kill", "kill at", "term", "power", "server dies"}
+)
+"""Faults after which nsqd may deliver again what was in flight."""
+
+AGAIN = frozenset({"server stops", "cut", "latency", "stop at"})
+"""Faults during which it may, each time that it has timed out."""
+
 OF_SERVERS = ("server stops", "server restarts", "cut", "break", "latency")
 """Faults beside which a healthy nsqd must be consumed."""
 

@@ -37,7 +37,7 @@ from tests.support.processes import Process
 
 if TYPE_CHECKING:
     from tests.simulation.plans import Fault, Plan
-    from tests.simulation.world import Server
+    from tests.simulation.servers import Server
 
 _DEAD = f"{TOPIC}.dead"
 _SOURCE = "redrive"

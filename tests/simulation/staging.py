@@ -23,6 +23,7 @@ from tests.simulation.lives import CHANNEL, PATIENCE, TOPIC, Life
 from tests.support.processes import Process
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable, Iterator
 
     from nsqtools.spark.staging.log import LogEntry
@@ -247,9 +248,24 @@ class StagingLife(Life):
         self._check_finished()
         self.compare()
 
+    def check_doubles(self, arrived: Counter[bytes]) -> None:
+        """A message that is staged is recognised when it comes again, unless it timed out."""
+        if {fault.kind for fault in self.plan.faults} <= _RECOGNISED and arrived.total() > len(
+            arrived
+        ):
+            self.world.violated(f"{arrived.total() - len(arrived)} messages came again")
+        super().check_doubles(arrived)
+
     @property
-    def is_once(self) -> bool:
-        return {fault.kind for fault in self.plan.faults} <= _RECOGNISED
+    def in_flight(self) -> int:
+        """Of all connections of an executor."""
+        options = self.plan.options
+        return int(options[options.index("maxInFlight") + 1])
+
+    @property
+    def msg_timeout(self) -> float:
+        options = self.plan.options
+        return float(options[options.index("nsq.msg_timeout") + 1].rstrip("s"))
 
     def _check_finished(self) -> None:
         """What nsqd has finished is in the sink or in the staging."""

@@ -11,17 +11,20 @@ import os
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.sinks.files.workfile import WorkFile
+from nsqtools.sinks.relay.work import Work
 from tests.simulation.inhabitants import live
 from tests.simulation.plans import KINDS, plan_of
+from tests.simulation.world import ViolationError
 from tests.support.binaries import give_up
 from tests.support.spark import PACKAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MEMORY = "/dev/shm"
 PLAIN = 8
@@ -59,9 +62,43 @@ REGRESSIONS = (
 """Kind and seed of lives that have failed, and what they found."""
 
 
+def _keep_what_is_cut_back(patch: pytest.MonkeyPatch) -> None:
+    """to-file writes what it could not sync, and has requeued, with the next records."""
+    cut_back = WorkFile.cut_back
+
+    def kept(file: WorkFile) -> None:
+        data = file._data[:]
+        cut_back(file)
+        file._data += data
+
+    patch.setattr(WorkFile, "cut_back", kept)
+
+
+def _publish_what_came_again_twice(patch: pytest.MonkeyPatch) -> None:
+    """relay does."""
+    publish = Work._publish
+
+    async def twice(work: Work, lots: Any) -> bool:
+        again = any(message.attempts > 1 for lot in lots for message in lot.messages)
+        return await publish(
+            work, [lot._replace(bodies=[*lot.bodies] * (1 + again)) for lot in lots]
+        )
+
+    patch.setattr(Work, "_publish", twice)
+
+
+MISTAKES: tuple[tuple[str, int, Callable[[pytest.MonkeyPatch], None]], ...] = (
+    ("to-file", 37, _keep_what_is_cut_back),
+    ("to-file", 48, _keep_what_is_cut_back),
+    ("relay", 5, _publish_what_came_again_twice),
+    ("relay", 15, _publish_what_came_again_twice),
+)
+"""Lives that must notice a mistake: messages then come more often than faults excuse."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The lives of the seeds of this run."""
-    if "seed" not in metafunc.fixturenames:
+    if metafunc.function is not test_whatever_happens_the_invariants_hold:
         return
     lives = metafunc.config.option.lives
     more = pytest.mark.full("more lives")
@@ -106,6 +143,19 @@ def test_whatever_happens_the_invariants_hold(
 ) -> None:
     _needs_packages(kind)
     live(plan_of(seed, kind), memory_path, talk=_is_chosen(request.config))
+
+
+@pytest.mark.parametrize(("kind", "seed", "mistake"), MISTAKES)
+def test_a_mistake_is_noticed(
+    kind: str,
+    seed: int,
+    mistake: Callable[[pytest.MonkeyPatch], None],
+    memory_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(ViolationError, match="came again"):
+        live(plan_of(seed, kind), memory_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

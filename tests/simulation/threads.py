@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import threading
@@ -94,7 +95,8 @@ class SimulatedHook:
     """A shell command of --on-rotate: ``archive SECONDS DIRECTORY FILE`` is the only one.
 
     It copies the file there and, some seconds later, removes it, as ``cp FILE DIRECTORY && sleep 2
-    && rm FILE`` would. It goes on when the command that has started it was killed.
+    && rm FILE`` would. It goes on when the command that has started it was killed; the next one may
+    run it again. So the name of the copy has a checksum: that of the same content is the same.
     """
 
     pid = 1
@@ -104,9 +106,9 @@ class SimulatedHook:
         _, seconds, folder, path = words
         self._code: int | None = None
         self._path = path
-        name = os.path.relpath(path, os.path.dirname(folder)).replace("/", "_")
-        target = f"{folder}/{name}.{world.random(f'{name}{world.now}').randrange(10**9)}"
+        name = os.path.basename(path)
         try:
+            target = self.copy_of(path, folder)
             with open(path, "rb") as source:
                 content = source.read()
         except OSError:
@@ -116,6 +118,14 @@ class SimulatedHook:
         with open(target, "wb") as copy:
             copy.write(content)
         world.loop.outside(float(seconds), self._finish)
+
+    @staticmethod
+    def copy_of(path: str, folder: str) -> str:
+        """Where it copies a file to: the name tells the directory, the name and the content."""
+        with open(path, "rb") as source:
+            digest = hashlib.file_digest(source, "sha256").hexdigest()[:16]
+        place = os.path.basename(os.path.dirname(path))
+        return f"{folder}/{place}_{os.path.basename(path)}.{digest}" if folder else ""
 
     def _finish(self) -> None:
         with contextlib.suppress(OSError):

@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.cli import cli, exits, logs, service
-from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.engine import cluster
 from nsqtools.net.connection import Connection
 from nsqtools.net.http import api
-from nsqtools.sandbox.lookupd import Nsqlookupd
-from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
-from nsqtools.sandbox.nsqd import channel as channels
 from nsqtools.sinks import repeats
 from nsqtools.sinks.threads import Threads
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.outputs import PIPE, Pipe, SimulatedOutput
+from tests.simulation.servers import Server, watch_channels
 from tests.simulation.threads import SimulatedHook, threading_of
 from tests.support.disk import Disk
 from tests.support.processes import CURRENT, Killed, Process
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
-
-    from nsqtools.names import Address
 
 START = 1_700_000_000.0
 """Seconds since the epoch when a world begins."""
@@ -197,7 +192,9 @@ class World:
             patch.setattr(f"nsqtools.sinks.files.{name}.monotonic", loop.time)
         patch.setattr("nsqtools.sinks.files.hooks.subprocess", SimulatedHook.module(self))
         patch.setattr("nsqtools.sinks.files.hooks.os.killpg", lambda *_: None)
-        self._watch_channels(patch)
+        watch_channels(self, patch)
+        self._watch_ready(patch)
+        self._watch_threads(patch)
         self.disk.install(patch)
         handler = _Log(self)
         root = logging.getLogger("nsqtools")
@@ -209,30 +206,6 @@ class World:
         finally:
             root.removeHandler(handler)
             root.setLevel(level)
-
-    def _watch_channels(self, patch: pytest.MonkeyPatch) -> None:
-        finish, deliver = channels.Channel.finish, channels.Channel._deliver
-
-        def finished(of: Any, consumer: Any, id_: bytes) -> None:
-            message = of.in_flight.get(id_)
-            finish(of, consumer, id_)
-            self.server_of(of).finished(of, message.body, consumer)
-
-        def delivered(of: Any, consumer: Any, batch: Any, now: float) -> None:
-            self.server_of(of).delivered(of, [message.body for message in batch])
-            deliver(of, consumer, batch, now)
-
-        patch.setattr(channels.Channel, "finish", finished)
-        patch.setattr(channels.Channel, "_deliver", delivered)
-        self._watch_ready(patch)
-        self._watch_threads(patch)
-        honest = nsqd_stats._channel_stats
-
-        def stats(nsqd: Any, channel: Any, *args: Any, **options: Any) -> dict[str, Any]:
-            told = honest(nsqd, channel, *args, **options)
-            return told | self.server_of(channel).next_lie()
-
-        patch.setattr(nsqd_stats, "_channel_stats", stats)
 
     def _watch_ready(self, patch: pytest.MonkeyPatch) -> None:
         """The RDY of all connections of a process together is at most its max_in_flight."""
@@ -260,9 +233,9 @@ class World:
 
         patch.setattr(Threads, "__init__", made)
 
-    def server_of(self, channel: Any) -> Server:
-        """The nsqd that has this channel."""
-        return next(s for s in self.servers.values() if s.nsqd.broker is channel.broker)
+    def server_of(self, queue: Any) -> Server:
+        """The nsqd that has this topic or channel."""
+        return next(s for s in self.servers.values() if s.nsqd.broker is queue.broker)
 
     @contextmanager
     def _runner(self, **_: Any) -> Iterator[SimpleNamespace]:
@@ -329,152 +302,6 @@ class _Log(logging.Handler):
             error = f": {record.exc_info[1]!r}" if record.exc_info else ""
             level = record.levelname.lower()
             self._world.log(f"{process}: {level}: {record.getMessage()}{error}")
-
-
-class Server:
-    """An nsqd that keeps its messages when it is restarted, as one that is stopped does."""
-
-    def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
-        self.world = world
-        self.name = name
-        self.options = NsqdOptions(**options)
-        self.nsqd = Nsqd(self.options, rng=world.random(f"{name} 0"))
-        self.process = Process(name, name)
-        self.process.alive = False
-        self.lookupds: list[Address] = []
-        self.was_down = 0.0
-        """Seconds before its last start, or for which it was cut off since then."""
-        self._ended = world.now
-        self.lie: dict[str, int] = {}
-        """Wrong numbers that its next answer about a channel has, unless the last one was wrong."""
-        self._has_lied = False
-        self.finishes: dict[tuple[str, str], list[bytes]] = {}
-        """Bodies that were finished, by topic and channel."""
-        self.deliveries: dict[tuple[str, str], list[bytes]] = {}
-        self._lives = 0
-        self._to_come: list[tuple[str, Sequence[bytes]]] = []
-
-    @property
-    def tcp(self) -> str:
-        return f"{self.name}:4150"
-
-    @property
-    def http(self) -> str:
-        return f"{self.name}:4151"
-
-    async def start(self) -> None:
-        """Listen, with the messages of before."""
-        self._lives += 1
-        before, self.process = self.nsqd, Process(self.name, self.name)
-        rng = self.world.random(f"{self.name} {self._lives}")
-        self.nsqd = self.process.context.run(Nsqd, self.options, rng=rng)
-        self.world.log(f"{self.name}: starts")
-        await self.world.within(self.process, self._listen())
-        self._take_over(before)
-        self.catch_up()
-        self.was_down = self.world.now - self._ended
-
-    async def _listen(self) -> None:
-        await self.nsqd.start(self.name, 4150, 4151, lookupd_tcp_addresses=self.lookupds)
-
-    def _take_over(self, before: Nsqd) -> None:
-        def move() -> None:
-            for name, topic in before.broker.topics.items():
-                if topic.ephemeral:
-                    continue
-                new = self.nsqd.broker.topic(name)
-                for channel_name, channel in topic.channels.items():
-                    if not channel.ephemeral:
-                        kept = map(_copy, _messages_of(channel))
-                        new.channel(channel_name).waiting.extend(kept)
-                        new.channel(channel_name).changed()
-                new.waiting.extend(map(_copy, topic.waiting))
-                new.changed()
-
-        self.process.context.copy().run(move)
-
-    def kill(self) -> None:
-        """End it; the next start has its messages."""
-        self._ended = self.world.now
-        self.world.kill(self.process)
-
-    def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """Publish messages, as soon as it is there."""
-        self._to_come.append((topic, bodies))
-        self.catch_up()
-
-    def catch_up(self) -> None:
-        """Publish what has waited for it."""
-        if self.process.alive and not self.process.stopped:
-            come, self._to_come = self._to_come, []
-            for topic, bodies in come:
-                self.process.context.copy().run(self.nsqd.publish, topic, bodies)
-
-    def make(self, topic: str, channel: str) -> None:
-        """Create a channel."""
-        create = lambda: self.nsqd.broker.topic(topic).channel(channel)  # noqa: E731
-        self.process.context.run(self.world.loop.call_soon, create)
-
-    def left(self, topic: str, channel: str) -> int:
-        """How many messages the channel has, also in flight and deferred, or is to get."""
-        return len(self.to_come(topic)) + len(self.messages(topic, channel))
-
-    def messages(self, topic: str, channel: str) -> list[channels.QueuedMessage]:
-        """What the channel has, also in flight and deferred, or gets from its topic."""
-        found = self.nsqd.broker.topics.get(topic)
-        if not found:
-            return []
-        queue = found.channels.get(channel)
-        return [*found.waiting, *(_messages_of(queue) if queue else ())]
-
-    def to_come(self, topic: str) -> list[bytes]:
-        """What is published as soon as it is there."""
-        return [body for name, bodies in self._to_come if name == topic for body in bodies]
-
-    def next_lie(self) -> dict[str, int]:
-        """What it says of a channel instead of the truth; never twice in a row."""
-        self._has_lied = bool(self.lie) and not self._has_lied
-        lie, self.lie = self.lie if self._has_lied else {}, {}
-        return lie
-
-    def finished(self, channel: Any, body: bytes, consumer: Any) -> None:
-        self.finishes.setdefault((channel.topic.name, channel.name), []).append(body)
-
-    def delivered(self, channel: Any, bodies: list[bytes]) -> None:
-        self.deliveries.setdefault((channel.topic.name, channel.name), []).extend(bodies)
-
-
-def _messages_of(channel: channels.Channel) -> list[channels.QueuedMessage]:
-    deferred = [message for _, _, message in channel._deferred]
-    return [*channel.waiting, *channel.in_flight.values(), *deferred]
-
-
-def _copy(message: channels.QueuedMessage) -> channels.QueuedMessage:
-    return channels.QueuedMessage(message.id, message.body, message.timestamp, message.attempts)
-
-
-class Lookupd:
-    """An nsqlookupd."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.lookupd = Nsqlookupd()
-        self.process = Process(name, name)
-        self.process.alive = False
-
-    async def start(self) -> None:
-        self.world.log(f"{self.name}: starts")
-        self.process, self.lookupd = Process(self.name, self.name), Nsqlookupd()
-        await self.world.within(self.process, self.lookupd.start(self.name, 4160, 4161))
-
-    def listed(self, topic: str) -> list[str]:
-        """The nsqds that it lists for a topic."""
-        known = self.lookupd.registry.topics.get(topic)
-        return [peer.broadcast_address for peer in known.producers] if known else []
-
-    def kill(self) -> None:
-        self.world.kill(self.process)
 
 
 class Command:
