@@ -10,12 +10,17 @@ from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.stdout import StreamSink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.names import Address
     from nsqtools.records.bodies.selection import Selection
     from nsqtools.records.writers import Writer
 
 log = logging.getLogger("nsqtools.status")
+
+WORN = 4
+"""Attempts with which a message is worn: go-nsq and nsq_tail by default give it up after 5."""
 
 
 class PeekSink(StreamSink):
@@ -76,25 +81,37 @@ class PeekSink(StreamSink):
             log.info("topic %s: no message arrived: run nsqtools doctor to find out why", topic)
             return
         least, most = min(attempts), max(attempts)
-        log.info(
-            "topic %s: %s given back; attempts so far: %s",
+        is_worn = most >= WORN
+        log.log(
+            logging.WARNING if is_worn else logging.INFO,
+            "topic %s: %s given back; attempts so far: %s%s",
             *(topic, counted(len(attempts), "message")),
             least if least == most else f"{least} to {most}",
+            ": consumers with a limit, 5 in go-nsq by default, soon give them up" * is_worn,
         )
 
 
 class Glimpse(HoldingHandler):
     """A handler that finishes no message, and keeps at most ``count`` in ``found``.
 
-    ``ended`` has a result once they have arrived. The consumer's max_in_flight should be
-    ``count``: messages beyond it are given back at once.
+    ``ended`` has a result once they have arrived. The consumer's max_in_flight should be ``count``:
+    messages beyond it are given back at once. With ``careful``, it should be 1 for each nsqd at
+    first: the glimpse ends at a worn message, and else calls ``go_on``, to let more come.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, careful: bool = False) -> None:
         self._left = count
+        self._careful = careful
         self._held = Held()
         self.found: list[tuple[Address, Message]] = []
         """The messages, each with its nsqd."""
+        self.go_on: Callable[[], object] = lambda: None
+        """Raises max_in_flight to the count; for the consumer's maker to set."""
+
+    @property
+    def attempts(self) -> int:
+        """The most attempts of a message found."""
+        return max((message.attempts for _, message in self.found), default=0)
 
     async def handle(self, batch: Batch) -> None:
         """Keep and hold the batch."""
@@ -105,6 +122,10 @@ class Glimpse(HoldingHandler):
         self.found += [(batch.source, message) for message in batch]
         self._held.add(batch)
         self._left -= len(batch)
+        if self._careful and self.attempts >= WORN:
+            self._left = 0
+        elif self._careful:
+            self.go_on()
         if not self._left and not self.ended.done():
             self.ended.set_result(None)
 

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import secrets
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate
 from shlex import quote
@@ -19,7 +20,7 @@ from starlette.responses import RedirectResponse
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.runner import Runner
-from nsqtools.errors import NSQError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
 from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
@@ -106,6 +107,7 @@ async def sample_form(
         "source": "/".join(target.names) if target.channel else "",
         "messages": None,
         "fault": "",
+        "worn": site.worn.get(target, 0),
     }
     return WebPage("sample.html", context | found, live=False)
 
@@ -116,6 +118,7 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     A channel is only looked at by visitors who may change things: it costs an attempt. A copy of a
     topic comes through an ephemeral channel on nsqds where the topic has a channel that stays: the
     first channel would take the messages waiting in the topic, and nsqd would drop them with it.
+    Worn messages are received only if the form says so, but for the first that tells of the others.
     """
     target, refusal = target_of(request.path_params), request.state.visitor.refusal
     topic, channel = target.topic, target.channel
@@ -123,6 +126,11 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     if channel and refusal:
         text = f"looking at a channel costs each message an attempt; {refusal}"
         raise HTTPException(403, text)
+    if site.worn.get(target) and not form["worn"]:
+        text = f"nothing was done: messages of {target} have {site.worn[target]} attempts"
+        raise HTTPException(409, f"{text}: go back, and say that another one is right")
+    if form["jq"]:
+        await fulfilling(form["jq"], ())  # before anything is received: it may be invalid
     async with site.asking():
         snapshot = await site.watch.now(topic)  # the picture may be older than a deletion
         nsqds = snapshot.having(topic, channel, count if channel else None)
@@ -133,30 +141,38 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
         names = {"topic": topic, "channel": channel}
         action = "peek_channel" if channel else "copy_topic"
         await site.audit.record(request, action, "begun", **names)
-        found = await _receive(site, target, nsqds, count)
+        found = await _receive(site, target, nsqds, count, careful=not form["worn"])
         await site.audit.record(request, action, "done", **names, received=len(found))
         texts, fault = await _decoded(site, [message.body for _, message in found])
         received = [
             ShownMessage(origin_of(nsqd, message), message, text)
             for (nsqd, message), text in zip(found, texts, strict=True)
         ]
-        kept = await _filtered(received, form)
+        kept, failure = await _filtered(received, form)
     sizes = accumulate(len(each.message.body) for each in kept)
     fitting = [each for each, size in zip(kept, sizes, strict=True) if size <= _MAX_BYTES]
     messages = fitting or kept[:1]
     shown = {"messages": messages, "received": len(found), "left_out": len(kept) - len(messages)}
-    return site.respond(await sample_form(site, request, form, **shown, fault=fault), request)
+    shown["fault"] = fault or failure
+    return site.respond(await sample_form(site, request, form, **shown), request)
 
 
 async def _receive(
-    site: Site, target: Target, nsqds: Sequence[Address], count: int
+    site: Site, target: Target, nsqds: Sequence[Address], count: int, *, careful: bool
 ) -> list[tuple[Address, Message]]:
-    glimpse = Glimpse(count)
-    values = {**vars(site.config), "max_in_flight": count, "max_in_flight_bytes": 8 << 20}
+    """Receive messages of a channel, or copies; a ``careful`` look ends at a worn message."""
+    careful = careful and bool(target.channel)
+    glimpse = Glimpse(count, careful=careful)
+    values = {**vars(site.config), "max_in_flight_bytes": 8 << 20}
+    values["max_in_flight"] = len(nsqds) if careful else count
     stop = StopOptions(idle_timeout=_IDLE, max_duration=_IDLE if target.channel else 5 * _IDLE)
     channel = target.channel or f"ui{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
     config = ConsumerConfig(**values)
-    await Runner([target.topic], channel, glimpse, config, nsqds=nsqds, stop=stop).run()
+    runner = Runner([target.topic], channel, glimpse, config, nsqds=nsqds, stop=stop)
+    glimpse.go_on = partial(runner.set_max_in_flight, count)
+    await runner.run()
+    if target.channel:
+        site.note_attempts(target, glimpse.attempts)
     return glimpse.found
 
 
@@ -173,13 +189,21 @@ async def _decoded(site: Site, bodies: Sequence[bytes]) -> tuple[list[bytes | No
         return [None] * len(bodies), str(error)
 
 
-async def _filtered(messages: Sequence[ShownMessage], form: SentForm) -> list[ShownMessage]:
-    """Return the messages with the text and the jq condition of a form; raises ConfigError."""
+async def _filtered(
+    messages: Sequence[ShownMessage], form: SentForm
+) -> tuple[list[ShownMessage], str]:
+    """Return the messages with the text and the jq condition of a form.
+
+    If the condition takes too long, return those with the text, and the error.
+    """
     kept = [each for each in messages if each.has(form["q"])]
     if not form["jq"]:
-        return kept
+        return kept, ""
     texts = [each.text.decode(errors="replace") for each in kept]
-    return [kept[position] for position in await fulfilling(form["jq"], texts)]
+    try:
+        return [kept[position] for position in await fulfilling(form["jq"], texts)], ""
+    except ConfigError as error:
+        return kept, str(error)
 
 
 async def dead(site: Site, request: Request) -> WebPage:

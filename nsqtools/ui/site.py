@@ -23,6 +23,7 @@ from nsqtools.config.units import counted, format_age, format_number, format_tim
 from nsqtools.engine.changes import Target
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_name
+from nsqtools.sinks.peek import WORN
 from nsqtools.sinks.threads import as_output_error
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ MAX_FORM = 4 << 20
 _MAX_FIELDS = 1000
 _FORM_TIMEOUT = 30.0
 _MAX_ASKERS = 8
+_MAX_WORN = 1000
 _MAX_STREAMS = 200
 """Maximum number of browsers that get new pictures."""
 
@@ -104,6 +106,8 @@ class Site:
         """For the use of the decoder, by one thread at a time."""
         self.publishing = asyncio.Lock()
         """Held while a publication is logged and begun, so that a double click begins one."""
+        self.worn: dict[Target, int] = {}
+        """The most attempts of messages found in a channel, where the last look found worn ones."""
         self.streams = 0
         """Number of browsers that get new pictures."""
         self._polls = 0
@@ -121,6 +125,14 @@ class Site:
         filters = {"number": format_number, "age": format_age, "clock": format_time}
         self._templates.filters |= {**filters, "counted": counted}
         self._templates.globals["m"] = self._templates.get_template("macros.html").module
+
+    def note_attempts(self, target: Target, attempts: int) -> None:
+        """Remember whether a look at a channel found worn messages, of the last channels."""
+        self.worn.pop(target, None)
+        if attempts >= WORN:
+            self.worn[target] = attempts
+        if len(self.worn) > _MAX_WORN:
+            del self.worn[next(iter(self.worn))]
 
     def url(self, *parts: str, **query: object) -> str:
         """Return the path of a page, with the names of topics and channels escaped."""

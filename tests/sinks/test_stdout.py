@@ -8,6 +8,7 @@ import socket
 import tempfile
 import tty
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from nsqtools.errors import NSQError, OutputClosedError, OutputError
 from nsqtools.records.bodies.selection import Selection
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.sinks.peek import PeekSink
+from nsqtools.sinks.peek import WORN, Glimpse, PeekSink
 from nsqtools.sinks.stdout import StreamSink
-from tests.support.archiving import Settled, batch
+from tests.support.archiving import Settled, batch, message
 from tests.support.clock import turns
 from tests.support.faults import file_limit
 
@@ -336,6 +337,39 @@ async def test_a_peek_writes_its_count_and_gives_back_what_it_writes_and_what_it
         assert file.read() == b"1\n2\n3\n"
     assert sorted(body for body, *_ in settled.requeued) == [b"%d" % n for n in range(1, 7)]
     assert settled.finished == []
+
+
+@pytest.mark.parametrize("attempts", [WORN - 1, WORN])
+async def test_a_peek_warns_of_messages_near_the_limit_of_attempts(
+    attempts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nsqtools.status")
+    with tempfile.TemporaryFile() as file:
+        sink = PeekSink(file.fileno(), make_writer(Layout()), 1)
+        await sink.open()
+        await sink.handle(batch(message(b"1", attempts=attempts), settled=Settled()))
+        await sink.drain("t")
+        await sink.close()
+    (record,) = caplog.records
+    assert (record.levelname == "WARNING") == (attempts == WORN)
+
+
+async def test_a_careful_glimpse_lets_more_come_until_a_message_is_worn() -> None:
+    for attempts, careful, ends in (
+        (WORN - 1, True, False),
+        (WORN, True, True),
+        (WORN, False, False),
+    ):
+        settled, raised = Settled(), list[int]()
+        glimpse = Glimpse(3, careful=careful)
+        glimpse.go_on = partial(raised.append, 1)
+        await glimpse.open()
+        await glimpse.handle(batch(message(b"1", attempts=attempts), settled=settled))
+        assert (glimpse.ended.done(), sum(raised)) == (ends, careful and not ends)
+        await glimpse.handle(batch(message(b"2", number=2), settled=settled))
+        assert len(glimpse.found) == 2 - ends
+        await glimpse.drain("t")
+        assert (len(settled.requeued), settled.finished) == (2, [])
 
 
 async def test_a_peek_does_not_end_while_its_reader_is_slow(sides: Sides) -> None:
