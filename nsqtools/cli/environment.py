@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.configfile import shared_options
-from nsqtools.cli.resolver import variables
+from nsqtools.cli.resolver import is_set, variables
 from nsqtools.cli.tree import command_names, command_options, contexts, groups_of
 from nsqtools.config.program import ConfigFileOptions
 
@@ -25,7 +25,7 @@ def warnings(ctx: click.Context) -> list[str]:
     Commands besides the command of ``ctx`` are loaded only if needed: first the commands named in
     a variable, then, for a variable still unknown, all of them.
     """
-    unknown = {name for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
+    unknown = {name for name in os.environ if name.startswith(_PREFIX) and is_set(name)}
     own = _variables_of([ctx])
     unknown -= _PROGRAM | own | {_PREFIX + name.upper() for name in shared_options()}
     root = ctx.find_root()

@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     from nsqtools.config.option import Option, Options
 
 
+_SERVICE_LINK = re.compile(
+    r"\w+?_(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT=(tcp|udp|sctp)://.*"
+    r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.*)",
+    re.DOTALL,
+)
+"""The variables that Kubernetes sets in each container for each Service of its namespace."""
+
+
 class ResolvedValue(NamedTuple):
     """A value and its place; ``origin`` is empty for a default."""
 
@@ -191,7 +199,7 @@ class Resolver:
     def _variable(self, name: str, *, shared: bool) -> str:
         """The variable giving a value to an option; empty if all are unset."""
         names = variables(self._ctx, name, shared=shared)
-        return next((each for each in names if os.environ.get(each)), "")
+        return next(filter(is_set, names), "")
 
     def _of_table(self, cls: type[Options], table: Table) -> Iterator[dict[str, ResolvedValue]]:
         yield {
@@ -228,6 +236,12 @@ def _from_variable(variable: str, declared: Option) -> ResolvedValue:
         return ResolvedValue(declared.parse(text), Source.ENVIRONMENT, variable)
     except ConfigError as error:
         raise ConfigError(f"{variable}: {error}") from None
+
+
+def is_set(variable: str) -> bool:
+    """Whether a variable has a value that somebody gave: Services of Kubernetes set some too."""
+    text = os.environ.get(variable)
+    return bool(text) and not _SERVICE_LINK.fullmatch(f"{variable}={text}")
 
 
 def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
