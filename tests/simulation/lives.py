@@ -2,7 +2,7 @@
 
 Invariants. Everything published arrives, although processes die, disks forget and servers hang. It
 arrives once; after a fault, what was in flight may arrive again, as the guide ``delivery`` says.
-After the last fault all is settled within ``PATIENCE`` seconds, and commands end by SIGTERM with 0.
+After the last fault all is settled within ``PATIENCE`` seconds, and commands end by SIGTERM.
 An exit code means what it says. A healthy nsqd is consumed whatever the others do. Handlers that
 were opened are closed once, no task is left.
 """
@@ -272,7 +272,7 @@ class Life:
         self.again(number)
 
     async def end(self, number: int) -> None:
-        """SIGTERM: the command ends with 0 in bounded time."""
+        """SIGTERM: the command ends in bounded time, with 1 if its last messages failed, or 0."""
         command = self.commands[number]
         if not command.process.alive:
             return
@@ -283,7 +283,7 @@ class Life:
             self.world.violated(
                 f"{command.process}: still there 600 s after SIGTERM at {began:.1f}"
             )
-        elif command.code and not self.is_excused(command):
+        elif command.code != bool(command.process.failing) and not self.is_excused(command):
             self.world.violated(f"{command.process}: exit {command.code} after SIGTERM")
 
     def is_excused(self, command: Command) -> bool:

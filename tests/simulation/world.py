@@ -9,6 +9,7 @@ import signal
 import time
 import warnings
 from contextlib import contextmanager, suppress
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
+
+    from nsqtools.engine.runner import RunOutcome
 
 START = 1_700_000_000.0
 """Seconds since the epoch when a world begins."""
@@ -179,7 +182,8 @@ class World:
         patch.setattr(asyncio, "Runner", self._runner)
         patch.setattr(exits, "_write", lambda text: self._said(text))
         patch.setattr(logs, "configure", lambda *_, **__: None)
-        patch.setattr("nsqtools.cli.service.tune_memory", lambda: None)
+        patch.setattr(service, "tune_memory", lambda: None)
+        patch.setattr(service, "_exit_code", partial(_judged, service._exit_code))
         patch.setattr("nsqtools.sinks.stdout.Output", SimulatedOutput)
         patch.setattr("nsqtools.sinks.http.assembly.Random", lambda: self.random("endpoints"))
         for name in ("consumer", "producer"):
@@ -289,6 +293,13 @@ class World:
         self.log(f"{CURRENT.get()} says: {text.rstrip()}")
         if "internal error" in text:
             self.violated(text.rstrip())
+
+
+def _judged(judge: Callable[[RunOutcome], exits.Exit], outcome: RunOutcome) -> exits.Exit:
+    """The exit code of a run; its process remembers the topics whose last messages failed."""
+    if process := CURRENT.get():
+        process.failing = [topic for topic, each in outcome.by_topic.items() if each.failing]
+    return judge(outcome)
 
 
 class _Log(logging.Handler):

@@ -12,7 +12,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
 
@@ -29,6 +29,8 @@ class Process:
         self.host = host
         self.alive = True
         self.stopped = False
+        self.failing: Sequence[str] = ()
+        """The topics of a consumer whose last messages failed, once it has ended."""
         self.signals: dict[int, Callable[[], object]] = {}
         self.on_end: list[Callable[[], object]] = []
         """What the system does when it ends: closes sockets and files."""
