@@ -63,6 +63,11 @@ class ServerClock(NamedTuple):
     least: int
     most: int
 
+    @property
+    def uncertainty(self) -> float:
+        """The difference of ``most`` and ``least`` in seconds."""
+        return (self.most - self.least) / _SECOND
+
     @classmethod
     def of(cls, date: str, asked: float, answered: float) -> Self | None:
         """Return what a Date header tells; None if it is missing or is no date.

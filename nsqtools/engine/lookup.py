@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqtools.clock import ServerClock
 from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.units import counted
 from nsqtools.engine.outages import OutageLog
@@ -42,6 +43,8 @@ STATS_LIMITS: Mapping[str, Any] = dict(
     zip(("connect_timeout", "request_timeout"), _STATS_TIMEOUTS, strict=True)
 )
 """NsqdHTTP's keyword arguments for repeated requests of /stats."""
+_AGREEING = 10.0
+"""Maximum uncertainty in seconds of one clock for all nsqds."""
 MAX_NSQDS = 2000
 """Maximum nsqds of a topic to use from one nsqlookupd's list."""
 # Seconds by which the look for an existing topic may delay the start.
@@ -257,8 +260,9 @@ class Backlog:
         self._tls = http_context(config)
         self._urls = tuple(dict.fromkeys(urls))
         self.warning = ""
-        self.skews: dict[str, float] = {}
-        """By URL, the lead of each nsqd's clock over this host's, at least so many seconds."""
+        self.clocks: dict[Address, ServerClock] = {}
+        """The clocks of the nsqds that have told them, by the nsqds' addresses for consumers."""
+        self._told: dict[str, ServerClock] = {}  # by URL
         self._nsqds = {
             Address(host, port): str(Address(host, port + 1)) for host, port in subscription.nsqds
         }
@@ -321,14 +325,29 @@ class Backlog:
         answers = dict(zip(urls, await call_each(urls, self._ask), strict=True))
         unknown += [str(each) for each in answers.values() if isinstance(each, HTTPError)]
         answered = {url: each for url, each in answers.items() if not isinstance(each, HTTPError)}
+        self.clocks |= self._clocks()
         return answered, tuple(unknown)
 
     async def _ask(self, url: str) -> list[TopicStats] | HTTPError:
         async with NsqdHTTP(url, tls=self._tls, **STATS_LIMITS) as nsqd:
             found = await attempt(nsqd.stats(self._subscription.topic))
-            if nsqd.skew is not None:
-                self.skews[url] = nsqd.skew
+            if nsqd.clock:
+                self._told[url] = nsqd.clock
             return found
+
+    def _clocks(self) -> dict[Address, ServerClock]:
+        """Return the clocks that are known.
+
+        Whose URL a given one is, nobody says: all nsqds then have one clock, as exact as theirs
+        agree.
+        """
+        if not self._urls:
+            urls = self._nsqds.items()
+            return {tcp: self._told[url] for tcp, url in urls if url in self._told}
+        least, most = zip(*self._told.values(), strict=True) if self._told else ((0,), (0,))
+        clock = ServerClock(min(least), max(most))
+        agree = self._told.keys() == set(self._urls) and clock.uncertainty < _AGREEING
+        return dict.fromkeys(self._nsqds, clock) if agree else {}
 
     def _left(self, url: str, topics: Iterable[TopicStats]) -> Left:
         """Return the channel's messages on one nsqd."""

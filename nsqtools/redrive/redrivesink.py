@@ -7,17 +7,18 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nsqtools.errors import NSQError
+from nsqtools.policy.stopping import Left
 from nsqtools.redrive.redriver import LARGEST_LOT_BYTES
 from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.threads import Threads
 from nsqtools.tasks import end, interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from nsqtools.clock import ServerClock
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.names import Address
-    from nsqtools.policy.stopping import Left
     from nsqtools.redrive.redriver import Redriver
 
 AWAY = 10.0
@@ -32,10 +33,19 @@ nsqd's default message timeout, and AWAY, have passed by then.
 """
 _SILENCE = 30.0
 """Maximum seconds during which an nsqd does not tell its number of messages."""
+_NO_CLOCK = "redrive it alone, with its own HTTP address in --nsqd-http-address"
+_SOON = 1.0
+"""Delay in seconds of messages from an nsqd whose clock is not known yet."""
+_ASKED = 5.0
+"""Seconds after which nsqds are asked again although messages wait: a clock may have been set."""
 
 
 class ChannelDepth(Protocol):
     """The channel on all its nsqds."""
+
+    @property
+    def clocks(self) -> Mapping[Address, ServerClock]:
+        """The clock of each nsqd, as of its last answer that has told it."""
 
     async def left(self) -> Left:
         """Return the messages in the channel, and the servers without a usable answer."""
@@ -62,12 +72,44 @@ class Chosen(NamedTuple):
     body: bytes
 
 
+class RunStart:
+    """Tells what was in a channel at the start of a run from what has come into it since.
+
+    Each nsqd has dated its messages by its own clock, which is known to about a second. So the run
+    waits that long with its first publish: none of its messages can then have failed again, and be
+    back in the channel, at a time that may be the start. Times are seconds of the loop's clock.
+    """
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+        self._published: float | None = None
+
+    def delay(self, clocks: Iterable[ServerClock], now: float) -> float:
+        """Return for how many seconds to wait with the first publish."""
+        if self._published is not None:
+            return 0.0
+        return max(0.0, self._at + max(each.uncertainty for each in clocks) - now)
+
+    def publishes(self, now: float) -> None:
+        """Note that a publish begins."""
+        if self._published is None:
+            self._published = now
+
+    def is_older(self, timestamp: int, clock: ServerClock) -> bool:
+        """Whether a message of an nsqd with this clock was there at the start."""
+        newest = clock.latest(self._at)
+        if self._published is not None:
+            newest = min(newest, clock.earliest(self._published))
+        return timestamp <= newest
+
+
 class RedriveSink(HoldingHandler):
     """A handler that publishes the chosen messages of a channel to ``topic``.
 
     Each is finished once nsqd has answered OK. A message stays if it is not chosen, if nsqd refuses
-    it, or if it was published after ``began``, in ns since the epoch. It is held until the end and
-    then given back for delivery at once; if nsqd could send no others meanwhile, it is deferred.
+    it, or if it was published after ``start``. Without a ``start`` the choice alone decides. What
+    stays is held until the end and then given back for delivery at once; if nsqd could send no
+    others meanwhile, it is deferred.
     A message that nsqd has taken back comes again, and is finished if it is published by then.
     ``ended`` has a result once each message of the channel has come, once the redriver's limit is
     reached, or once the redriver is stopped and has the answer to the publish under way.
@@ -80,13 +122,13 @@ class RedriveSink(HoldingHandler):
         topic: str,
         depth: ChannelDepth,
         *,
-        began: int,
+        start: RunStart | None,
     ) -> None:
         self._redriver = redriver
         self._choice = choice
         self._topic = topic
         self._depth = depth
-        self._began = began
+        self._start = start
         self._held = Held()
         self._waiting: dict[tuple[Address, bytes], Chosen] = {}
         self._came = asyncio.Event()
@@ -99,6 +141,11 @@ class RedriveSink(HoldingHandler):
         """Whether the run ended by itself: each message came, or the limit was reached."""
         self.asked: Sequence[Chosen] = ()
         """The messages of the publish under way, or those that a failed one may have published."""
+        self.misdated: set[tuple[Address, bytes]] = set()
+        """Messages that stay because they are from the future of their nsqd's clock.
+
+        It was set back after they were published, so whether they are older is unknown."""
+        self._undated: set[Address] = set()  # nsqds with messages, whose clocks are not known
         self._arrived = self._older_arrived = 0.0
         self._in_hand = 0  # batches being judged, and lots being published
 
@@ -124,10 +171,15 @@ class RedriveSink(HoldingHandler):
         published, staying = self._published[source], self._staying[source]
         if again := [each for each in batch.unsettled() if each.id in published]:
             self._held.finish(batch, again)
+        if self._start and source not in self._depth.clocks:
+            delay = AWAY if source in self._undated else _SOON
+            self._undated.add(source)
+            self._held.requeue(batch, delay=delay, backoff=False)
+            return
         fresh = [
             each
             for each in batch.unsettled()
-            if each.id not in staying and each.timestamp <= self._began
+            if each.id not in staying and self._is_older(source, each)
         ]
         self._in_hand += 1
         try:
@@ -150,6 +202,15 @@ class RedriveSink(HoldingHandler):
         self._came.set()
         if batch.starved:
             self._defer(source)
+
+    def _is_older(self, source: Address, message: Message) -> bool:
+        """Whether a message was in the channel at the start."""
+        if not self._start:
+            return True
+        clock = self._depth.clocks[source]
+        if message.timestamp > clock.latest(self._loop.time()):
+            self.misdated.add((source, message.id))
+        return self._start.is_older(message.timestamp, clock)
 
     async def gave_up(self, batch: Batch) -> None:
         """Handle the batch: nothing is given up."""
@@ -214,8 +275,13 @@ class RedriveSink(HoldingHandler):
         return lot
 
     async def _publish_lot(self, lot: Sequence[Chosen]) -> None:
+        if self._start and not self._redriver.dry:
+            delay = self._start.delay(self._depth.clocks.values(), self._loop.time())
+            await interruptible(asyncio.sleep(delay), self._redriver.stopping)
         if not await self._redriver.wait(len(lot)):
             return
+        if self._start and not self._redriver.dry:
+            self._start.publishes(self._loop.time())
         self.asked = lot
         refused = await self._redriver.publish(self._topic, [each.body for each in lot])
         failure = self._redriver.failure
@@ -243,16 +309,19 @@ class RedriveSink(HoldingHandler):
 
         Two checks in a row must say so: during one check a message may be on its way.
         """
-        answered = self._arrived = self._older_arrived = self._loop.time()
+        asked = answered = self._arrived = self._older_arrived = self._loop.time()
         checks = 0
         while True:
             await asyncio.sleep(_INTERVAL)
             if self._in_hand or self._waiting:
                 answered = self._arrived = self._older_arrived = self._loop.time()
                 checks = 0
+                if self._undated or self._loop.time() > asked + _ASKED:
+                    await self._left()
+                    asked = self._loop.time()
                 continue
             staying = self.staying
-            left = await self._depth.left()
+            left = await self._left()
             checks = checks + 1 if not left.unknown and left.messages <= staying else 0
             if not left.unknown:
                 answered = self._loop.time()
@@ -270,6 +339,13 @@ class RedriveSink(HoldingHandler):
         """Make room for messages that do not come."""
         for source in list(self._kept):
             self._defer(source)
+
+    async def _left(self) -> Left:
+        """Return what is in the channel; nsqds that should have told their clocks are unknown."""
+        left = await self._depth.left()
+        self._undated -= self._depth.clocks.keys()
+        unknown = (f"nsqd {each}: its clock is unknown: {_NO_CLOCK}" for each in self._undated)
+        return left + Left(unknown=tuple(unknown))
 
     def _end(self, *, is_complete: bool) -> None:
         self.is_complete = self.is_complete or is_complete
@@ -293,8 +369,8 @@ class SearchSink(RedriveSink):
     """A handler that publishes the messages that a seeker seeks, and touches few others.
 
     Others are held and given back once, for delivery at once, and never deferred: as soon as all
-    sought messages are found, ``expected`` messages published before ``began`` have come, or no
-    others come. Then it calls ``receive_none``, and publishes those found.
+    sought messages are found, ``expected`` messages have come, or no others come. Then it calls
+    ``receive_none``, and publishes those found.
     """
 
     def __init__(
@@ -304,13 +380,12 @@ class SearchSink(RedriveSink):
         topic: str,
         depth: ChannelDepth,
         *,
-        began: int,
         expected: int,
     ) -> None:
-        super().__init__(redriver, seeker, topic, depth, began=began)
+        super().__init__(redriver, seeker, topic, depth, start=None)
         self._seeker = seeker
         self._expected = expected
-        self._older: set[tuple[Address, bytes]] = set()
+        self._came_once: set[tuple[Address, bytes]] = set()
         self._lot_size = 0
         self._is_searching = True
         self.receive_none: Callable[[], object] = lambda: None
@@ -318,20 +393,19 @@ class SearchSink(RedriveSink):
 
     @property
     def searched(self) -> int:
-        """The number of messages that came and were published before the search began."""
-        return len(self._older)
+        """The number of messages that came, each counted once."""
+        return len(self._came_once)
 
     async def handle(self, batch: Batch) -> None:
         """Hold the batch while messages are sought."""
         if not self._is_searching:
             batch.requeue(delay=0, backoff=False)
             return
-        source = batch.source
-        self._older |= {(source, each.id) for each in batch if each.timestamp <= self._began}
+        self._came_once |= {(batch.source, each.id) for each in batch}
         await super().handle(batch)
         if self._seeker.sought <= len(self._waiting) + self._lot_size:
             self._end_search()
-        elif len(self._older) >= self._expected:
+        elif self.searched >= self._expected:
             self._end_search(has_all=True)
 
     def _defer(self, source: Address) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsqtools.clock import wall, wall_ns
+from nsqtools.clock import wall
 from nsqtools.config.connection import ClientConfig, ConsumerConfig, ProducerConfig
 from nsqtools.config.consuming import StopOptions
 from nsqtools.config.units import counted
@@ -264,9 +264,7 @@ class ChannelAgain(Republication):
     async def _publish_all(self) -> None:
         source, backlog, left = self._search
         topic, channel, nsqds = source.topic, source.channel, source.nsqds
-        sink = SearchSink(
-            self._redriver, self, self.topic, backlog, began=wall_ns(), expected=left.messages
-        )
+        sink = SearchSink(self._redriver, self, self.topic, backlog, expected=left.messages)
         stop = StopOptions(max_duration=self.total / self.rate + _PATIENCE)
         runner = Runner([topic], channel, sink, self._config, nsqds=nsqds, stop=stop)
         sink.receive_none = partial(runner.set_max_in_flight, 0)

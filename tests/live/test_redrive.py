@@ -4,11 +4,14 @@ import asyncio
 import json
 import random
 import signal
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from nsqtools.cli import cli, exits
 from nsqtools.redrive.redriver import LARGEST_LOT
 from nsqtools.sinks.deadletters import ToDirectory
 from tests.support.archiving import batch
@@ -86,6 +89,12 @@ def test_killed_five_times_it_loses_nothing_and_doubles_at_most_a_lot_each_time(
     check(arrived(nsqtools_cli, nsqd, topic), count)
 
 
+def left(nsqd: Nsqd, dead: str) -> int:
+    """The number of messages in the channel of redrive."""
+    channel = nsqd.channel(dead, "redrive")
+    return sum(channel[name] for name in ("depth", "deferred_count", "in_flight_count"))
+
+
 def test_what_is_not_chosen_stays_in_the_channel_for_the_next_run(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
@@ -96,12 +105,23 @@ def test_what_is_not_chosen_stays_in_the_channel_for_the_next_run(
     command = ("redrive", "--from-topic", dead, "-v", *at_both(nsqd))
     plan = nsqtools_cli(*command, "--where", ".n < 100", "--dry-run")
     assert (plan.code, plan.stdout) == (0, f"{topic}\t-\t100\n".encode()), plan.stderr
-    for where, left in ((".n < 100", 400), (".n < 300", 200), ("true", 0)):
+    for where, staying in ((".n < 100", 400), (".n < 300", 200), ("true", 0)):
         ended = nsqtools_cli(*command, "--where", where)
         assert ended.code == 0, ended.stderr
-        channel = nsqd.channel(dead, "redrive")
-        assert channel["depth"] + channel["deferred_count"] + channel["in_flight_count"] == left
+        assert left(nsqd, dead) == staying
     assert arrived(nsqtools_cli, nsqd, topic) == Counter(range(500))
+
+
+def test_what_is_older_is_so_by_the_clock_of_nsqd(
+    nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the clock of this host, which is a year behind."""
+    now, year = time.time_ns, 365 * 86_400 * 10**9
+    monkeypatch.setattr("nsqtools.clock.time", SimpleNamespace(time_ns=lambda: now() - year))
+    nsqd.create(topic, "c")
+    nsqd.publish(f"{topic}.dead", [b"%d" % number for number in range(50)])
+    assert exits.run(cli, ["redrive", "--from-topic", f"{topic}.dead", *at_both(nsqd)]) == 0
+    assert (nsqd.channel(topic, "c")["depth"], left(nsqd, f"{topic}.dead")) == (50, 0)
 
 
 def test_a_channel_that_misses_the_messages_is_not_created_and_a_paused_one_is_refused(

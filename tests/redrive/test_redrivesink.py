@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from nsqtools.clock import ServerClock
 from nsqtools.engine.handler import Message
 from nsqtools.errors import NSQError, OutputError, PublishError
 from nsqtools.names import Address
 from nsqtools.policy.stopping import Left
 from nsqtools.redrive.redriver import Choice, Redriver
-from nsqtools.redrive.redrivesink import AWAY, RedriveSink, SearchSink
-from tests.support.archiving import START, Settled, batch, message
+from nsqtools.redrive.redrivesink import AWAY, RedriveSink, RunStart, SearchSink
+from tests.support.archiving import SECOND, START, Settled, batch, message
 from tests.support.clock import elapse, virtual
 from tests.support.sinking import InLoop
 
@@ -28,6 +31,7 @@ class Channel:
         self.answers = asyncio.Event()
         self.answers.set()
         self.now = Left()
+        self.clocks = {batch(b"").source: ServerClock(START, START)}
 
     async def left(self) -> Left:
         return self.now
@@ -42,10 +46,44 @@ class Channel:
         pass
 
 
+YEAR = 366 * 86_400
+
+
+@given(
+    st.lists(st.tuples(st.integers(-YEAR, YEAR), st.floats(0, 7), st.floats(0, 1)), min_size=1),
+    st.floats(0, 7),
+    st.floats(0, 60),
+    st.floats(0, 60),
+)
+def test_however_wrong_all_clocks_are_the_messages_of_a_run_are_newer_and_what_was_there_is_older(
+    nsqds: list[tuple[int, float, float]], late: float, before: float, after: float
+) -> None:
+    """Each nsqd's clock leads by any time, and is known more or less exactly."""
+    at = 100.0
+    start = RunStart(at)
+    leads = [START + lead * SECOND for lead, _, _ in nsqds]
+    clocks = [
+        ServerClock(lead - round(width * part * SECOND), lead + round(width * (1 - part) * SECOND))
+        for lead, (_, width, part) in zip(leads, nsqds, strict=True)
+    ]
+    now = at + late
+    first = now + start.delay(clocks, now)
+    assert first <= max(now, at + max(width for _, width, _ in nsqds) + 1e-6)
+    for is_published in (False, True):
+        for lead, clock in zip(leads, clocks, strict=True):
+            assert start.is_older(lead + round((at - before - 1e-6) * SECOND), clock)
+            newer = lead + round((first + after + 1e-6) * SECOND)
+            assert not start.is_older(newer, clock)
+        start.publishes(first)
+        assert start.delay(clocks, now) == 0 or not is_published
+    wider = ServerClock(leads[0] - 60 * SECOND, leads[0] + 60 * SECOND)  # met after the first one
+    assert not start.is_older(leads[0] + round((first + after + 1e-6) * SECOND), wider)
+
+
 @contextlib.asynccontextmanager
 async def redriving(channel: Channel, **more: Any) -> AsyncIterator[RedriveSink]:
     choice = Choice('type == "number"')
-    sink = RedriveSink(Redriver(channel, **more), choice, "t", channel, began=START)
+    sink = RedriveSink(Redriver(channel, **more), choice, "t", channel, start=RunStart(0.0))
     sink._threads = InLoop()
     await sink.open()
     try:
@@ -210,7 +248,7 @@ async def searching(
 ) -> AsyncIterator[tuple[SearchSink, list[int]]]:
     """A search, and the number of messages given back whenever it lets no more come."""
     seeker, redriver = Sought(*bodies), Redriver(channel, rate=1.0, limit=len(bodies))
-    sink = SearchSink(redriver, seeker, "t", channel, began=START, expected=expected)
+    sink = SearchSink(redriver, seeker, "t", channel, expected=expected)
     given_back: list[int] = []
     sink.receive_none = lambda: given_back.append(len(channel.settled.requeued))
     sink._threads = InLoop()
@@ -247,12 +285,66 @@ async def test_a_search_in_vain_passes_the_channel_once_and_defers_nothing(more:
     channel.now = Left(waiting=10**6)
     async with searching(channel, b"gone", expected=3 + more) as (sink, given_back):
         began = asyncio.get_running_loop().time()
-        new = message(b"d", timestamp=START + 1, number=4)
         parts = [message(body, number=n) for n, body in enumerate((b"a", b"b", b"c"))]
-        await sink.handle(batch(new, *parts, settled=channel.settled, starved=True))
+        await sink.handle(batch(parts[0], settled=channel.settled, starved=True))
+        await sink.handle(batch(*parts, settled=channel.settled, starved=True))
         await sink.ended
         assert (sink.is_complete, sink.searched) == (not more, 3)
         assert asyncio.get_running_loop().time() - began < 5
         await sink.drain("events")
     assert (given_back, channel.got) == ([0], [])
-    assert [each for _, *each in channel.settled.requeued] == [[0, False]] * 4
+    assert [each for _, *each in channel.settled.requeued] == [[0, False]] * 4  # one came twice
+
+
+@virtual
+@pytest.mark.parametrize("lead", [-YEAR, -120, 120, YEAR])
+async def test_a_message_is_as_old_as_the_clock_of_its_nsqd_says(lead: int) -> None:
+    channel = Channel()
+    channel.now = Left(in_flight=1)
+    theirs = START + lead * SECOND
+    channel.clocks = dict.fromkeys(channel.clocks, ServerClock(theirs, theirs + SECOND))
+    async with redriving(channel) as sink:
+        old, back = message(b"1", timestamp=theirs), message(b"2", timestamp=theirs, number=2)
+        await sink.handle(batch(old, settled=channel.settled))
+        await elapse(0.9)
+        assert channel.got == []  # the start may be up to a second later
+        await elapse(0.2)
+        assert channel.got == [[b"t", b"1"]]
+        back.timestamp += round(1.05 * SECOND)
+        await sink.handle(batch(back, settled=channel.settled))
+        await sink.ended
+    assert (channel.settled.finished, sink.staying, sink.misdated) == ([b"1"], 1, set())
+
+
+@virtual
+async def test_without_the_clock_of_its_nsqd_no_message_is_published() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=1)
+    clocks, channel.clocks = channel.clocks, {}
+    for _ in range(2):
+        async with redriving(channel) as sink:
+            await sink.handle(batch(b"1", settled=channel.settled))
+            with pytest.raises(NSQError, match="4150: its clock is unknown"):
+                await sink.ended
+    async with redriving(channel) as sink:
+        await sink.handle(batch(b"1", settled=channel.settled))
+        channel.clocks = clocks
+        await sink.handle(batch(b"1", settled=channel.settled))
+        await elapse(1)
+    assert channel.settled.requeued == [(b"1", 1.0, False)] * 3
+    assert channel.settled.finished == [b"1"]
+
+
+@virtual
+async def test_a_message_from_the_future_stays_and_is_told() -> None:
+    """The clock of its nsqd was set back since."""
+    channel = Channel()
+    channel.now = Left(in_flight=2)
+    async with redriving(channel) as sink:
+        await elapse(10)
+        future = message(b"1", timestamp=START + 60 * SECOND)
+        newer = message(b"2", timestamp=START + 5 * SECOND, number=2)
+        await sink.handle(batch(future, newer, settled=channel.settled))
+        await sink.ended
+    assert {identity for _, identity in sink.misdated} == {future.id}
+    assert channel.got == []

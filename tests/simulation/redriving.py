@@ -52,6 +52,7 @@ _RECOVERY = 60.0
 """Seconds after a fault until redrive must do what it promises."""
 _AFTERMATH = 5.0
 """Seconds after a fault of an nsqd in which a new run may still meet it."""
+_UNCERTAIN = 7.0  # seconds: dates have whole ones, and a response may take so many
 _MOST = 6000
 """Maximum size of a message that nsqds take in a life with a directory."""
 
@@ -370,7 +371,7 @@ class TopicRedriveLife(RedriveLife):
     def _check_messages(self, command: Command, arrivals: list[tuple[float, Letter]]) -> None:
         super()._check_messages(command, arrivals)
         for at, letter in arrivals:
-            if at > command.began and letter.born > command.began + 0.5:
+            if at > command.began and letter.born > command.began + _UNCERTAIN:
                 self.world.violated(f"newer than the run, and published: {letter.body[:20]!r}")
 
     def _check_complete(self, command: Command, there: set[bytes], arrived: set[bytes]) -> None:

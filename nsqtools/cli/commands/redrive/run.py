@@ -14,14 +14,13 @@ from nsqtools.cli.logs import report_end
 from nsqtools.cli.output import print_rows
 from nsqtools.cli.remotes import channel_depth, with_secret
 from nsqtools.cli.service import Signals, consume, progress
-from nsqtools.clock import wall_ns
 from nsqtools.config.consuming import SourceOptions, StopOptions
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import is_ephemeral
 from nsqtools.redrive.directory import DirectoryRun
 from nsqtools.redrive.redriver import DEAD, Choice, Redriver
-from nsqtools.redrive.redrivesink import RedriveSink
+from nsqtools.redrive.redrivesink import RedriveSink, RunStart
 
 if TYPE_CHECKING:
     from nsqtools.config.connection import ConsumerConfig
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SKEW = 5.0
-"""Maximum difference in seconds between clocks without a warning, as in doctor."""
 _AHEAD = 10.0
 """With --rate, messages are received at most this many seconds before their publishing is due."""
 
@@ -134,19 +131,12 @@ class RedriveRun:
             )
         if config.sample_rate:
             raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
-        began = wall_ns()
+        start = RunStart(asyncio.get_running_loop().time())
         urls = self._stop.nsqd_http_address
         depth = await channel_depth(
             source, source.from_topic, source.channel, config, urls, may_create=True
         )
-        for url, skew in depth.skews.items():
-            if abs(skew) > _SKEW:
-                log.warning(
-                    "nsqd %s: its clock is %.0f s %s this host's: messages published about the "
-                    "time of the start may be taken for older or newer ones",
-                    *(url, abs(skew), "ahead of" if skew > 0 else "behind"),
-                )
-        sink = self._work = RedriveSink(self._redriver, self._choice, topic, depth, began=began)
+        sink = self._work = RedriveSink(self._redriver, self._choice, topic, depth, start=start)
         in_flight = config.max_in_flight
         if form.rate:
             in_flight = min(in_flight, max(1, ceil(form.rate * _AHEAD)))
@@ -166,7 +156,14 @@ class RedriveRun:
             )
         except Ended as ended:
             return ended.exit_code
-        return Exit.DONE
+        finally:
+            if sink.misdated:
+                log.error(
+                    "%s are from the future of their nsqd's clock, which was set back: unknown "
+                    "whether they are older than this run, so they stay",
+                    counted(len(sink.misdated), "message"),
+                )
+        return Exit.PARTIAL if sink.misdated else Exit.DONE
 
     def _report(self) -> None:
         """Print the plan of a dry run, or report what was done."""
