@@ -3,6 +3,7 @@
 import pickle
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools import __version__
-from nsqtools.config.connection import ConsumerConfig, ProducerConfig
+from nsqtools.cli.commands.pipeline.sources import schema_text
+from nsqtools.config.connection import ConsumerConfig, ProducerConfig, read_secret
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.pairs import parse_pairs
 from nsqtools.config.publishing import TargetOptions
+from nsqtools.config.ui import UiOptions, read_passwords
 from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
+from nsqtools.sinks.http.arguments import read_headers
+from nsqtools.sinks.http.signing import Signer
 
 MS, S, M = 0.001, 1.0, 60.0
 UNSET, EMPTY = (False, None, None), ("", None, None)
@@ -221,3 +226,22 @@ def test_an_instance_is_never_changed_and_survives_the_way_to_an_executor() -> N
         ConsumerConfig(max_in_flite=2)  # type: ignore[call-arg]
     for each in (ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))):
         assert pickle.loads(pickle.dumps(each)) == each
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("hush\n", lambda path: read_secret(path, "file")),
+        ("ann:hush\n", lambda path: read_passwords(UiOptions(password_file=path))),
+        ("Key: hush\n", lambda path: read_headers(files=[path])),
+        (f"whsec_{'aA1+' * 8}\n", lambda path: vars(Signer.from_file(path))),
+        ("id int\n", schema_text),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_what_a_file_says(
+    text: str, read: Callable[[str], object], tmp_path: Path
+) -> None:
+    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    plain.write_text(text)
+    marked.write_text(text, encoding="utf-8-sig")
+    assert read(str(marked)) == read(str(plain))

@@ -1,5 +1,7 @@
 """What a release uploads, and what is made of it: that it is complete, and that it works alone."""
 
+import json
+import re
 import shlex
 import sys
 import tarfile
@@ -119,6 +121,13 @@ def test_a_single_file_has_all_commands_and_what_they_read(
     page = Visited(cli, "--nsqd-http-address", str(nsqd.http))
     assert topic in page.get("/").text
     cli.close()
+
+
+def test_process_1_of_the_image_is_an_init() -> None:
+    """nsqtools itself does not wait for what hooks leave behind."""
+    text = (ROOT / ".github" / "Containerfile").read_text()
+    (entry,) = re.findall("^ENTRYPOINT (.+)$", text, re.MULTILINE)
+    assert json.loads(entry)[:2] == ["tini", "--"]
 
 
 @pytest.mark.full("the image of .github/Containerfile")

@@ -61,7 +61,7 @@ class LazyGroup(Group):
     """Lists commands from a table, and imports a command only when it is needed."""
 
     def __init__(self, *, table: dict[str, LazyCommand], **attrs: object) -> None:
-        super().__init__(**attrs)  # type: ignore[arg-type]
+        super().__init__(**attrs)
         self.table = table
         self.params.append(brief_help("Show one screen of help and exit."))
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SHARED_FLAGS = "nsqtools.shared_flags"
 """Key of ``Context.meta`` for the values of shared flags before the command, by name."""
@@ -71,10 +71,29 @@ class Context(click.Context):
         return click.HelpFormatter(width=max(min(columns(), 80), 50))
 
 
+def description(function: Callable[..., Any] | None) -> str | None:
+    """The docstring in the source of a command: PYTHONOPTIMIZE=2 removes it from the program."""
+    if not function or sys.flags.optimize < 2:
+        return None
+    import ast
+    import inspect
+
+    try:
+        source = inspect.cleandoc(inspect.getsource(inspect.unwrap(function)))
+    except OSError:  # there is no source
+        return None
+    definition = ast.parse(source).body[0]
+    return ast.get_docstring(definition) if isinstance(definition, ast.FunctionDef) else None
+
+
 class Group(click.Group):
     """A group accepting the shared options of all commands before the command, too."""
 
     context_class = Context
+
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
+        self.help = self.help or description(self.callback)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the shared options off the beginning, and parse the rest."""

@@ -19,7 +19,7 @@ from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
 from nsqtools import __version__
-from nsqtools.cli.frame import Context, Group, brief_help, write_examples
+from nsqtools.cli.frame import Context, Group, brief_help, description, write_examples
 from nsqtools.cli.resolver import Resolver, SelectedFile, named, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options, words
@@ -159,6 +159,7 @@ class Command(click.Command):
         **attrs: Any,
     ) -> None:
         super().__init__(*args, **attrs)
+        self.help = self.help or description(self.callback)
         self._guide = guide or self.name or ""
         self._examples = tuple(examples)
         self.essential = tuple(essential.split())

@@ -67,7 +67,7 @@ def without_waiting(path: str, flags: int) -> int:
 def read_secret(path: str, where: str) -> str:
     """Return the secret in a file. Raises ConfigError beginning with ``where``."""
     try:
-        with open(path, encoding="utf-8", opener=without_waiting) as file:
+        with open(path, encoding="utf-8-sig", opener=without_waiting) as file:
             return checked_secret(file.read(_LONGEST_SECRET + 1), where)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"

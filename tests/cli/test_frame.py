@@ -16,6 +16,7 @@ from nsqtools.cli import COMMANDS, cli
 from nsqtools.cli.docs import guide_summaries, guides
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.exits import run as run_here
+from nsqtools.cli.tree import walk
 from nsqtools.errors import (
     ConfigError,
     ConnectionLostError,
@@ -94,6 +95,14 @@ def test_help_shows_the_page_of_a_command_of_a_guide_and_of_the_exit_codes() -> 
     assert "\nENVIRONMENT\n" in said("nsqtools")
     for code in Exit:
         assert f"\n{int(code)}\n  {code.meaning[:20]}" in said("exit-codes")
+
+
+def test_descriptions_do_not_depend_on_docstrings_in_the_program() -> None:
+    texts = "print(*[node.help for node in walk(cli)])"
+    script = f"from nsqtools.cli import cli; from nsqtools.cli.tree import walk; {texts}"
+    stripped = run(sys.executable, "-OO", "-c", script)
+    assert stripped.stderr == ""
+    assert stripped.stdout == " ".join(node.help for node in walk(cli)) + "\n"
 
 
 def test_without_a_command_the_help_goes_to_stderr(nsqtools_cli: Cli) -> None:

@@ -184,7 +184,7 @@ def _query(asked: QueryOptions, bodies: QueryBodyOptions) -> Query:
     text = asked.query
     if text.startswith("@"):
         try:
-            with open(text[1:], encoding="utf-8", opener=without_waiting) as file:
+            with open(text[1:], encoding="utf-8-sig", opener=without_waiting) as file:
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"

@@ -99,7 +99,7 @@ def schema_text(text: str) -> str:
             raise ConfigError(f"--schema {text}: no such file")
         return text
     try:
-        with open(text, encoding="utf-8") as file:
+        with open(text, encoding="utf-8-sig") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
