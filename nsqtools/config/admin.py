@@ -163,7 +163,9 @@ class PruneOptions(LossOptions):
         default_note="all",
         excludes=("topic_pattern",),
     )
-    topic_pattern: str = topic_pattern("Only topics with names that match this regular expression.")
+    topic_pattern: str = topic_pattern(
+        "Only topics with names that match this regular expression, in Go's syntax."
+    )
     with_messages: bool = flag(
         "Also delete what is idle and holds messages.", own=True, in_file=False
     )

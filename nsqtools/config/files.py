@@ -34,7 +34,7 @@ class ArchiveSourceOptions(SourceOptions):
     topic: tuple[str, ...] = like(SourceOptions.topic, instead="topic_pattern")
     channel: str = like(SourceOptions.channel, default="nsq_to_file")
     topic_pattern: str = topic_pattern(
-        "Archive all topics with names that match this regular expression."
+        "Archive all topics with names that match this regular expression, in Go's syntax."
     )
     topic_refresh: float = duration(
         "Time between two looks for topics of --topic-pattern.", 60.0, minimum=0.1, own=True

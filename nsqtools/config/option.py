@@ -314,10 +314,9 @@ def size(help: str, default: int, **rest: Any) -> Any:  # noqa: A002
 
 
 def _regular_expression(value: str) -> None:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ConfigError(f"{value!r} is not a valid regular expression: {error}") from None
+    from nsqtools.config.topicpattern import compiled  # with its tables, for this option alone
+
+    compiled(value)
 
 
 def flag_name(name: str) -> str:

@@ -430,6 +430,7 @@ def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:
         nsqd_tcp_address=("127.0.0.1:4150",),
     )
     assert choose_topics(source) == ["orders", "reorder"]
+    assert choose_topics(source.with_values(topic_pattern="^[[:alpha:]]{5}$")) == ["other"]
     with pytest.raises(ConfigError, match="--topic-pattern"):
         choose_topics(source.with_values(topic_pattern="^x"))
     with pytest.raises(ConfigError, match="--topic-pattern needs --lookupd-http-address"):

@@ -65,13 +65,12 @@ def choose_topics(source: ArchiveSourceOptions) -> Sequence[str] | re.Pattern[st
 
     Raises ConfigError if the pattern matches none of the named topics.
     """
-    import re
-
+    from nsqtools.config.topicpattern import compiled
     from nsqtools.policy.topics import matching
 
     if not source.topic_pattern:
         return source.topic
-    pattern = re.compile(source.topic_pattern)
+    pattern = compiled(source.topic_pattern)
     if source.topic and not (topics := matching(pattern, source.topic)):
         raise ConfigError(f"--topic-pattern {source.topic_pattern!r}: no --topic matches it")
     return topics if source.topic else pattern

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from nsqtools.clock import wall_ns
+from nsqtools.config.topicpattern import compiled
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.rules import Rules
@@ -63,7 +63,7 @@ def file_sink(
     rules = Rules.of(options, config.max_msg_size)
     if source.topic_pattern or len(set(source.topic)) > 1:
         rules.check_several_topics()
-    topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
+    topics = compiled(source.topic_pattern) if source.topic_pattern else source.topic
     return FileSink(Archives(rules, topics), max_in_flight=config.max_in_flight)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import glob
 import logging
-import re
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +15,7 @@ from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.service import progress, until_signal
 from nsqtools.clock import wall
 from nsqtools.config.admin import PruneChannelOptions
+from nsqtools.config.topicpattern import compiled
 from nsqtools.config.units import counted, format_duration, nearest
 from nsqtools.engine.administration import delete_idle, quiet_cluster
 from nsqtools.engine.changes import Target
@@ -155,7 +155,7 @@ class Pruning:
             if name not in topics:
                 raise NSQError(f"no nsqd has topic {name}{nearest(name, sorted(topics))}")
         if options.topic or options.topic_pattern:
-            pattern = re.compile(options.topic_pattern)
+            pattern = compiled(options.topic_pattern)
             topics = set(options.topic or matching(pattern, topics))
         channel = options.channel if isinstance(options, PruneChannelOptions) else ""
         channels = {name for topic, name in known if topic in topics and name}
