@@ -65,6 +65,7 @@ class PubRun:
         self._published_bytes = 0
         self._refused = 0
         self._reason = ""
+        self._torn = 0  # bytes of a record that a signal cut off
         self._under_way: set[asyncio.Task[None]] = set()
         self._cut_off = False
         self._stopping = False
@@ -115,19 +116,26 @@ class PubRun:
                 ", and the rest of the input was not read" if self._cut_off else "",
                 self._reason,
             )
-        code = Exit.PARTIAL if self._refused else Exit.DONE
-        if self._cut_off or self._left or not self._at_end:
-            code = Exit.FAILURE
+        left = self._left if self._sending else len(messages)
+        code = int(Exit.PARTIAL if self._refused else Exit.DONE)
         if signals.seen:
-            log.error(
-                "stopped by a signal: %d published, %d read and not published%s",
-                self._published,
-                self._left,
-                "" if self._at_end else ", and the rest of the input was not read",
-            )
-            raise Ended(signals.exit_code(code))
+            code = signals.exit_code(Exit.PARTIAL if left else code)
+            self._tell_of_stop(left, logging.ERROR if code else logging.WARNING)
+        elif self._cut_off or left or not self._at_end:
+            code = Exit.FAILURE
         if code:
             raise Ended(code)
+
+    def _tell_of_stop(self, left: int, level: int) -> None:
+        torn = self._torn and f", {counted(self._torn, 'byte')} of an incomplete record dropped"
+        log.log(
+            level,
+            "stopped by a signal: %d published, %d read and not published%s%s",
+            self._published,
+            left,
+            torn or "",
+            "" if self._at_end else ", and the rest of the input was not read",
+        )
 
     @property
     def _left(self) -> int:
@@ -186,12 +194,16 @@ class PubRun:
 
     async def _send_file(self, file: str) -> None:
         read = _read_archive if self._form.from_archive else _read
+        size = 0
         async with aclosing(read(file)) as chunks:
             while (chunk := await self._next(chunks)) is not None:
+                size += len(chunk)
                 await self._send(self._reader.feed(chunk))
                 if self._cut_off or self._stopping:
-                    return
-        if not self._stopping:  # a partly read record is not published
+                    break
+        if self._stopping:  # a partly read record is not published
+            self._torn = size - self._reader.end
+        elif not self._cut_off:
             await self._send(self._reader.finish())
 
     async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
