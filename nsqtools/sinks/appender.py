@@ -30,7 +30,8 @@ from nsqtools.records.diskqueue.queuefiles import (
     open_regular,
 )
 from nsqtools.stores.interface import naming
-from nsqtools.stores.mounted import sync_directory, write_all
+from nsqtools.stores.mounted import write_all
+from nsqtools.stores.pinned import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

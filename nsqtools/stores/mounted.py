@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from nsqtools.stores.interface import UNNAMED, Store, StoredFile, naming
+from nsqtools.stores.interface import UNNAMED, Store, StoredFile
+from nsqtools.stores.pinned import pinned, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from typing import BinaryIO
 
     from nsqtools.stores.interface import Data
+    from nsqtools.stores.pinned import PinnedPath
 
 
 class LocalStore(Store):
@@ -26,20 +27,14 @@ class LocalStore(Store):
 
     def put_if_absent(self, path: str, data: Data) -> bool:
         """Write a file without a name, and link it: link(2) never replaces a file."""
-        target = self.url(path)
-        with self._unnamed(target) as (unnamed, fd):
+        with self._unnamed(path) as (unnamed, target, fd):
             write_all(fd, data)
             os.fsync(fd)
             try:
-                os.link(unnamed, target)
-            except OSError as error:
-                # NFS may repeat a request after a lost response, and then report its own link as
-                # an existing name. The number of links shows whether the first request succeeded.
-                if os.fstat(fd).st_nlink < 2:
-                    if isinstance(error, FileExistsError):
-                        return False
-                    raise OSError(error.errno, error.strerror, target) from error
-        sync_directory(os.path.dirname(target))
+                unnamed.link(target)
+            except FileExistsError:
+                return False
+            target.sync()
         return True
 
     def get(self, path: str, start: int = 0, size: int | None = None) -> bytes:
@@ -96,16 +91,15 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def create(self, path: str, *, replace: bool = True) -> Iterator[BinaryIO]:
         """Write a file and rename it; without ``replace`` link it, since links replace no file."""
-        target = self.url(path)
-        with self._unnamed(target) as (unnamed, fd):
+        with self._unnamed(path) as (unnamed, target, fd):
             with open(fd, "wb", closefd=False) as file:
                 yield file
             os.fsync(fd)
             if replace:
-                os.rename(unnamed, target)
+                unnamed.rename(target)
             else:
-                os.link(unnamed, target)
-        sync_directory(os.path.dirname(target))
+                unnamed.link(target)
+            target.sync()
 
     def sweep(self, path: str) -> None:
         """Delete files without a name unless a process has locked them."""
@@ -126,41 +120,39 @@ class LocalStore(Store):
             sync_directory(folder or "/")
 
     @contextlib.contextmanager
-    def _unnamed(self, target: str) -> Iterator[tuple[str, int]]:
-        """Yield a new, locked file in the target's directory; remove its name at the end.
+    def _unnamed(self, path: str) -> Iterator[tuple[PinnedPath, PinnedPath, int]]:
+        """Yield a new, locked file in a file's directory; remove its name at the end.
 
-        A missing directory is created durably.
+        Also yields the name that it is to get. A missing directory is created durably.
         """
+        target = self.url(path)
         folder = os.path.dirname(target)
-        try:
+        with contextlib.ExitStack() as stack:
             try:
-                unnamed, fd = _new(folder)
+                named = stack.enter_context(pinned(target))
             except FileNotFoundError:
                 os.makedirs(folder, exist_ok=True)
                 self.sync(os.path.relpath(folder, self.place))
-                unnamed, fd = _new(folder)
+                named = stack.enter_context(pinned(target))
+            unnamed, fd = _new(named)
+            stack.callback(os.close, fd)
+            stack.callback(unnamed.unlink)
             try:
-                yield unnamed, fd
-            finally:
-                try:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(unnamed)
-                finally:
-                    os.close(fd)
-        except OSError as error:
-            error.filename = target
-            raise
+                yield unnamed, named, fd
+            except OSError as error:
+                error.filename = target
+                raise
 
 
-def _new(folder: str) -> tuple[str, int]:
-    """Create and lock a file under a temporary name; return its path and descriptor."""
+def _new(target: PinnedPath) -> tuple[PinnedPath, int]:
+    """Create and lock a file under a temporary name beside another one."""
     while True:
-        path = os.path.join(folder, f"{UNNAMED}{uuid4().hex}")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        file = target.beside(f"{UNNAMED}{uuid4().hex}")
+        fd = file.create(os.O_RDWR | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # not all file systems have locks
             fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:  # else ``sweep`` was faster
-            return path, fd
+            return file, fd
         os.close(fd)
 
 
@@ -185,19 +177,6 @@ def _unlocked(path: str) -> Iterator[bool]:
         unlocked = not isinstance(error, BlockingIOError)
     try:
         yield unlocked
-    finally:
-        os.close(fd)
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable; ignores file systems without support."""
-    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with naming(path):
-            os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP):
-            raise
     finally:
         os.close(fd)
 

@@ -117,7 +117,7 @@ class Disk:
             process = CURRENT.get()
             if process is None:
                 return real(*args, **options)
-            path = self._path(args[0], options.get("dir_fd"))
+            path = self._path(args[0], options.get("dir_fd", options.get("src_dir_fd")))
             if not path.startswith(self.root):
                 return real(*args, **options)
             is_open = name == "open"
@@ -139,7 +139,7 @@ class Disk:
                 self._sync_fd(args[0])
             if name in _NAMES or is_open:
                 others = args[1:2] if name in ("link", "rename", "replace") else ()
-                self._note(path, *map(self._path, others))
+                self._note(path, *(self._path(each, options.get("dst_dir_fd")) for each in others))
             if is_open:
                 self._owners[result] = process, os.fstat(result).st_ino
             return result

@@ -23,6 +23,7 @@ from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import DEBTS, DELETE, MANIFEST, owing
 from nsqtools.sinks.files.uploads import Uploads
+from nsqtools.stores.pinned import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ class Aftercare:
         self._matcher = matcher
         self._manifest: Manifest | None = None
         if options.manifest:
-            self._manifest = Manifest(rules.target_path(options.manifest))
+            self._manifest = Manifest(rules.target_path(options.manifest), rules.output_dir)
         self._retention = Retention(
             keep=options.keep, max_age=options.max_age, max_total=options.max_total
         )
@@ -119,7 +120,7 @@ class Aftercare:
     def _delete_uploaded(self, completed: CompletedFile) -> bool:
         if self._files is not None:
             self._files.get(completed.topic, {}).pop(completed.path, None)
-        return _unlink(completed.path)
+        return self._unlink(completed.path)
 
     def follow(self, entry: Entry) -> None:
         """Count a completed file, begin to pay its debts, and apply retention. Raises nothing."""
@@ -212,28 +213,32 @@ class Aftercare:
             return
         self._warned = False
         for kept in surplus:
-            if kept.path not in waiting and _unlink(kept.path):
+            if kept.path not in waiting and self._unlink(kept.path):
                 files.pop(kept.path, None)  # another thread may have removed it
 
-
-def _unlink(path: str) -> bool:
-    """Delete a file; return whether it is gone. A failure is logged."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
+    def _unlink(self, path: str) -> bool:
+        """Delete a file; return whether it is gone. A failure is logged."""
+        try:
+            with pinned(path, self._root) as file:
+                if file.unlink():
+                    log.info("deleted %s", path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("cannot delete %s: %s", path, error.strerror)
+            return False
         return True
-    except OSError as error:
-        log.warning("cannot delete %s: %s", path, error.strerror)
-        return False
-    log.info("deleted %s", path)
-    return True
 
 
 class Manifest:
-    """A file with a line of JSON for each completed file; several processes may share it."""
+    """A file with a line of JSON for each completed file; several processes may share it.
 
-    def __init__(self, path: str) -> None:
+    ``root`` is as in ``pinned``.
+    """
+
+    def __init__(self, path: str, root: str = "") -> None:
         self._path = os.path.abspath(path)
+        self._root = root
 
     def check(self) -> None:
         """Raise ConfigError if the file is not a manifest, and OSError if it cannot be read."""
@@ -258,7 +263,7 @@ class Manifest:
         time. Raises OSError with the file's name; the manifest is then unchanged.
         """
         line = completed.line(self._name(completed.path))
-        append_lines(self._path, line, is_torn=_is_torn)
+        append_lines(self._path, line, is_torn=_is_torn, root=self._root)
 
     def has(self, path: str, *, sha256: str) -> bool:
         """Whether the last MiB of the manifest lists this file with this checksum.

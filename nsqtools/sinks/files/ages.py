@@ -94,7 +94,8 @@ class Ages:
             self._learn(name, at, moment)
             data += sealed({"name": name, "at": at, **moment._asdict()}) + b"\n"
         try:
-            append_lines(self._path, data, is_torn=_is_torn, flags=os.O_NOFOLLOW)
+            flags = os.O_NOFOLLOW
+            append_lines(self._path, data, is_torn=_is_torn, flags=flags, root=self._root)
         except OSError as error:
             if not self._has_failed:
                 log.warning("cannot write %s: %s", self._path, error.strerror)
@@ -117,7 +118,7 @@ class Ages:
             return bool(name) and os.path.lexists(os.path.join(self._root, name))
 
         try:
-            rewrite_lines(self._path, is_needed)
+            rewrite_lines(self._path, is_needed, root=self._root)
         except OSError as error:
             log.warning("cannot write %s: %s", self._path, error.strerror)
             return

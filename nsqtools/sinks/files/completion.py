@@ -5,6 +5,7 @@ A rotated file is complete. A file that a crash left is first cut back to its la
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import posixpath
@@ -18,7 +19,7 @@ from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import DELETE, FileState
 from nsqtools.sinks.files.workfile import digest_of, good_part
 from nsqtools.sinks.threads import as_output_error
-from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.pinned import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,22 +54,25 @@ class Completion:
             entry.owes = self._aftercare.owes
             self.journal.write(entry)
 
+        root = self.rules.output_dir
         for relative, revision in self._names(entry):
-            target = self.rules.target_path(relative)
-            disk.check_links(self.rules.output_dir, target)
+            path = self.rules.target_path(relative)
             entry.revision = revision
-            entry.completed = replace(entry.completed, name=relative, path=target)
-            try:
-                disk.give_name(work, target, entry.copy_path(), mark)
-            except FileExistsError:
-                continue
-            return
+            entry.completed = replace(entry.completed, name=relative, path=path)
+            with (
+                pinned(work, entry.root(root)) as file,
+                pinned(path, root, make=True) as target,
+                contextlib.suppress(FileExistsError),
+            ):
+                disk.give_name(file, target, target.beside(entry.copy_name()), mark)
+                return
         raise OutputError(f"{self.rules.target_path(entry.completed.name)} exists: move it away")
 
     def complete(self, entry: Entry, work: str) -> None:
         """Finish the completion of a file that has its final name; raises OSError."""
-        sync_directory(os.path.dirname(entry.completed.path))
-        self._retire(work)
+        with pinned(entry.completed.path, self.rules.output_dir) as file:
+            file.sync()
+        self._retire(entry, work)
         self._aftercare.record(entry)
         if not entry.owes and self.journal.has(entry):
             self.journal.remove(entry)
@@ -79,11 +83,11 @@ class Completion:
 
     def discard(self, entry: Entry, work: str) -> None:
         """Remove a work file without records."""
-        self._retire(work)
+        self._retire(entry, work)
         self.journal.remove(entry)
 
-    def _retire(self, work: str) -> None:
-        disk.retire(work, root=self.rules.own_work_dir)
+    def _retire(self, entry: Entry, work: str) -> None:
+        disk.retire(work, entry.root(self.rules.output_dir), tidies=bool(entry.work_dir))
 
     def _names(self, entry: Entry) -> Iterator[tuple[str, int]]:
         """Yield the intended name and revision, then further revisions while names are taken."""
@@ -124,8 +128,6 @@ class Completion:
 
     def _salvage(self, entry: Entry) -> None:
         work = entry.work_path(self.rules.output_dir)
-        disk.check_links(entry.work_dir or self.rules.output_dir, work)
-        disk.check_links(self.rules.output_dir, entry.completed.path)
         match entry.state(self.rules.output_dir):
             case FileState.UNDER_WAY:
                 self._complete_leftover(entry, work)
@@ -146,16 +148,22 @@ class Completion:
                 self.journal.remove(entry)
 
     def _complete_leftover(self, entry: Entry, work: str) -> None:
-        fd = disk.hold(work)
+        root = self.rules.output_dir
+        fd = disk.hold(work, entry.root(root))
         if fd is None:
             raise OutputError("another process writes to it")
         try:
-            found = good_part(fd, work, entry.completed.layout, self.rules.max_msg_size)
+            layout, most = entry.completed.layout, self.rules.max_msg_size
+            found = good_part(fd, work, layout, most, entry.root(root))
             if not found.good:
                 self.discard(entry, work)
                 return
-            if entry.inode and entry.completed.size:
-                disk.free_reserved(entry.completed.path)
+            if entry.inode and entry.completed.size:  # empty, it was to reserve the name
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    pinned(entry.completed.path, root) as target,
+                ):
+                    target.remove_empty()
             entry.completed = replace(
                 entry.completed,
                 records=found.records,

@@ -10,20 +10,18 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from nsqtools.errors import ConfigError
 from nsqtools.stores.interface import naming
-from nsqtools.stores.mounted import sync_directory, write_all
+from nsqtools.stores.mounted import write_all
+from nsqtools.stores.pinned import PinnedPath, is_same, make_directory, pinned
 
 Mark = Callable[[os.stat_result], object]
 
 WORK = ".part"
 TORN = ".torn"
 
-_DIRECTORY_MODE = 0o770  # as in nsq_to_file
-_FILE_MODE = 0o666
 _CHUNK = 1 << 20
 _CALL = 1 << 18
 """Bytes to write in a call: many more at once take the kernel several times as long."""
@@ -32,56 +30,42 @@ _MOST_PARTS = 1024
 _BLOCK = 1 << 16
 _ATTEMPTS = 10
 
-# Errors of link(2) where hard links are not supported: FAT, some network file systems, containers.
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
-
-def create(path: str) -> int:
+def create(path: str, root: str = "") -> int:
     """Create a file, locked and durable in its directory; return its descriptor.
 
-    Raises FileExistsError if the name is taken.
+    ``root`` is as in ``pinned``, here and below. Raises FileExistsError if the name is taken.
     """
-    folder = os.path.dirname(path)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            make_directory(folder)
-            fd = _create(path)
-            break
+            with pinned(path, root, make=True) as file:
+                return _create(file)
         except FileNotFoundError:  # ``retire`` has just removed an empty directory
             if attempt == _ATTEMPTS:
                 raise
+    raise AssertionError
+
+
+def _create(file: PinnedPath) -> int:
+    fd = file.create(os.O_RDWR)
     try:
-        sync_directory(folder)
+        if not _lock(fd, file.path):  # another process looks whether a crash has left it
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file.path)
+        file.sync()
     except BaseException:
-        _undo(fd, path)
+        with contextlib.suppress(OSError):
+            if is_same(file.status(), os.fstat(fd)):
+                file.unlink()
+        os.close(fd)
         raise
     return fd
 
 
-def _create(path: str) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
-    try:
-        held = _lock(fd, path)
-    except BaseException:
-        _undo(fd, path)
-        raise
-    if not held:  # another process looks whether a crash has left it
-        _undo(fd, path)
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    return fd
-
-
-def _undo(fd: int, path: str) -> None:
-    with contextlib.suppress(OSError):
-        if is_at(fd, path):
-            os.unlink(path)
-    os.close(fd)
-
-
-def hold(path: str) -> int | None:
+def hold(path: str, root: str = "") -> int | None:
     """Open and lock an existing file; None if another process has locked it, or it is gone."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with pinned(path, root) as file:
+            fd = file.open(os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     held: bool | None = False
@@ -93,20 +77,6 @@ def hold(path: str) -> int | None:
     return fd if held else None
 
 
-def check_links(root: str, path: str) -> None:
-    """Raise OSError if a directory between the two is another user's link.
-
-    Such a link may lead anywhere.
-    """
-    folder = os.path.dirname(path)
-    while folder.startswith(os.path.join(root, "")):
-        with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(folder)
-            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
-                raise OSError(errno.ELOOP, "a link of another user, not followed", folder)
-        folder = os.path.dirname(folder)
-
-
 def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
     """Whether the path is still the name of the open file or, with ``follow``, leads to it."""
     try:
@@ -114,14 +84,6 @@ def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(there, ours)
-
-
-def is_same(one: str, other: str) -> bool:
-    """Whether both are names of one file. Links are not followed."""
-    try:
-        return os.path.samestat(os.lstat(one), os.lstat(other))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bool | None:
@@ -157,7 +119,7 @@ def _calls(pieces: Iterable[bytes]) -> Iterator[list[memoryview]]:
         yield call
 
 
-def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
+def give_name(work: PinnedPath, target: PinnedPath, copy: PinnedPath, mark: Mark) -> None:
     """Complete a complete, synced file; raises FileExistsError if the name is taken.
 
     The name is durable once its directory is synced. Where hard links are supported, the work name
@@ -165,97 +127,51 @@ def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
     to the target, first. ``mark`` is called with the status of the file before it gets its final
     name.
     """
-    make_directory(os.path.dirname(target))
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-    mark(os.stat(work))
+    if target.status():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target.path)
+    if not (found := work.status()):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), work.path)
+    mark(found)
     try:
-        _link(work, target)
+        work.publish(target)
     except OSError as error:
-        if error.errno == errno.EXDEV:
-            _complete_copy(work, target, copy, mark)
-        elif error.errno in _NO_LINKS:
-            _complete_renamed(work, target)
-        else:
+        if error.errno != errno.EXDEV:
             raise
+        _complete_copy(work, target, copy, mark)
 
 
-def _link(work: str, target: str) -> None:
-    """Give a file a second name.
-
-    NFS may report an existing name after repeating a request because of a lost response.
-    """
+def _complete_copy(work: PinnedPath, target: PinnedPath, copy: PinnedPath, mark: Mark) -> None:
+    copy.unlink()  # left by an earlier attempt
+    fd = copy.create()
     try:
-        os.link(work, target)
-    except OSError:
-        if not is_same(work, target):
-            raise
-
-
-def _complete_copy(work: str, target: str, copy: str, mark: Mark) -> None:
-    with contextlib.suppress(FileNotFoundError):  # left by an earlier attempt
-        os.unlink(copy)
-    fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
-    try:
-        with open(work, "rb") as source:
+        with open(work.open(os.O_RDONLY), "rb") as source:
             copy_contents(source.fileno(), fd, 0, os.fstat(source.fileno()).st_size)
         mark(os.fstat(fd))
-        try:
-            _link(copy, target)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            _complete_renamed(copy, target)
+        copy.publish(target)
     finally:
         with contextlib.suppress(OSError):  # the next start will
-            os.unlink(copy)
+            copy.unlink()
         os.close(fd)
 
 
-def _complete_renamed(work: str, target: str) -> None:
-    """Rename onto an exclusively created empty file: no other file is overwritten.
-
-    A server may report an error although it has renamed the file, as after a lost response. So
-    what has the name then is removed only if it is still the empty file.
-    """
-    ours = os.lstat(work)
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
-    try:
-        os.rename(work, target)
-    except OSError:
-        if os.path.samestat(os.lstat(target), ours):
-            return
-        if is_same(work, work):
-            free_reserved(target)
-        raise
-
-
-def free_reserved(target: str) -> None:
-    """Remove the empty file left by ``give_name`` after a crash."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = os.lstat(target)
-        if stat.S_ISREG(found.st_mode) and not found.st_size:
-            os.unlink(target)
-
-
-def retire(work: str, root: str = "") -> None:
+def retire(work: str, root: str = "", *, tidies: bool = False) -> None:
     """Remove the work name of a completed file, and directories emptied by this.
 
-    Only directories below ``root``, which contains the file, are removed; none without it.
+    Only directories below ``root`` are removed, and none without ``tidies``.
     """
-    folder = os.path.dirname(work)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(work)
-        sync_directory(folder)
-    if root:
-        _remove_empty(folder, root)
+    with contextlib.suppress(FileNotFoundError), pinned(work, root) as file:
+        if file.unlink():
+            file.sync()
+    if tidies:
+        _remove_empty(os.path.dirname(work), root)
 
 
 def _remove_empty(folder: str, root: str) -> None:
     above = os.path.join(root, "")
     while folder.startswith(above):
         try:
-            os.rmdir(folder)
+            with pinned(folder, root) as file:
+                file.rmdir()
         except FileNotFoundError:  # another topic has removed it
             pass
         except OSError:
@@ -271,47 +187,39 @@ def copy_contents(source: int, target: int, start: int, end: int) -> None:
     os.fsync(target)
 
 
-def set_aside(fd: int, path: str, start: int, size: int) -> str:
+def set_aside(fd: int, path: str, start: int, size: int, root: str = "") -> str:
     """Move the bytes from ``start`` into a new file next to this one; return its path."""
-    for number in range(10**6):
-        aside = path.removesuffix(WORK) + (f".{number}" if number else "") + TORN
+    with pinned(path, root) as file:
+        for number in range(10**6):
+            more = f".{number}" if number else ""
+            aside = file.beside(file.name.removesuffix(WORK) + more + TORN)
+            try:
+                to = aside.create()
+            except FileExistsError:
+                continue
+            break
         try:
-            to = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
-        except FileExistsError:
-            continue
-        break
-    try:
-        copy_contents(fd, to, start, size)
-    except BaseException:
-        os.unlink(aside)
-        raise
-    finally:
-        os.close(to)
-    sync_directory(os.path.dirname(aside))
+            copy_contents(fd, to, start, size)
+        except BaseException:
+            aside.unlink()
+            raise
+        finally:
+            os.close(to)
+        aside.sync()
     os.ftruncate(fd, start)
     os.fsync(fd)
-    return aside
+    return aside.path
 
 
-def move_aside(path: str) -> str:
+def move_aside(path: str, root: str = "") -> str:
     """Rename a file to free its name; return its new name."""
-    for number in range(1, 10**6):
-        aside = f"{path}.{number}"
-        if not os.path.lexists(aside):
-            os.rename(path, aside)
-            return aside
+    with pinned(path, root) as file:
+        for number in range(1, 10**6):
+            aside = file.beside(f"{file.name}.{number}")
+            if not aside.status():
+                file.rename(aside)
+                return aside.path
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-
-
-def make_directory(path: str, mode: int = _DIRECTORY_MODE) -> None:
-    """Create a directory and its parents, durably. The directory may exist."""
-    if not path or os.path.isdir(path):
-        return
-    parent = os.path.dirname(path)
-    make_directory(parent, mode)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, mode)
-    sync_directory(parent)
 
 
 def make_writable_directory(path: str) -> None:
@@ -332,14 +240,15 @@ def named_option(flag: str, path: str) -> Iterator[None]:
         raise ConfigError(f"{flag} {path}: {error.strerror}") from error
 
 
-def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:
+def open_locked(path: str, flags: int = 0, *, wait: bool, root: str = "") -> int | None:
     """Open a file for reading and writing, create it if necessary, and lock it exclusively.
 
     ``flags`` are added to open's. Returns a descriptor; closing it releases the lock. Returns None
     if another process has the lock and ``wait`` is false. Raises OSError with the file's name.
     """
     while True:
-        fd = _open_or_make(path, os.O_RDWR | os.O_CREAT | flags)
+        with pinned(path, root, make=True) as file:
+            fd = file.open(os.O_RDWR | os.O_CREAT | flags)
         held: bool | None = False
         try:
             held = _lock(fd, path, wait=wait, follow=True)
@@ -352,16 +261,8 @@ def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:
             return None
 
 
-def _open_or_make(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        make_directory(os.path.dirname(path))
-        return os.open(path, flags, 0o666)
-
-
 def append_lines(
-    path: str, data: bytes, *, is_torn: Callable[[bytes], bool], flags: int = 0
+    path: str, data: bytes, *, is_torn: Callable[[bytes], bool], flags: int = 0, root: str = ""
 ) -> None:
     """Append complete lines to a file and sync it; ``flags`` are added to open's.
 
@@ -369,7 +270,7 @@ def append_lines(
     otherwise, as editors may leave it, it gets a line end. Raises OSError with the file's name; the
     lines are then not in the file, or the next call removes them.
     """
-    fd = open_locked(path, os.O_APPEND | flags, wait=True)
+    fd = open_locked(path, os.O_APPEND | flags, wait=True, root=root)
     assert fd is not None
     try:
         with naming(path):
@@ -377,7 +278,8 @@ def append_lines(
             os.ftruncate(fd, end)
             # before the first line: a file with lines then has a durable name
             if not end:
-                sync_directory(os.path.dirname(path))
+                with pinned(path, root) as file:
+                    file.sync()
             try:
                 write_all(fd, missing + data)  # a single write, unless the disk is full
                 os.fsync(fd)
@@ -391,23 +293,22 @@ def append_lines(
         os.close(fd)
 
 
-def rewrite_lines(path: str, is_needed: Callable[[bytes], bool]) -> None:
+def rewrite_lines(path: str, is_needed: Callable[[bytes], bool], *, root: str = "") -> None:
     """Remove lines from a file of ``append_lines``, which is replaced by another one."""
-    fd = open_locked(path, os.O_NOFOLLOW, wait=True)
+    fd = open_locked(path, os.O_NOFOLLOW, wait=True, root=root)
     assert fd is not None
-    with open(fd, "rb") as file:
+    with open(fd, "rb") as file, pinned(path, root) as old:
         data = b"".join(line for line in file if is_needed(line))
-        new = path + ".new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
-        to = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+        new = old.beside(f"{old.name}.new")
+        new.unlink()
+        to = new.create()
         try:
             write_all(to, data)
             os.fsync(to)
-            os.rename(new, path)
+            new.rename(old)
         finally:
             os.close(to)
-        sync_directory(os.path.dirname(path))
+        old.sync()
 
 
 def _end_of_lines(fd: int, is_torn: Callable[[bytes], bool]) -> tuple[int, bytes]:

@@ -45,13 +45,15 @@ from nsqtools.checksum import sealed, unsealed
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import CompletedFile, is_cut
-from nsqtools.sinks.files.disk import WORK, append_lines, check_links, is_same, open_locked
+from nsqtools.sinks.files.disk import WORK, append_lines, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
-from nsqtools.stores.mounted import is_locked, sync_directory, write_all
+from nsqtools.stores.mounted import is_locked, write_all
+from nsqtools.stores.pinned import PinnedPath, is_same, pinned, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from typing import BinaryIO
 
 log = logging.getLogger(__name__)
@@ -103,7 +105,7 @@ class Entry:
     owes: tuple[str, ...] = ()
     key: str = field(default="", compare=False)
 
-    def is_completed(self, work: str) -> bool:
+    def is_completed(self, output_dir: str) -> bool:
         """Whether the work file has its final name, too.
 
         On another file system the final name is a copy. Its inode may have been reused, so mtime
@@ -111,23 +113,26 @@ class Entry:
         """
         if not self.inode:
             return False
-        if is_same(work, self.completed.path):
-            return True
-        try:
-            there = os.stat(self.completed.path, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
+        there = status(self.completed.path, output_dir)
+        if there is None:
             return False
+        if is_same(there, status(self.work_path(output_dir), self.root(output_dir))):
+            return True
         ours = (self.inode, self.mtime_ns, self.completed.size)
         return (there.st_ino, there.st_mtime_ns, there.st_size) == ours
 
     def state(self, output_dir: str) -> FileState:
         """Return the current state of this file."""
-        work = self.work_path(output_dir)
-        if os.path.lexists(work):
-            return FileState.NAMED if self.is_completed(work) else FileState.UNDER_WAY
+        if status(self.work_path(output_dir), self.root(output_dir)):
+            is_completed = self.is_completed(output_dir)
+            return FileState.NAMED if is_completed else FileState.UNDER_WAY
         # Its time and size may have changed, as with touch.
-        is_owing = self.inode and os.path.lexists(self.completed.path)
+        is_owing = self.inode and status(self.completed.path, output_dir)
         return FileState.OWING if is_owing else FileState.GONE
+
+    def root(self, output_dir: str) -> str:
+        """Return the directory of work files, ``pinned``'s root."""
+        return self.work_dir or output_dir
 
     def work_path(self, output_dir: str) -> str:
         """Return the path of the work file."""
@@ -140,9 +145,9 @@ class Entry:
         except OSError:
             return False
 
-    def copy_path(self) -> str:
-        """Return the path of the copy for completing on another file system."""
-        return os.path.join(os.path.dirname(self.completed.path), f".{self.key}.copy")
+    def copy_name(self) -> str:
+        """Return the name of the copy, next to the file, for completing on another file system."""
+        return f".{self.key}.copy"
 
 
 class Journal:
@@ -159,7 +164,7 @@ class Journal:
         self._folder = os.path.join(output_dir, FOLDER)
         self._used = os.path.join(self._folder, "names")
         self._owner = secrets.token_hex(4)
-        self._lock = Lock(self._path(self._owner, _LOCK))
+        self._lock = self._lock_of(self._owner)
         self._numbers = count()
         self._entries: dict[str, Entry] = {}
         self._guard = threading.Lock()
@@ -180,33 +185,39 @@ class Journal:
                 raise
             # On a full disk, overwrite the entry in its own block. A kill cannot tear it; a power
             # failure may.
-            _write(path, data.ljust(os.stat(path).st_size))
-        sync_directory(self._folder)
+            with self._pinned(path) as file:
+                _write(file, data.ljust(os.stat(path).st_size))
         self._entries[entry.key] = entry
 
     def _put(self, path: str, data: bytes) -> None:
         """Write a file and rename it: a crash leaves either the old content or the new."""
         while True:
-            new = self._path(f"{self._owner}.{next(self._numbers)}", _NEW)
-            try:
-                _write(new, data, os.O_CREAT | os.O_EXCL)
-                os.rename(new, path)
-            except FileExistsError:  # put there by another user
-                continue
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(new)
-                raise
-            return
+            with self._pinned(path) as file:
+                new = file.beside(f"{self._owner}.{next(self._numbers)}{_NEW}")
+                try:
+                    _write(new, data, os.O_CREAT | os.O_EXCL)
+                    new.rename(file)
+                except FileExistsError:  # put there by another user
+                    continue
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        new.unlink()
+                    raise
+                file.sync()
+                return
 
     def restore(self, entry: Entry) -> None:
         """Write the entries of this process again if another program has removed this one."""
         if self._lock.held and os.path.lexists(self._path(entry.key, _ENTRY)):
             return
-        for each in list(self._entries.values()):
-            if not os.path.lexists(self._path(each.key, _ENTRY)):
-                self.write(each)
-        log.warning("%s: was removed by another program, written again", self._folder)
+        with self._guard:
+            self._hold()
+        known = list(self._entries.values())
+        missing = [each for each in known if not os.path.lexists(self._path(each.key, _ENTRY))]
+        for each in missing:
+            self.write(each)
+        if missing:
+            log.warning("%s: was removed by another program, written again", self._folder)
 
     def remove(self, entry: Entry) -> None:
         """Forget a file, but remember its completed name as used.
@@ -223,8 +234,11 @@ class Journal:
                 self._entries.pop(entry.key, None)
                 return
         self._entries.pop(entry.key, None)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(entry.key, _ENTRY))
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._pinned(self._path(entry.key, _ENTRY)) as file,
+        ):
+            file.unlink()
 
     def paid(self, entry: Entry) -> None:
         """Note the payment of a completed file's first debt. Failures are logged."""
@@ -243,7 +257,8 @@ class Journal:
             if entry.owes and entry.completed.path == path:
                 return entry.owes[0]
         for entry in entries(self._output_dir, self._skip):
-            if entry.key not in self._entries and entry.completed.path == path and entry.owes:
+            is_ours = entry.key.startswith(f"{self._owner}.")  # paid, but could not be removed
+            if not is_ours and entry.completed.path == path and entry.owes:
                 return entry.owes[0]
         return ""
 
@@ -269,7 +284,7 @@ class Journal:
         adopted: list[tuple[int, Entry]] = []
         left: dict[str, list[str]] = {}
         for owner in sorted(owners):
-            lock = Lock(self._path(owner, _LOCK))
+            lock = self._lock_of(owner)
             try:
                 if not lock.acquire():
                     continue
@@ -341,7 +356,8 @@ class Journal:
 
     def _remember(self, base: str, revision: int) -> None:
         """Note a used name: consumers must never see two files with the same name."""
-        fd = open_locked(self._used, os.O_NOFOLLOW, wait=True)
+        root = self._output_dir
+        fd = open_locked(self._used, os.O_NOFOLLOW, wait=True, root=root)
         assert fd is not None
         try:
             size = os.fstat(fd).st_size
@@ -351,7 +367,7 @@ class Journal:
         finally:
             os.close(fd)
         line = sealed({"name": base, "revision": revision}) + b"\n"
-        append_lines(self._used, line, is_torn=is_cut, flags=os.O_NOFOLLOW)
+        append_lines(self._used, line, is_torn=is_cut, flags=os.O_NOFOLLOW, root=root)
 
     def owed(self) -> dict[str, list[CompletedFile]]:
         """Return this process's completed files that wait, by what they wait for."""
@@ -366,20 +382,19 @@ class Journal:
         self._lock.release()
 
     def _hold(self) -> None:
-        check_links(self._output_dir, self._lock.path)
         # another process holds the lock while it checks for ended processes
         while not self._lock.acquire():
             if self._entries:
                 raise OSError(errno.EAGAIN, "another process has taken the lock", self._lock.path)
             self._owner = secrets.token_hex(4)
-            self._lock = Lock(self._path(self._owner, _LOCK))
+            self._lock = self._lock_of(self._owner)
 
     def _find(self, name: str) -> Entry | None:
         """Read the entry in a file that no other process is writing."""
         path = os.path.join(self._folder, name)
         if name.endswith(_NEW):
-            with contextlib.suppress(OSError):  # nobody reads it
-                os.unlink(path)
+            with contextlib.suppress(OSError), self._pinned(path) as file:  # nobody reads it
+                file.unlink()
         if not name.endswith(_ENTRY):
             return None
         try:
@@ -400,20 +415,27 @@ class Journal:
 
     def _take(self, entry: Entry) -> int:
         """Make an entry ours, remove an unfinished copy of its file; return the entry's mtime."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(entry.copy_path())
+        with contextlib.suppress(OSError), self._pinned(entry.completed.path) as completed:
+            completed.beside(entry.copy_name()).unlink()
         with self._guard:
             self._hold()
             key = f"{self._owner}.{next(self._numbers)}"
         path = self._path(key, _ENTRY)
-        os.rename(self._path(entry.key, _ENTRY), path)
-        sync_directory(self._folder)
+        with self._pinned(path) as file:
+            file.beside(entry.key + _ENTRY).rename(file)
+            file.sync()
         entry.key = key
         self._entries[key] = entry
         return os.stat(path).st_mtime_ns
 
     def _path(self, key: str, suffix: str) -> str:
         return os.path.join(self._folder, key + suffix)
+
+    def _lock_of(self, owner: str) -> Lock:
+        return Lock(self._path(owner, _LOCK), root=self._output_dir)
+
+    def _pinned(self, path: str) -> AbstractContextManager[PinnedPath]:
+        return pinned(path, self._output_dir)
 
 
 def owing_near(path: str) -> set[str]:
@@ -473,11 +495,11 @@ def enumerated(paths: list[str]) -> str:
     return ", ".join(paths[:_ENUMERATED]) + more
 
 
-def _write(path: str, data: bytes, flags: int = 0) -> None:
+def _write(file: PinnedPath, data: bytes, flags: int = 0) -> None:
     """Write from the beginning of a file; ``flags`` are added to open's."""
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
+    fd = file.open(os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags)
     try:
-        with naming(path):
+        with naming(file.path):
             write_all(fd, data)
             os.fsync(fd)
     finally:

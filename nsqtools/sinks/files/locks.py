@@ -8,6 +8,7 @@ from typing import Self
 
 from nsqtools.errors import LockedError
 from nsqtools.sinks.files.disk import is_at, open_locked
+from nsqtools.stores.pinned import pinned
 
 _PID_SIZE = 32
 
@@ -16,11 +17,12 @@ class Lock:
     """A file that one Lock in one process holds at a time; not thread-safe.
 
     While it is held, the file contains the process id. Afterwards it is removed, unless ``keep`` is
-    set, for a file that the user named.
+    set, for a file that the user named. ``root`` is as in ``pinned``.
     """
 
-    def __init__(self, path: str, *, keep: bool = False) -> None:
+    def __init__(self, path: str, *, keep: bool = False, root: str = "") -> None:
         self.path = path
+        self._root = root
         self._keep = keep
         self._fd = -1
 
@@ -41,7 +43,8 @@ class Lock:
             if self._keep:  # a missing directory is probably a typing error
                 os.stat(os.path.dirname(self.path) or ".")
             # A link is followed only where the user has named it.
-            fd = open_locked(self.path, 0 if self._keep else os.O_NOFOLLOW, wait=False)
+            flags = 0 if self._keep else os.O_NOFOLLOW
+            fd = open_locked(self.path, flags, wait=False, root=self._root)
             if fd is None:
                 return False
             self._fd = fd
@@ -76,8 +79,8 @@ class Lock:
         try:
             # Removed while locked: a process that has opened the file sees that the name is gone.
             if not self._keep and is_at(fd, self.path, follow=True):
-                with contextlib.suppress(OSError):
-                    os.unlink(self.path)
+                with contextlib.suppress(OSError), pinned(self.path, self._root) as file:
+                    file.unlink()
         finally:
             os.close(fd)
 

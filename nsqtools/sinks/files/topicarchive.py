@@ -24,7 +24,7 @@ from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import Entry
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part
-from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.pinned import make_directory, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -271,7 +271,7 @@ class Archive:
             work = entry.work_path(self._rules.output_dir)
             if REV not in name:
                 if os.path.lexists(work):
-                    aside = disk.move_aside(work)
+                    aside = disk.move_aside(work, self._rules.work_dir)
                     log.warning("%s belongs to another process, renamed to %s", work, aside)
                 return entry, self._begin(entry, work)
             if os.path.lexists(entry.completed.path) or os.path.lexists(work):
@@ -302,18 +302,24 @@ class Archive:
                 "--filename-format to begin another file"
             )
         path = work if is_left else target
-        fd = disk.hold(path)
+        root = rules.work_dir if is_left else rules.output_dir
+        fd = disk.hold(path, root)
         if fd is None:
             raise OSError(errno.EAGAIN, "another process writes to it", path)
         try:
-            found = good_part(fd, path, rules.layout, rules.max_msg_size)
+            found = good_part(fd, path, rules.layout, rules.max_msg_size, root)
             entry.key = self._journal.key_of(work)  # a second one would be wrong once this is done
             self._journal.write(entry)
             if is_completed:
-                os.rename(target, work)
-                # before the first byte: a file without .part is complete, also after a crash
-                for folder in {os.path.dirname(work), os.path.dirname(target)}:
-                    sync_directory(folder)
+                with (
+                    pinned(target, rules.output_dir) as old,
+                    pinned(work, rules.work_dir, make=True) as new,
+                ):
+                    old.rename(new)
+                    # before the first byte: a file without .part is complete, also after a crash
+                    new.sync()
+                    if rules.own_work_dir:
+                        old.sync()
         except BaseException:
             os.close(fd)
             raise
@@ -324,8 +330,7 @@ class Archive:
         rules = self._rules
         relative = self._names.path(name, revision)
         work_dir = rules.own_work_dir
-        disk.make_directory(work_dir)
-        disk.check_links(rules.work_dir, os.path.join(rules.work_dir, relative))
+        make_directory(work_dir)
         completed = CompletedFile(
             path=rules.target_path(relative),
             name=relative,
@@ -350,7 +355,7 @@ class Archive:
     def _begin(self, entry: Entry, work: str) -> int:
         self._journal.write(entry)
         try:
-            return disk.create(work)
+            return disk.create(work, self._rules.work_dir)
         except BaseException:
             self._journal.remove(entry)
             raise
@@ -379,7 +384,7 @@ class Archive:
     def _complete(self, file: WorkFile) -> None:
         facts, entry = file.facts, file.entry
         # The rest of completing failed the last time, or the naming did although it was done.
-        file.is_completed = file.is_completed or entry.is_completed(file.path)
+        file.is_completed = file.is_completed or entry.is_completed(self._rules.output_dir)
         if not file.is_completed:
             self._sync_one(file)  # its name may have been removed since
             entry = file.entry

@@ -12,6 +12,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.files.hooks import FileQueue
 from nsqtools.stores import open_store
 from nsqtools.stores.interface import reason
+from nsqtools.stores.pinned import pinned
 from nsqtools.stores.places import local
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Uploads(FileQueue):
         self._store.patience = _HUNG
         if (place := local(url)) and _is_same(place, output_dir):
             raise ConfigError(f"{self.flag} {url}: this is --output-dir: name another directory")
+        self._root = output_dir
         self._failing: set[int] = set()
         self._taken: set[int] = set()
         self._swept: set[str] = set()
@@ -68,7 +70,9 @@ class Uploads(FileQueue):
         if folder not in self._swept:
             self._store.sweep(folder)
             self._swept.add(folder)
-        with open(completed.path, "rb") as file:
+        with pinned(completed.path, self._root) as found:
+            fd = found.open(os.O_RDONLY | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
             self._store.upload(file, completed.name, moved=self._note_progress)
         log.info("uploaded %s", completed.name)
 

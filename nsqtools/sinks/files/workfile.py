@@ -166,7 +166,7 @@ class WorkFile:
         return size
 
 
-def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspection:
+def good_part(fd: int, path: str, layout: Layout, max_msg_size: int, root: str = "") -> Inspection:
     """Cut an archive back to its last whole record, setting what follows it aside.
 
     Of a compressed file just the member that a crash kept from being written whole is cut off: it
@@ -188,7 +188,7 @@ def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspecti
         os.fsync(fd)
         log.info("%s: %s: cut off", path, inspection.problem)
     elif inspection.good < size:
-        aside = disk.set_aside(fd, path, inspection.good, size)
+        aside = disk.set_aside(fd, path, inspection.good, size, root)
         log.warning(
             "%s: %s: its last %d bytes are put aside in %s",
             path,

@@ -42,7 +42,7 @@ from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.jobs.versions import Shares, Versions
 from nsqtools.spark.lake.inputs import check_same, remove
 from nsqtools.stores import in_threads, open_store
-from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.pinned import sync_directory
 from nsqtools.stores.places import OURS, below, local
 
 if TYPE_CHECKING:

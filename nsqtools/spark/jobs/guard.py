@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError, LockedError, OutputError
-from nsqtools.sinks.files.disk import make_directory
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.jobs.versions import Versions
 from nsqtools.spark.properties import JAVA_PID
 from nsqtools.stores import open_store, probe
 from nsqtools.stores.interface import as_output_error
+from nsqtools.stores.pinned import make_directory
 from nsqtools.stores.places import local
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from nsqtools.spark.lake.tables import (
 )
 from nsqtools.spark.lake.write import NULL
 from nsqtools.stores.interface import StoredFile, as_output_error
-from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.pinned import sync_directory
 from nsqtools.stores.places import below, local, s3_server
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from heapq import nlargest
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.stores import open_store
-from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.pinned import sync_directory
 from nsqtools.stores.places import local
 
 _NEWEST = 4

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nsqtools.sinks.files import disk
-from nsqtools.stores.mounted import sync_directory
+from nsqtools.stores.pinned import pinned, sync_directory
 from tests.support.archiving import below
 from tests.support.faults import broken, file_limit, other_disk
 
@@ -54,8 +54,9 @@ def copy_beside(target: str) -> str:
 
 def named(work: str, target: str, mark: Any = bool) -> None:
     """Give the file its name, so that it lasts."""
-    disk.give_name(work, target, copy_beside(target), mark)
-    sync_directory(os.path.dirname(target))
+    with pinned(work) as file, pinned(target, make=True) as there:
+        disk.give_name(file, there, there.beside(".0.copy"), mark)
+        there.sync()
 
 
 class TestPublishing:
@@ -115,9 +116,9 @@ class TestPublishing:
         """NFS repeats a request whose response was lost."""
         link = os.link
 
-        def repeated(*names: str) -> None:
-            link(*names)
-            link(*names)
+        def repeated(*names: Any, **folders: Any) -> None:
+            link(*names, **folders)
+            link(*names, **folders)
 
         monkeypatch.setattr(os, "link", repeated)
         named(work, target)
@@ -202,10 +203,10 @@ class TestDirectoriesOfWorkFiles:
         root = tmp_path / "work"
         for part in ("dt=20/hour=19", "dt=20/hour=20"):
             os.close(disk.create(str(root / part / "a.part")))
-        disk.retire(str(root / "dt=20/hour=19/a.part"), root=str(root))
+        disk.retire(str(root / "dt=20/hour=19/a.part"), str(root), tidies=True)
         assert below(str(root)) == ["dt=20/hour=20/a.part"]
         assert os.listdir(root / "dt=20") == ["hour=20"]
-        disk.retire(str(root / "dt=20/hour=20/a.part"), root=str(root))
+        disk.retire(str(root / "dt=20/hour=20/a.part"), str(root), tidies=True)
         assert os.listdir(root) == []
 
     @pytest.mark.parametrize("call", ["open", "mkdir"])
@@ -216,14 +217,14 @@ class TestDirectoriesOfWorkFiles:
         path.parent.parent.mkdir(parents=True)
         real, gone = getattr(os, call), list[str]()
 
-        def gone_first(name: str, *rest: int) -> Any:
-            if not gone and name == str(path if call == "open" else path.parent):
-                gone.append(os.path.dirname(name))
+        def gone_first(name: str, *rest: int, **folder: int) -> Any:
+            if not gone and name == (path.name if call == "open" else path.parent.name):
+                gone.append(str((path if call == "open" else path.parent).parent))
                 os.rmdir(gone[0])
-            return real(name, *rest)
+            return real(name, *rest, **folder)
 
         monkeypatch.setattr(os, call, gone_first)
-        os.close(disk.create(str(path)))
+        os.close(disk.create(str(path), str(tmp_path)))
         assert gone
         assert path.exists()
 

@@ -9,6 +9,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsqtools.errors import OutputError
-from nsqtools.sinks.files import completion
 from nsqtools.sinks.files.journal import entries
+from nsqtools.stores import pinned
 from tests.support.archiving import (
     COMPRESSIONS,
     Archiving,
@@ -114,7 +115,7 @@ FAULTS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "ftruncate": lambda out: broken("ftruncate"),
     "no links": lambda out: broken("link", errno.EPERM),
     "link": lambda out: broken("link", errno.ENOSPC),
-    "directory": lambda out: broken("sync_directory", of=completion),
+    "directory": lambda out: broken("sync_directory", of=pinned),
     "blocked": blocked,
     "record": lambda out: nullcontext(),  # which Notes refuse
 }
@@ -264,13 +265,13 @@ class TestOneFile:
 def test_a_directory_that_could_not_be_synced_is_before_anything_is_told(
     archiving: Archiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with broken("sync_directory", of=completion), pytest.raises(OSError, match=EIO):
+    with broken("sync_directory", of=pinned), pytest.raises(OSError, match=EIO):
         archiving.close()
     assert archiving.notes.recorded == []
     synced: list[str] = []
-    monkeypatch.setattr(completion, "sync_directory", synced.append)
+    monkeypatch.setattr(pinned, "sync_directory", lambda path, _: synced.append(path))
     archiving.step()
-    assert synced == [archiving.rules.output_dir]
+    assert archiving.rules.output_dir in synced
     assert [told.name for told in archiving.notes.recorded] == [NAME]
 
 
@@ -299,13 +300,13 @@ class TestOneNameForAll:
         steps: list[str] = []
         for name in ("rename", "fsync", "writev"):
 
-            def note(*args: object, call: str = name, real: object = getattr(os, name)) -> object:
+            def note(*args: Any, call: str, real: Any, **more: Any) -> Any:
                 folder = call == "fsync" and Path(f"/proc/self/fd/{args[0]}").readlink()
-                if folder == target.parent or call == "writev" or args[0] == str(target):
+                if folder == target.parent or call == "writev" or args[0] == target.name:
                     steps.append(call)
-                return real(*args)  # type: ignore[operator]
+                return real(*args, **more)
 
-            monkeypatch.setattr(os, name, note)
+            monkeypatch.setattr(os, name, partial(note, call=name, real=getattr(os, name)))
         begun.write(b"two")
         # else the completed name would have what is not complete after a power failure
         assert steps == ["rename", "fsync", "writev"]
