@@ -94,6 +94,10 @@ class ServerClock(NamedTuple):
         """Return the latest possible time of the server, in ns since the epoch, at ``now``."""
         return self.most + _ns(now)
 
+    def span(self, now: float) -> tuple[float, float]:
+        """Return both in seconds."""
+        return self.earliest(now) / _SECOND, self.latest(now) / _SECOND
+
     def skew(self, now: float, wall: int) -> float:
         """Return the least possible lead over another clock, in seconds; negative if behind.
 

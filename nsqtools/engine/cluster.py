@@ -115,13 +115,15 @@ class Snapshot:
         An nsqd has its identity for a name, unless others claim the same.
         """
         silent: dict[str, Collection[str] | None] = {}
-        nsqds = {}
+        nsqds, times = {}, {}
         identities = Counter(node.identity for node in self.nodes.values())
         for name, found in self.samples().items():
             node = self.nodes[name]
             nsqd = node.identity if identities[node.identity] == 1 else name
             if found:
                 nsqds[nsqd] = found
+                if clock := self.clocks.get(name):
+                    times[nsqd] = clock.span(self.time(name))
             else:
                 silent[nsqd] = node.topics if node.api else None
         shared: dict[str, set[str]] = {}
@@ -131,7 +133,7 @@ class Snapshot:
                     topics = (topic for node in nodes if node.tcp == tcp for topic in node.topics)
                     shared.setdefault(str(tcp), set()).update(topics)
         silent_lookupds = [name for name, error in self.lookupds.items() if error]
-        return ClusterSample(at, nsqds, silent, silent_lookupds, shared)
+        return ClusterSample(at, nsqds, silent, silent_lookupds, shared, times)
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
         """Return the topics listed by nsqlookupd, by node name, as input of Rates."""

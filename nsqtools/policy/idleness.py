@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -24,6 +24,8 @@ class ClusterSample:
     ``silent`` has the nsqds without an answer, each with the topics it may have; None is any topic.
     ``silent_lookupds`` are nsqlookupds without an answer: they may list other nsqds. ``shared`` are
     names that several nsqds have, each with their topics: which of them answered is unknown.
+    ``times`` has the earliest and latest possible time on each nsqd's own clock when it answered,
+    if it is known.
     """
 
     at: float
@@ -31,6 +33,25 @@ class ClusterSample:
     silent: Mapping[str, Collection[str] | None]
     silent_lookupds: Collection[str] = ()
     shared: Mapping[str, Collection[str]] = field(default_factory=dict)
+    times: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def since(self, earlier: ClusterSample) -> tuple[float, str] | None:
+        """Return the least time since another sample in seconds, and the nsqd whose clock says so.
+
+        The nsqd is empty if this host's clock says so. Any clock may have been set in between, so
+        the least counts, by this host's clock and those of all nsqds in both samples. It is None
+        without such an nsqd.
+        """
+        both = self.times.keys() & earlier.times.keys()
+        ages = [(self.times[nsqd][0] - earlier.times[nsqd][1], nsqd) for nsqd in both]
+        return min(*ages, (self.at - earlier.at, "")) if ages else None
+
+    def comparable(self, earlier: ClusterSample) -> ClusterSample:
+        """Return another sample without nsqds that answered both times, but not with the time."""
+        both = self.times.keys() & earlier.times.keys()
+        nsqds = earlier.nsqds.items()
+        known = {name: each for name, each in nsqds if name in both or name not in self.nsqds}
+        return replace(earlier, nsqds=known)
 
 
 class IdleVerdict(NamedTuple):

@@ -3,10 +3,12 @@
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nsqtools.checksum import sealed, unsealed
 from nsqtools.engine.doctor.findings import fault
 from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
 from nsqtools.errors import ConfigError, OutputError
@@ -21,6 +23,7 @@ SEEN = SavedSnapshot(
     {"b:4150": "b:4151: connection refused"},
     {"l:4161": "l:4161: connection refused"},
     (fault("NSQ036", "text", "fix", topic="events", channel="c"),),
+    {"a:4150": (999.5, 1001.0)},
 )
 
 
@@ -61,21 +64,51 @@ def test_a_file_never_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> N
         ({"version": 2}, "version is 2"),
         ({"format": "other"}, "format"),
         *(({"at": at}, "'at'") for at in ("now", True, -1, math.nan, math.inf, 1e12, 10**400)),
-        ({"nsqds": {"a": {"topics": [], "start_time": 1061}}}, "clock was wrong"),
         ({"nsqds": {"a": {"topics": [{"topic_name": "no name"}]}}}, "no name"),
         ({"nsqds": []}, "'nsqds'"),
         ({"silent_nsqds": {"a": 1}}, "silent_nsqds"),
         ({"findings": [{}]}, "finding"),
         ({"findings": None}, "findings"),
+        *(
+            ({"times": {"a": span}}, "'times'")
+            for span in (5, [], [5], [5, "6"], [5, -1], [5, 1e12])
+        ),
+        ({"times": []}, "'times'"),
     ],
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
     path = tmp_path / "seen.json"
     save(str(path), SEEN)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_bytes(sealed(unsealed(path.read_bytes()) | change))
     with pytest.raises(ConfigError, match=said) as raised:
         load(str(path))
     assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_a_file_of_version_0_3_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "seen.json"
+    save(str(path), SEEN)
+    old = unsealed(path.read_bytes())
+    del old["times"]
+    path.write_text(json.dumps(old, separators=(",", ":")) + "\n")
+    assert load(str(path)) == replace(SEEN, times={})
+
+
+def test_damage_to_any_byte_is_named(tmp_path: Path) -> None:
+    """No flip of a bit and no cut is read as another snapshot."""
+    path = tmp_path / "seen.json"
+    save(str(path), SavedSnapshot(1.5, {"a:4150": NsqdStats()}, times={"a:4150": (0.5, 2.5)}))
+    whole = path.read_bytes()
+    damaged = [whole[:end] for end in range(len(whole) - 1)]
+    for place in range(len(whole) - 1):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << bit
+            damaged.append(bytes(flipped))
+    for data in damaged:
+        path.write_bytes(data)
+        with pytest.raises(ConfigError):
+            load(str(path))
 
 
 def test_a_file_too_large_to_read_is_not_saved(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,15 @@ from nsqtools.cli.commands.admin.prune import Pruning
 from nsqtools.config.admin import PruneOptions
 from nsqtools.engine.administration import Servers, carry_out, delete_idle
 from nsqtools.engine.changes import Stages, Step, Target
-from nsqtools.engine.doctor.snapshot import SavedSnapshot, save
+from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
 from nsqtools.errors import HTTPError, NSQError
+from nsqtools.policy.idleness import ClusterSample
 from tests.support.eventually import eventually
 from tests.support.process import Cli, Result, Terminal
 from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd, fill, http, lookup, registered
 
 WATCH = ("--watch-for", "100ms")
+NOW, DAY = 1.8e9, 86_400.0
 
 
 @pytest.fixture
@@ -212,32 +215,55 @@ def restart(nsqd: Nsqd) -> None:
         nsqd.restart()
 
 
+def seen(age: float, *, by_nsqd: float | None = None) -> ClusterSample:
+    """Of this age by the clocks of this host and of nsqd."""
+    time = NOW - (age if by_nsqd is None else by_nsqd)
+    return ClusterSample(NOW - age, {}, {}, times={"a": (time - 0.5, time + 0.5)})
+
+
 @pytest.mark.parametrize(
-    ("idle", "expected"), [(40, ["b", "a"]), (60, ["c", "b", "a"]), (200, None)]
+    ("idle", "expected"), [(40, ["b", "a"]), (60, ["c", "d", "b", "a"]), (200, None)]
 )
 def test_the_youngest_snapshot_that_is_old_enough_and_all_after_it_count(
-    tmp_path: Path, idle: float, expected: list[str] | None
+    idle: float, expected: list[str] | None
 ) -> None:
-    for name, age in (("a", 5), ("b", 50), ("c", 100)):
-        save(str(tmp_path / name), SavedSnapshot(time.time() - age, {}))
-    pruning = Pruning(PruneOptions(snapshot=(str(tmp_path / "[a-c]"),), idle=idle))
+    """Also those of unknown age."""
+    saved = {"a": seen(5), "b": seen(50), "c": seen(100), "d": replace(seen(70), times={})}
+    pruning = Pruning(PruneOptions(idle=idle))
     if expected:
-        assert [Path(path).name for _, path in pruning._history()] == expected
+        assert [path for _, path in pruning._history(saved, seen(0))] == expected
     else:
         with pytest.raises(NSQError, match="c, was saved"):
-            pruning._history()
+            pruning._history(saved, seen(0))
+
+
+@pytest.mark.parametrize(
+    "wrong", [seen(40 * DAY, by_nsqd=5), seen(5, by_nsqd=40 * DAY), seen(-DAY, by_nsqd=40 * DAY)]
+)
+def test_one_clock_that_was_set_makes_no_snapshot_old(wrong: ClusterSample) -> None:
+    with pytest.raises(NSQError, match="by the clock of"):
+        Pruning(PruneOptions(idle=60))._history({"a": wrong}, seen(0))
+
+
+def test_a_snapshot_of_unknown_age_is_not_old() -> None:
+    with pytest.raises(NSQError, match="a: its age is unknown"):
+        Pruning(PruneOptions(idle=60))._history({"a": replace(seen(DAY), times={})}, seen(0))
 
 
 async def test_a_snapshot_that_is_replaced_meanwhile_is_not_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nsqds: list[Nsqd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(tmp_path / "seen.json")
-    times = iter((time.time() - 100, time.time()))
+    span = 0.0, 1.0
+    times = {str(nsqd.tcp): span for nsqd in nsqds}
+    ages = iter((time.time() - 100, time.time()))
     monkeypatch.setattr(
-        "nsqtools.cli.commands.admin.prune.load", lambda _: SavedSnapshot(next(times), {})
+        "nsqtools.cli.commands.admin.prune.load",
+        lambda _: SavedSnapshot(next(ages), {}, times=times),
     )
+    urls = tuple(str(nsqd.http) for nsqd in nsqds)
+    options = PruneOptions(snapshot=("seen.json",), idle=60, nsqd_http_address=urls)
     with pytest.raises(NSQError, match="replaced while it was read"):
-        await Pruning(PruneOptions(snapshot=(path,), idle=60)).observe()
+        await Pruning(options).observe()
 
 
 @pytest.mark.nsqd_only("its topics survive a restart")
@@ -248,16 +274,25 @@ def test_nothing_is_deleted_whose_use_is_unknown(
     nsqlookupd: Nsqlookupd,
     servers: list[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     disturb: Callable[[Nsqd], None],
 ) -> None:
     """By snapshots; the topic that only the other nsqd has goes."""
     create(nsqlookupd, nsqds, "both")
     create(nsqlookupd, nsqds[:1], "one")
-    seen = str(tmp_path / "seen-1.json")
-    assert nsqtools_cli("doctor", "--save", seen, *servers).code in (0, 1, 4)
+    path = str(tmp_path / "seen-1.json")
+    assert nsqtools_cli("doctor", "--save", path, *servers).code in (0, 1, 4)
     words = ("topic", "prune", "--snapshot", str(tmp_path / "seen-*.json"), "--json", *servers)
-    assert nsqtools_cli(*words, "--yes").code == 1  # it is not 30 days old
-    words += ("--idle", "1ms")
+    ahead = time.time_ns() + 40 * int(DAY) * 10**9
+    with monkeypatch.context() as patch:
+        patch.setattr("nsqtools.clock.time", SimpleNamespace(time_ns=lambda: ahead))
+        assert exits.run(cli, [*words, "--yes"]) == 1  # it is not 30 days old
+    words += ("--idle", "1h")
+    saved = load(path)
+    for hours, code in ((0.5, 1), (2, 0)):
+        earlier = {n: (t - hours * 3600, u - hours * 3600) for n, (t, u) in saved.times.items()}
+        save(path, replace(saved, at=saved.at - 2 * 3600, times=earlier))
+        assert nsqtools_cli(*words, "--dry-run").code == code
     undisturbed = results(nsqtools_cli(*words, "--dry-run"))
     assert undisturbed == {"both": ("planned", "idle"), "one": ("planned", "idle")}
     disturb(nsqds[1])

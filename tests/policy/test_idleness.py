@@ -173,3 +173,52 @@ def test_what_is_idle_was_seen_unchanged_and_without_clients_in_every_sample(
             assert (found[each] in ("idle", "holding")) == same
             if same:
                 assert (found[each] == "holding") == any(used[-1] for used in looks[0].values())
+
+
+DAY, YEAR = 86_400.0, 366 * 86_400.0
+wrong = st.sampled_from([-YEAR, -40 * DAY, 0.0, 40 * DAY, YEAR])
+
+
+@given(
+    st.floats(0, 40 * DAY),
+    st.lists(st.tuples(wrong, wrong, st.floats(0, 5)), min_size=1, max_size=3),
+    st.tuples(wrong, wrong),
+    st.data(),
+)
+def test_a_sample_is_never_older_than_it_is_while_any_clock_tells_right(
+    age: float,
+    nsqds: list[tuple[float, float, float]],
+    here: tuple[float, float],
+    data: st.DataObject,
+) -> None:
+    """All other clocks are wrong by any time at both samples, and set in between."""
+    clocks = {str(number): each for number, each in enumerate(nsqds)}
+    right = data.draw(st.sampled_from(["", *clocks]))
+    if right:
+        clocks[right] = clocks[right][0], clocks[right][0], clocks[right][2]
+    else:
+        here = here[0], here[0]
+    then, now = 3 * YEAR, 3 * YEAR + age
+    times = [
+        {n: (at + each[which] - each[2], at + each[which] + each[2]) for n, each in clocks.items()}
+        for which, at in enumerate((then, now))
+    ]
+    first = ClusterSample(then + here[0], {}, {}, times=times[0])
+    last = ClusterSample(now + here[1], {}, {}, times=times[1])
+    found = last.since(first)
+    assert found
+    assert found[0] <= age + 1e-6
+    if all(before == after for before, after, _ in [*clocks.values(), (*here, 0.0)]):
+        assert found[0] >= age - 10 - 1e-6
+
+
+def test_without_the_clock_of_an_nsqd_nothing_is_known() -> None:
+    """Neither the age of a sample nor, if another nsqd tells its age, the use on this nsqd."""
+    timed = {"a": (0.0, 1.0), "c": (0.0, 1.0)}
+    first = ClusterSample(0.0, {"a": nsqd(), "b": nsqd(), "gone": nsqd()}, {}, times=timed)
+    last = replace(sample(a=nsqd(), b=nsqd()), at=9.0, times={"a": (8.0, 9.0), "b": (8.0, 9.0)})
+    assert last.since(first) == (7.0, "a")
+    assert last.since(replace(first, times={"c": (0.0, 1.0)})) is None
+    assert last.since(replace(first, times={})) is None
+    assert last.comparable(first).nsqds.keys() == {"a", "gone"}
+    assert states(last.comparable(first), last)[T] == "unknown"

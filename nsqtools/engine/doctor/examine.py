@@ -293,15 +293,16 @@ class _Examination:
             except HTTPError as error:
                 speaks = await self._what_speaks(client.address, error)
                 return replace(nsqd, http_error=error.bare(), http_speaks=speaks)
-            return replace(
+            seen = replace(
                 nsqd,
                 skew=client.skew,
+                time=_time(client),
                 version=report.version,
                 topics=frozenset(each.name for each in topics),
                 topic=next(iter(report.topics), None) if topic else None,
                 stats=report,
-                broadcast=await self._broadcast(client, nsqd),
             )
+            return replace(seen, broadcast=await self._broadcast(client, nsqd))
 
     async def _broadcast(self, client: NsqdHTTP, nsqd: NsqdFacts) -> Address | None:
         """Return the broadcast address of an nsqd given by a TCP address; None if unknown."""
@@ -399,7 +400,11 @@ class _Examination:
         except HTTPError:
             return nsqd
         later = next(iter(report.topics), None) if topic else None
-        return replace(nsqd, later=later, later_stats=report)
+        return replace(nsqd, later=later, later_stats=report, time=_time(client))
+
+
+def _time(client: NsqdHTTP) -> tuple[float, float] | None:
+    return client.clock.span(client.at) if client.clock else None
 
 
 def _seems_stuck(nsqd: NsqdFacts, name: str) -> bool:

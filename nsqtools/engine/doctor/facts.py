@@ -55,7 +55,8 @@ class NsqdFacts:
     ``tcp`` is the HTTP port of an nsqlookupd; ``tcp_port`` is nsqd's TCP port if ``tcp`` is its
     HTTP port. ``topics`` has the names of all topics of an nsqd without the topic in question.
     ``stats`` and ``later_stats`` are the answers of both looks, and ``topic`` and ``later`` the
-    topic in them; of a whole cluster, ``Facts.by_topic`` sets these two.
+    topic in them; of a whole cluster, ``Facts.by_topic`` sets these two. ``time`` is the earliest
+    and latest possible time on the nsqd's own clock at the last look, None if unknown.
 
     The rest is known only of a whole cluster: ``broadcast`` is the broadcast address of an nsqd
     given by another. ``offers_tls`` is None if unknown; ``expiry`` is the end of its certificate,
@@ -82,6 +83,7 @@ class NsqdFacts:
     later: TopicStats | None = None
     stats: NsqdStats | None = None
     later_stats: NsqdStats | None = None
+    time: tuple[float, float] | None = None
     broadcast: Address | None = None
     offers_tls: bool | None = None
     expiry: float = 0.0

@@ -5,7 +5,6 @@ An nsqd's part is its answer to /stats, without consumers and latencies.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections import Counter
@@ -15,12 +14,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Self
 
+from nsqtools.checksum import sealed, unsealed
 from nsqtools.config.connection import without_waiting
 from nsqtools.engine.cluster import sample_of
 from nsqtools.engine.doctor.findings import Finding
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.net.http.replies import decode_report, encode_report
-from nsqtools.policy.idleness import CALENDAR_END
+from nsqtools.policy.idleness import CALENDAR_END, ClusterSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,18 +36,16 @@ _MAX_BYTES = 256 << 20
 
 _TOO_LARGE = f"larger than {_MAX_BYTES >> 20} MiB: too large"
 
-_CLOCK = 60.0
-"""Seconds by which the clock of an nsqd may be ahead of that of the host that saves."""
-
 
 @dataclass(frozen=True, slots=True)
 class SavedSnapshot:
-    """The answers of all nsqds at time ``at``, in seconds since the epoch.
+    """The answers of all nsqds at time ``at`` on this host's clock, in seconds since the epoch.
 
     Keys are an nsqd's TCP broadcast address, its identity; or its HTTP address, if others claim the
     same identity, or if the nsqd was given by that and did not answer. ``stats`` has the nsqds that
     answered, ``silent`` the error of each silent nsqd. ``silent_lookupds`` maps the address of each
-    silent nsqlookupd to its error: nsqds may then be missing.
+    silent nsqlookupd to its error: nsqds may then be missing. ``times`` has the earliest and latest
+    possible time on each nsqd's own clock when it answered, if it is known: version 0.3 saved none.
     """
 
     at: float
@@ -55,6 +53,7 @@ class SavedSnapshot:
     silent: Mapping[str, str] = field(default_factory=dict)
     silent_lookupds: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    times: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
@@ -72,6 +71,7 @@ class SavedSnapshot:
             {name: str(nsqd.http_error) for name, nsqd in nsqds.items() if nsqd.http_error},
             {str(each.address): str(each.error) for each in facts.lookupds if each.error},
             tuple(each for each in findings if each.code),
+            {name: nsqd.time for name, nsqd in nsqds.items() if nsqd.time},
         )
 
     @property
@@ -83,6 +83,11 @@ class SavedSnapshot:
         """Return the counters of each nsqd, at times since the epoch; None for a silent nsqd."""
         found: dict[str, CounterSample | None] = dict.fromkeys(self.silent)
         return found | {name: sample_of(self.at, stats) for name, stats in self.stats.items()}
+
+    def cluster_sample(self) -> ClusterSample:
+        """Return the input of Idleness, without silent servers."""
+        nsqds = {name: each for name, each in self.samples().items() if each}
+        return ClusterSample(self.at, nsqds, {}, times=self.times)
 
 
 def save(path: str, snapshot: SavedSnapshot) -> None:
@@ -99,6 +104,7 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         "silent_nsqds": dict(snapshot.silent),
         "silent_nsqlookupds": dict(snapshot.silent_lookupds),
         "findings": [asdict(each) for each in snapshot.findings],
+        "times": snapshot.times,
     }
     try:
         _replace(path, data)
@@ -106,7 +112,7 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         raise OutputError(f"{path}: {(error.strerror or str(error)).lower()}") from error
 
 
-def _replace(path: str, data: object) -> None:
+def _replace(path: str, data: dict[str, Any]) -> None:
     mode = None
     with suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
@@ -114,10 +120,9 @@ def _replace(path: str, data: object) -> None:
             raise OSError("not a regular file")
     target = Path(os.path.realpath(path))
     new = target.parent / f".{target.name}.{token_hex(4)}"
-    with open(new, "x", encoding="utf-8") as file:
+    with open(new, "xb") as file:
         try:
-            json.dump(data, file, separators=(",", ":"))
-            file.write("\n")
+            file.write(sealed(data) + b"\n")
             file.flush()
             if os.fstat(file.fileno()).st_size > _MAX_BYTES:
                 raise OutputError(f"{path}: {_TOO_LARGE} to save")
@@ -141,27 +146,24 @@ def load(path: str) -> SavedSnapshot:
     if len(data) > _MAX_BYTES:
         raise ConfigError(f"{path}: {_TOO_LARGE} to read")
     try:
-        return _decoded(json.loads(data))
-    except (ValueError, RecursionError) as error:
+        return _decoded(unsealed(data))
+    except ValueError as error:
         text = f"{path}: not a file of doctor --save, or a damaged one: {error}"
         raise ConfigError(text) from error
 
 
-def _decoded(data: object) -> SavedSnapshot:
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+def _decoded(data: dict[str, Any]) -> SavedSnapshot:
+    if data.get("format") != FORMAT:
         raise ValueError("its format is unknown")
     if data.get("version") != VERSION:
         raise ValueError(f"its version is {data.get('version')!r}, expected {VERSION}")
     at: Any = data.get("at")
-    is_number = isinstance(at, int | float) and not isinstance(at, bool)
-    if not is_number or not 0 <= at < CALENDAR_END:
+    if not _is_time(at):
         raise ValueError("'at' is not a time")
     faults: list[str] = []
     stats = {name: decode_report(each, faults) for name, each in _object(data, "nsqds").items()}
     if faults:
         raise ValueError(faults[0])
-    if any(each.start_time > at + _CLOCK for each in stats.values()):
-        raise ValueError("saved by a host whose clock was wrong: before the start of an nsqd")
     entries = data.get("findings")
     if not isinstance(entries, list):
         raise ValueError("'findings' is not a list")
@@ -171,7 +173,22 @@ def _decoded(data: object) -> SavedSnapshot:
         _errors(data, "silent_nsqds"),
         _errors(data, "silent_nsqlookupds"),
         tuple(map(_finding, entries)),
+        _times(data) if "times" in data else {},
     )
+
+
+def _is_time(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < CALENDAR_END
+
+
+def _times(data: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for name, span in _object(data, "times").items():
+        if not (isinstance(span, list) and len(span) == 2 and all(map(_is_time, span))):
+            raise ValueError("'times' has a value that is not a pair of times")
+        found[name] = span[0], span[1]
+    return found
 
 
 def _object(data: dict[str, Any], name: str) -> dict[str, Any]:

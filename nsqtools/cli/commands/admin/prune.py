@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import glob
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -22,14 +23,16 @@ from nsqtools.engine.changes import Target
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.doctor.snapshot import load
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.policy.idleness import ClusterSample, Idleness
+from nsqtools.policy.idleness import Idleness
 from nsqtools.policy.topics import matching
 from nsqtools.tasks import run_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nsqtools.config.admin import PruneOptions
     from nsqtools.engine.changes import Step
-    from nsqtools.policy.idleness import IdleVerdict
+    from nsqtools.policy.idleness import ClusterSample, IdleVerdict
     from nsqtools.policy.rates import ChannelKey
 
 log = logging.getLogger(__name__)
@@ -94,12 +97,8 @@ class Pruning:
 
     async def observe(self) -> None:
         """Compare the cluster with the snapshots, or watch it; then decide what to delete."""
-        for at, path in self._history():
-            saved = load(path)
-            if saved.at != at:
-                raise NSQError(f"{path}: replaced while it was read; run the command again")
-            nsqds = {name: each for name, each in saved.samples().items() if each}
-            self._idleness.record(ClusterSample(saved.at, nsqds, {}))
+        paths = sorted({path for each in self._options.snapshot for path in _files(each)})
+        saved = {path: replace(load(path).cluster_sample(), nsqds={}) for path in paths}
         loop, servers = asyncio.get_running_loop(), self._servers
         end = loop.time() + self._options.watch_for
         watching = progress(
@@ -113,6 +112,12 @@ class Pruning:
             watching,
         ):
             snapshot = await cluster.poll()
+            now = snapshot.cluster_sample(wall())
+            for at, path in self._history(saved, now):
+                earlier = load(path).cluster_sample()
+                if earlier.at != at:
+                    raise NSQError(f"{path}: replaced while it was read; run the command again")
+                self._idleness.record(now.comparable(earlier))
             while True:
                 sample = snapshot.cluster_sample(wall())
                 self._any_silent |= bool(sample.silent or sample.silent_lookupds)
@@ -124,26 +129,45 @@ class Pruning:
                 snapshot = await cluster.look()
         self._decide(sample)
 
-    def _history(self) -> list[tuple[float, str]]:
-        """The snapshots to compare with, the oldest first: from the youngest that is old enough.
+    def _history(
+        self, saved: Mapping[str, ClusterSample], now: ClusterSample
+    ) -> list[tuple[float, str]]:
+        """The snapshots to compare with: first the youngest that is old enough, then younger ones.
 
-        Each has the time of its saving, in seconds since the epoch, and its path. Raises
-        ConfigError if a file cannot be used, and NSQError if none is old enough.
+        Each has the time of its saving by its host's clock, in seconds since the epoch, and its
+        path. Those of unknown age count as younger by that time. Raises NSQError if none is old
+        enough.
         """
-        if not self._options.snapshot:
+        if not saved:
             return []
-        now, idle = wall(), self._options.idle
-        paths = {path for each in self._options.snapshot for path in _files(each)}
-        dated = sorted((load(path).at, path) for path in paths)
-        old = [at for at, _ in dated if at <= now - idle]
-        if not old:
-            at, path = dated[0]
-            age = format_duration(round(max(0.0, now - at)))
+        idle = self._options.idle
+        known: list[tuple[float, str, float, str]] = []
+        unknown: list[tuple[float, str]] = []
+        for path, sample in saved.items():
+            if since := now.since(sample):
+                known.append((*since, sample.at, path))
+            else:
+                unknown.append((sample.at, path))
+        known.sort()
+        if not known:
+            raise NSQError(
+                f"{min(saved)}: its age is unknown: it has the time of no nsqd that answers now, "
+                "as version 0.3 saved none: save a new one with doctor --save, and prune when that "
+                "is old enough"
+            )
+        age, nsqd, _, path = known[-1]
+        if age < idle:
+            clock = f"nsqd {nsqd}" if nsqd else "this host"
             raise NSQError(
                 f"no snapshot is as old as --idle {format_duration(idle)}: the oldest, {path}, was "
-                f"saved {age} ago; wait, or choose a shorter time"
+                f"saved {format_duration(round(max(0.0, age)))} ago by the clock of {clock}; wait, "
+                "or choose a shorter time"
             )
-        return [(at, path) for at, path in dated if at >= old[-1]]
+        number = sum(age < idle for age, *_ in known)
+        _, _, at, path = known[number]
+        younger = [(time, name) for _, _, time, name in known[:number]]
+        younger += [each for each in unknown if each[0] > at]
+        return [(at, path), *sorted(younger)]
 
     def _decide(self, sample: ClusterSample) -> None:
         """Choose what to delete. Raises NSQError if no server has a given topic or channel."""
