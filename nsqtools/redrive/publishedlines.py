@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from bisect import bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from nsqtools.checksum import sealed, unsealed
 from nsqtools.errors import RecordError
-from nsqtools.records.manifest import object_of
+from nsqtools.records.manifest import is_cut
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.locks import Lock
 
@@ -76,7 +76,7 @@ class PublishedLines:
     def read(self) -> None:
         """Read the journal; without entering, to look only. Raises as entering does.
 
-        A last line without a line end may be the rest of a crash; its messages count as left.
+        A cut last line is the rest of a crash; its messages count as left.
         """
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -86,19 +86,16 @@ class PublishedLines:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise RecordError(f"{self._path}: is not a file: move it away")
             for number, line in enumerate(journal, 1):
+                if not line.endswith(b"\n") and is_cut(line):
+                    break
                 try:
                     file, ranges = _entry(line)
-                except (KeyError, TypeError):
-                    if line.endswith(b"\n"):
-                        raise self._damaged(number) from None
-                    break
+                except ValueError as error:
+                    raise RecordError(
+                        f"{self._path}: line {number}: {error}: unknown which messages are "
+                        "published; remove the file to publish all of them"
+                    ) from None
                 self._published.setdefault(file, []).extend(ranges)
-
-    def _damaged(self, number: int) -> RecordError:
-        return RecordError(
-            f"{self._path}: line {number}: damaged: unknown which messages are published; remove "
-            "the file to publish all of them"
-        )
 
     def published(self, file: str) -> list[LineRange]:
         """Return the published lines of a file, given by its digest, in order."""
@@ -107,26 +104,21 @@ class PublishedLines:
     def add(self, file: str, name: str, ranges: Iterable[LineRange]) -> None:
         """Note published lines durably; ``name`` is that of the file, for people."""
         found = joined(ranges)
-        append_lines(self._path, _line(file, name, found), is_torn=_is_torn, flags=os.O_NOFOLLOW)
+        append_lines(self._path, _line(file, name, found), is_torn=is_cut, flags=os.O_NOFOLLOW)
         self._published.setdefault(file, []).extend(found)
 
 
 def _line(file: str, name: str, ranges: list[LineRange]) -> bytes:
-    return json.dumps({"file": file, "name": name, "published": ranges}).encode() + b"\n"
+    return sealed({"file": file, "name": name, "published": ranges}) + b"\n"
 
 
 def _entry(line: bytes) -> tuple[str, list[LineRange]]:
-    """Return the digest of a file and its lines; raises KeyError or TypeError for other data."""
-    entry = object_of(line)
-    file, ranges = entry["file"], [LineRange(*each) for each in entry["published"]]
-    if type(file) is not str or any(type(each) is not int for each in chain(*ranges)):
-        raise TypeError
-    return file, ranges
-
-
-def _is_torn(line: bytes) -> bool:
+    """Return the digest of a file and its lines; raises ValueError for other data."""
+    entry = unsealed(line)
     try:
-        _entry(line)
+        file, ranges = entry["file"], [LineRange(*each) for each in entry["published"]]
     except (KeyError, TypeError):
-        return True
-    return False
+        raise ValueError("does not name published lines") from None
+    if type(file) is not str or any(type(each) is not int for each in chain(*ranges)):
+        raise ValueError("does not name published lines")
+    return file, ranges

@@ -13,6 +13,7 @@ from nsqtools.engine.doctor.findings import fault
 from nsqtools.engine.doctor.snapshot import SavedSnapshot, load, save
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.net.http.replies import ChannelStats, NsqdStats
+from tests.support.damage import cut, flipped
 from tests.support.staging import events
 
 CHANNEL = ChannelStats("c", 5, 4, 3, 2, 9, 8, 7, 1, paused=True)
@@ -99,13 +100,7 @@ def test_damage_to_any_byte_is_named(tmp_path: Path) -> None:
     path = tmp_path / "seen.json"
     save(str(path), SavedSnapshot(1.5, {"a:4150": NsqdStats()}, times={"a:4150": (0.5, 2.5)}))
     whole = path.read_bytes()
-    damaged = [whole[:end] for end in range(len(whole) - 1)]
-    for place in range(len(whole) - 1):
-        for bit in range(8):
-            flipped = bytearray(whole)
-            flipped[place] ^= 1 << bit
-            damaged.append(bytes(flipped))
-    for data in damaged:
+    for _, data in (*flipped(whole[:-1]), *cut(whole[:-1])):
         path.write_bytes(data)
         with pytest.raises(ConfigError):
             load(str(path))

@@ -15,10 +15,11 @@ import pytest
 
 from nsqtools.errors import LockedError, OutputError, PublishError, RecordError
 from nsqtools.redrive.directory import DirectoryRun
-from nsqtools.redrive.publishedlines import PublishedLines
+from nsqtools.redrive.publishedlines import LineRange, PublishedLines, joined
 from nsqtools.redrive.redriver import LARGEST_LOT, Choice, Redriver
 from nsqtools.sinks.deadletters import ToDirectory
 from tests.support.archiving import batch
+from tests.support.damage import cut, flipped
 
 
 class Nsqd:
@@ -226,12 +227,47 @@ def test_a_damaged_journal_stops_the_run_but_not_the_rest_of_a_crash(
     run(tmp_path, nsqd, limit=1)
     noted = journal.read_bytes()
     journal.write_bytes(noted + line + noted)
-    with pytest.raises(RecordError, match=r"redrive.progress: line 2: damaged: .* remove the file"):
+    with pytest.raises(RecordError, match=r"redrive.progress: line 2: .* remove the file"):
         run(tmp_path, nsqd)
-    journal.write_bytes(noted + line[:-1])
+    journal.write_bytes(noted + line[:-2])
     for _ in range(2):
         run(tmp_path, nsqd)
     assert nsqd.got == Counter({("t", b"1"): 1, ("t", b"2"): 1})
+
+
+def test_a_journal_with_damage_anywhere_is_named_and_tells_no_other_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut may be that of a crash: then the messages of the last line count as left."""
+    monkeypatch.setattr(os, "fsync", bool)
+    journal, first, second = tmp_path / "redrive.progress", LineRange(0, 9, 5), LineRange(9, 12, 7)
+    with PublishedLines(str(tmp_path)) as noted:
+        noted.add("a", "letters", [first])
+        noted.add("a", "letters", [second])
+    whole = journal.read_bytes()
+    for at, data in flipped(whole):
+        journal.write_bytes(data)
+        line = whole.count(b"\n", 0, at) + 1
+        with pytest.raises(RecordError, match=f"line {line}: "), PublishedLines(str(tmp_path)):
+            pass
+        assert journal.read_bytes() == data
+    for _, data in [*cut(whole)][len(whole) // 2 :]:
+        journal.write_bytes(data)
+        with PublishedLines(str(tmp_path)) as left:
+            told = [[first, second][n] for n in range((data + b"\n").count(b"}\n"))]
+            assert left.published("a") == joined(told)
+            left.add("a", "letters", [second])
+        with PublishedLines(str(tmp_path)) as left:
+            assert left.published("a") == joined([*told, second])
+
+
+def test_a_journal_of_version_0_3_is_read(tmp_path: Path) -> None:
+    """Without checksums."""
+    (tmp_path / "redrive.progress").write_bytes(
+        b'{"file": "a", "name": "b", "published": [[0, 9, 5]]}\n' * 2
+    )
+    with PublishedLines(str(tmp_path)) as noted:
+        assert noted.published("a") == [LineRange(0, 9, 5)]
 
 
 def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
