@@ -190,4 +190,9 @@ class VerifyOptions(ArchiveRecordOptions):
         "of s3, gs, az or file, or a path.",
         metavar="URL",
     )
+    below: str = path(
+        "Also read files of a manifest outside its directory if they are in this one, such as the "
+        "--output-dir of to-file.",
+        metavar="DIR",
+    )
     json: bool = JSON

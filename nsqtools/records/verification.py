@@ -46,6 +46,7 @@ def check(
     max_msg_size: int = 64 << 20,
     waiting_near: Callable[[str], Container[str]] = lambda _: (),
     uploaded: Callable[[str], BinaryIO] | None = None,
+    below: str = "",
 ) -> Iterator[Verification]:
     """Verify a file and, if it is a manifest, the files listed there.
 
@@ -63,6 +64,9 @@ def check(
     ``uploaded`` opens the uploaded copy of a file by its name in a manifest; it raises
     FileNotFoundError if the copy is missing. With ``uploaded`` the copies are checked, and a
     missing copy is a problem unless its file still waits for the upload.
+
+    A name that leads out of the manifest's directory is a problem, and its file is not read, unless
+    the file is in a directory below ``below``.
     """
     try:
         if _is_special(path):
@@ -71,7 +75,7 @@ def check(
         with open(path, "rb") as file:
             if method_of(path) == "none" and is_manifest(file):
                 yield from _ManifestCheck(
-                    file, os.path.dirname(path), max_msg_size, waiting_near, uploaded
+                    file, os.path.dirname(path), max_msg_size, waiting_near, uploaded, below
                 ).check()
                 return
             if uploaded:
@@ -142,6 +146,7 @@ class _ManifestCheck:
     max_msg_size: int
     waiting_near: Callable[[str], Container[str]]
     uploaded: Callable[[str], BinaryIO] | None
+    below: str
     records: int = 0
     size: int = 0
     files: int = 0
@@ -182,6 +187,11 @@ class _ManifestCheck:
                 continue
             place = f"line {number}: {completed.name}"
             topic = self.topics.setdefault(completed.topic, _TopicFiles())
+            if not self._may_read(completed):
+                topic.there = True
+                problem = "not read, because it is outside the manifest's directory: give --below"
+                yield Verification(problem=f"{place}: {problem}")
+                continue
             report = self._look(completed)
             waits = os.path.realpath(completed.path) in waiting
             self.waiting += waits and bool(report or self.uploaded)
@@ -203,6 +213,15 @@ class _ManifestCheck:
                 yield replace(report, problem=f"{place}: {report.problem}")
             if report.unreadable and self.uploaded:  # each file would take as long to fail
                 return
+
+    def _may_read(self, completed: CompletedFile) -> bool:
+        """Whether the file is where the user expects it, whoever has written the manifest."""
+        if not os.path.isabs(completed.name) and ".." not in completed.name.split(os.sep):
+            return True
+        if not self.below or self.uploaded:
+            return False
+        folder, below = map(os.path.realpath, (os.path.dirname(completed.path), self.below))
+        return os.path.commonpath([folder, below]) == below
 
     def _look(self, completed: CompletedFile) -> Verification | None:
         """Inspect the file of a line; None if the file does not exist."""

@@ -95,6 +95,25 @@ class TestManifests:
         monkeypatch.chdir(shelf.folder)  # the files are looked for beside the manifest
         assert list(check("manifest", RAW)) == [report]
 
+    @pytest.mark.parametrize("name", ["{}/a.log", "../out/a.log", "in/../../out/a.log"])
+    def test_a_name_that_leads_out_of_the_directory_is_followed_only_where_the_user_says(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        out, link = tmp_path / "out", tmp_path / "link"
+        link.symlink_to(out)
+        shelf = Shelf(tmp_path / "logs")
+        (shelf.folder / "in").mkdir(parents=True)
+        shelf.complete("../out/a.log", b"one\n")
+        shelf.edit(1, name=name.format(out))
+        (report,) = shelf.check()
+        assert (report.records, bool(report.problem)) == (0, True)
+        assert shelf.places() == [f"line 1: {name.format(out)}"]
+        for below, records in ((out, 1), (link, 1), (tmp_path, 1), (tmp_path / "ou", 0)):
+            (report,) = check(str(shelf.manifest), RAW, below=str(below))
+            assert report.records == records
+        copies = check(str(shelf.manifest), RAW, below=str(out), uploaded=lambda _: out.open("rb"))
+        assert [report.records for report in copies] == [0]
+
     def test_each_bad_file_is_told_with_its_line(self, shelf: Shelf) -> None:
         shelf.complete("a.log", b"one\n")
         torn = shelf.complete("b.log.gz", b"two\n", b"three\n")

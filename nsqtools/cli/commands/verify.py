@@ -76,6 +76,7 @@ class _Checks:
             max_msg_size=self._how.max_msg_size,
             waiting_near=waiting_near,
             uploaded=self._uploaded,
+            below=self._how.below,
         )
         for report in reports:
             if report.unreadable:
