@@ -24,7 +24,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from nsqtools.cli.exits import report_through
-from tests.support import binaries
+from tests.support import binaries, elsewhere
 from tests.support.authd import Authd
 from tests.support.examples import Stage
 from tests.support.minio import Minio
@@ -43,6 +43,7 @@ from tests.support.tls import Certificates, make_certificates
 from tests.support.webserver import Request, WebServer
 
 IN_SPARK = "tests/spark/in_session/"
+ON_SPARK = (IN_SPARK, "tests/spark/test_cluster.py", "tests/live/test_pipeline")
 CONFORMANCE = "tests/conformance/"
 SLOW = (
     *(IN_SPARK, "tests/live/test_pipeline", "tests/proto/test_fuzz", "tests/test_guides.py"),
@@ -57,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--server", choices=["nsqd", "sandbox"], help="what tests talk to")
     group.addoption("--seed", type=int, help="of all that is random, as an earlier run printed it")
     group.addoption("--lives", type=int, default=0, help="of each kind in the simulation")
+    group.addoption("--date", help="on which to run, 2028-02-29T12:00:00, or any, anywhere")
     group.addoption("--update-golden", action="store_true", help="write what is said to its files")
 
 
@@ -66,10 +68,15 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.pop("PYTHONUNBUFFERED", None)  # nothing that is started here flushes by luck
+    if is_worker := hasattr(config, "workerinput"):
+        vars(config.option).update(config.workerinput["options"])
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
+    if config.option.date and not is_worker:  # a worker begins there
+        config.option.date = elsewhere.go(config.option.date, config.option.seed)
+        config.option.server = "sandbox"  # nsqd has this host's clock
     binaries.takes_time |= config.option.full
-    if config.option.full and not hasattr(config, "workerinput"):
+    if config.option.full and not is_worker:
         folder = tempfile.TemporaryDirectory(prefix="nsqtools-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ[SHARED] = folder.name
@@ -81,6 +88,13 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("nsqtools")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A process of pytest-xdist reads the command line anew, and would draw anew."""
+    chosen = vars(node.config.option)
+    node.workerinput["options"] = {name: chosen[name] for name in ("seed", "server")}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -131,6 +145,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marker and not config.option.full:
             left_out[f"only with --full: {marker.args[0]}"] += 1
             others.append(item)
+        elif config.option.date and (
+            item.nodeid.startswith(ON_SPARK) or "minio" in getattr(item, "fixturenames", ())
+        ):
+            left_out["without --date only: Spark and MinIO have this host's clock"] += 1
+            others.append(item)
         elif not (only := _wants_nsqd(item)):
             kept.append(item)
         elif _servers(config) == ["sandbox"]:
@@ -178,7 +197,8 @@ def _why_nsqd_only(item: Any) -> str:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"nsq: {binaries.describe_nsq()}; to replay what is random: --seed {config.option.seed}"
+    text = f"nsq: {binaries.describe_nsq()}; to replay what is random: --seed {config.option.seed}"
+    return f"{text}; on {config.option.date}" if config.option.date else text
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

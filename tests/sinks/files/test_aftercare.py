@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nsqtools.clock import wall
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
@@ -348,7 +349,7 @@ def lines(path: Path) -> list[Any]:
 
 
 def test_a_line_has_all_that_is_known_of_the_file(path: Path, append: Callable[..., None]) -> None:
-    before = datetime.now(UTC)
+    before = datetime.fromtimestamp(wall(), UTC)
     append("out/a.log.gz", size=42)
     (line,) = lines(path)
     at = line.pop("published")

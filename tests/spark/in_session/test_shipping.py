@@ -21,7 +21,7 @@ from nsqtools.spark.executors import check_executors, make_zip, packages_of, rea
 from nsqtools.spark.lake.dataframes import frame
 from nsqtools.spark.lake.inputs import find
 from tests.support.lakes import RAW, sent, to_file
-from tests.support.spark import PLUGIN
+from tests.support.spark import PLUGIN, needs_spark
 
 PYTHON = "/opt/python/bin/python"
 
@@ -131,6 +131,7 @@ def test_an_interpreter_that_cannot_run_is_one_clear_line(text: str, told: str) 
 
 
 def test_a_session_that_starts_tasks_twice_is_refused() -> None:
+    needs_spark("which sessions are refused")  # Java is asked for first
     conf: Any = {"spark.speculation": "TRUE"}
     twice: Any = SimpleNamespace(conf=conf, sparkContext=None)
     with pytest.raises(ConfigError, match=r"spark\.speculation"):
