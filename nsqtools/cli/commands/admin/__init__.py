@@ -148,9 +148,9 @@ def _group(kind: str, rows: Sequence[CommandRow], about: str) -> click.Group:
 
 
 def _examples(sentence: str, line: str) -> tuple[tuple[str, str], ...]:
-    """An example, and the same command line with --dry-run."""
+    """The same command line with --dry-run, and the example."""
     dry = line.replace(" --yes", "").replace(" --json", "")
-    return (sentence, line), ("Show what would be done, and do nothing", f"{dry} --dry-run")
+    return ("Show what would be done, and do nothing", f"{dry} --dry-run"), (sentence, line)
 
 
 def _command(kind: str, row: CommandRow) -> click.Command:
