@@ -23,6 +23,10 @@ from nsqtools.net.http.replies import ClientStats, NsqdStats, TopicStats
 from nsqtools.proto.session import Features
 from tests.support.staging import channel, events, producer
 
+NOW_S = 1_000_000_000
+NOW, DAY = float(NOW_S), 86400.0
+YEAR = 366 * 86400
+
 
 def client(ready: int, in_flight: int = 0, port: int = 1) -> ClientStats:
     texts = {"client_id": "c", "hostname": "host", "user_agent": "agent/1"}
@@ -35,6 +39,7 @@ def client(ready: int, in_flight: int = 0, port: int = 1) -> ClientStats:
 def nsqd(host: str = "a", topic: TopicStats | None = None, **values: Any) -> NsqdFacts:
     tcp, http = Address(host, 4150), Address(host, 4151)
     known = {"tcp": tcp, "url": str(http), "given": True, "version": "1.3.0", **values}
+    known.setdefault("time", (NOW_S, NOW_S + 1))
     return NsqdFacts(**{"http": http, "topic": topic, "features": Features(), **known})
 
 
@@ -334,8 +339,6 @@ def whole(*nsqds: NsqdFacts, lookupds: Iterable[LookupdFacts] = (), **values: An
 
 
 GUIDES = Path(__file__).parents[2] / "nsqtools/cli/docs/guides"
-NOW_S = 1_000_000_000
-NOW, DAY = float(NOW_S), 86400.0
 LISTING_A = lookupd(nodes=(producer("a", "events"),), topics=frozenset({"events"}))
 HIDDEN = replace(producer("a", "events"), tombstones=(True,))
 ELSEWHERE = replace(WELL, name="other")
@@ -476,6 +479,26 @@ WHOLE: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     "a consumer that takes ten seconds for a message": (
         whole(known("a", consumed(replace(client(2, 2), finish_count=9, connect_ts=NOW_S - 90)))),
         [],
+    ),
+    "the same, on an nsqd whose clock is a year ahead": (
+        whole(
+            known(
+                "a",
+                consumed(replace(client(2, 2), finish_count=9, connect_ts=NOW_S + YEAR - 90)),
+                time=(NOW_S + YEAR, NOW_S + YEAR + 1),
+            )
+        ),
+        [],
+    ),
+    "a consumer that was fast, on an nsqd whose clock is a year behind": (
+        whole(
+            known(
+                "a",
+                consumed(replace(client(2, 2), finish_count=900, connect_ts=NOW_S - YEAR - 90)),
+                time=(NOW_S - YEAR, NOW_S - YEAR + 1),
+            )
+        ),
+        [("warning", "consumers", "none has settled", "whether they hang")],
     ),
     "a slow consumer whose messages time out": (
         whole(

@@ -22,16 +22,17 @@ def test_the_newest_entries_and_all_names_above_are_synced(
     log = tmp_path / "checkpoint/offsets"
     log.mkdir(parents=True)
     metadata = log.parent / "metadata"
-    for number, path in enumerate([metadata, *(log / str(n) for n in range(10))]):
-        path.touch()
-        os.utime(path, (number, number))
+    for number in range(11):
+        for path in (log / f"{number}", log / f".{number}.crc", metadata):
+            path.touch()
+            os.utime(path, (99 - number, 99 - number))  # a clock that was set back
     synced: list[Path] = []
     monkeypatch.setattr(
         os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink())
     )
     sync_log(str(log.parent), "offsets")
-    assert {log / "9", log / "8", metadata, log, log.parent, tmp_path} <= set(synced)
-    assert log / "0" not in synced
+    newest = {log / "10", log / ".10.crc", log / "9", log / ".9.crc"}
+    assert set(synced) == newest | {metadata, log, log.parent, tmp_path}
 
 
 def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(

@@ -290,7 +290,7 @@ def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
         yield fault("NSQ040", f"{text}, and RDY 0 of all", fix, error=True, **about)
         return
     timeouts = _sum(found, "timeout_count")
-    if not timeouts and all(_is_slow(facts, client) for _, client in clients):
+    if not timeouts and all(_is_slow(nsqd, client) for nsqd, client in clients):
         return
     text += ", and none has settled a message in 1 s, with as many in flight as its RDY"
     later = [nsqd.channel(facts.channel, later=True) for nsqd, _ in found]
@@ -300,10 +300,10 @@ def _judge_all_consumers(facts: Facts, found: Found) -> Iterator[Finding]:
     yield fault("NSQ041", text, f"see whether they hang: {look}", error=late > 0, **about)
 
 
-def _is_slow(facts: Facts, client: ClientStats) -> bool:
+def _is_slow(nsqd: NsqdFacts, client: ClientStats) -> bool:
     """Whether the consumer has settled messages, but too few to expect one in a second."""
     settled = client.finish_count + client.requeue_count
-    return 0 < settled < _PACE * (facts.at - client.connect_ts)
+    return nsqd.time is not None and 0 < settled < _PACE * (nsqd.time[0] - client.connect_ts)
 
 
 def _who(client: ClientStats) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from heapq import nlargest
 
 from nsqtools.errors import ConfigError, OutputError
@@ -15,6 +16,7 @@ from nsqtools.stores import open_store
 from nsqtools.stores.pinned import sync_directory
 from nsqtools.stores.places import local
 
+_ENTRY = re.compile(r"\.?([0-9]+)(?:\.crc)?")
 _NEWEST = 4
 """Entries that a batch can have written: its own and its checksum, and those of one before."""
 
@@ -53,14 +55,16 @@ def sync_log(checkpoint: str, log: str) -> None:
     """Make the newest entries of a log, ``offsets`` or ``commits``, durable; raises OutputError.
 
     Spark does not sync its logs. Messages are finished after an offset is logged, and rows are
-    removed after a commit is logged, so neither entry may be lost in a power failure.
+    removed after a commit is logged, so neither entry may be lost in a power failure. The newest
+    have the highest numbers: by the wall clock, which may have been set back, others may be newer.
     """
     folder = os.path.join(checkpoint, log)
     try:
         with contextlib.suppress(FileNotFoundError):
             with os.scandir(folder) as entries:
-                files = [(each.stat().st_mtime_ns, each.path) for each in entries if each.is_file()]
-            for _, path in nlargest(_NEWEST, files):
+                names = [(_ENTRY.fullmatch(each.name), each.path) for each in entries]
+            numbered = [(int(name[1]), path) for name, path in names if name]
+            for _, path in nlargest(_NEWEST, numbered):
                 sync_file(path)
             sync_file(os.path.join(checkpoint, "metadata"))
             sync_directory(folder)
