@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from nsqtools.errors import ConfigError
 
@@ -16,6 +16,18 @@ LOOKUPD_HTTP_PORT = 4161
 MAX_NAME = 64
 _EPHEMERAL = "#ephemeral"
 _NAME = re.compile(rf"[.a-zA-Z0-9_-]+({_EPHEMERAL})?")
+
+
+@runtime_checkable
+class TopicPattern(Protocol):
+    """A compiled regular expression for the names of topics, of ``re`` or of another library."""
+
+    @property
+    def pattern(self) -> str:
+        """The expression."""
+
+    def search(self, string: str, /) -> object | None:
+        """Return None if nothing in a name matches."""
 
 
 class _HostPort(NamedTuple):

@@ -1,7 +1,6 @@
 """Patterns for topic names mean what they mean in Go: each row was tried with Go's regexp."""
 
 import re
-from itertools import product
 
 import pytest
 
@@ -60,13 +59,8 @@ FOUND = {
     "^*7": "7",
 }
 
-_REFUSED = (
-    r"\C \1 \8 \e \G \E [\b] [\Q] \p{Greek} \pX [[:foo:]] \x6 \x{110000} a** a++ a{2}{3} a{1001} "
-    r"a{2,1} *a (a a) [a [[:alpha:] [z-a] (?x)a (?>a) (?#a) (?P=n) (?P>n) (?-) a\ "
-)
-REFUSED = _REFUSED.split()
-
-LOOKS = [("^(?!a)", "Z"), ("(?<=-)x", "pat-1-x"), (r"^Z\Z", "Z")]
+_REFUSED = r"\1 \8 \e \Z \pX [[:foo:]] a** a{1001} a{2,1} *a (a a) [a [z-a] (?x)a (?>a) (?!a"
+REFUSED = [*_REFUSED.split(), "(?!a)[[a]", "\udcff"]
 
 
 @pytest.mark.parametrize("pattern", FOUND)
@@ -81,18 +75,7 @@ def test_what_go_does_not_know_is_an_error_and_not_another_meaning(pattern: str)
         compiled(pattern)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "found"), [("^(?!a)", "Z"), ("(?<=-)x", "pat-1-x"), (r"^Z\Z", "Z")]
-)
-def test_lookaround_and_the_end_of_python_are_understood(pattern: str, found: str) -> None:
+@pytest.mark.parametrize(("pattern", "found"), [("^(?!a)", "Z"), ("(?<=-)x", "pat-1-x")])
+def test_lookaround_is_that_of_python(pattern: str, found: str) -> None:
     assert compiled(pattern).search(found)
     assert not compiled(pattern).search("a")
-
-
-def test_common_syntax_means_the_same_in_python() -> None:
-    parts = "a", "b?", "[ab]+", "(a|b)", ".", "^", "$", r"\w", r"\.", "(?:ab)*", "x{2}", "-"
-    for pattern in map("".join, product(parts, repeat=3)):
-        if "^*" not in pattern:
-            python = re.compile(pattern)
-            mine = compiled(pattern)
-            assert all(bool(mine.search(n)) == bool(python.search(n)) for n in NAMES), pattern

@@ -26,7 +26,6 @@ from nsqtools.net.systemd import Notifier
 from nsqtools.tasks import end
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from nsqtools.cli.prometheus import Collect
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.runner import Runner, RunOutcome
     from nsqtools.engine.totals import ConsumerStats
     from nsqtools.metrics import Metric
-    from nsqtools.names import Address
+    from nsqtools.names import Address, TopicPattern
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +218,7 @@ async def consume(
     stop: StopOptions,
     handler: Handler,
     *,
-    topics: Sequence[str] | re.Pattern[str] | None = None,
+    topics: Sequence[str] | TopicPattern | None = None,
     metrics: MetricsOptions | None = None,
     worker: Worker | None = None,
     hangup: Callable[[], object] | None = None,

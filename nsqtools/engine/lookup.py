@@ -27,10 +27,10 @@ from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from re import Pattern
 
     from nsqtools.config.connection import ClientConfig
     from nsqtools.engine.connector import Subscription
+    from nsqtools.names import TopicPattern
     from nsqtools.net.http.replies import Lookup, Registration, TopicStats
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class TopicFinder:
     def __init__(
         self,
         lookupds: Sequence[str],
-        pattern: Pattern[str],
+        pattern: TopicPattern,
         config: ConsumerConfig,
         *,
         refresh: float,

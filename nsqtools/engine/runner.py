@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,15 @@ from nsqtools.errors import (
     PeerError,
     UnreachableError,
 )
-from nsqtools.names import Address, check_list, check_name, check_seconds, check_type, is_ephemeral
+from nsqtools.names import (
+    Address,
+    TopicPattern,
+    check_list,
+    check_name,
+    check_seconds,
+    check_type,
+    is_ephemeral,
+)
 from nsqtools.net.connection import Connection
 from nsqtools.policy.stopping import MAY_LEAVE_MESSAGES, OUT_OF_TIME, Left
 from nsqtools.tasks import Tasks, interruptible, is_cancelled
@@ -105,7 +112,7 @@ class Runner:
 
     def __init__(
         self,
-        topics: Sequence[str] | re.Pattern[str],
+        topics: Sequence[str] | TopicPattern,
         channel: str,
         handler: Handler,
         config: ConsumerConfig | None = None,
@@ -147,7 +154,7 @@ class Runner:
         self._on_ready, self._on_stopping, self._patient = on_ready, on_stopping, patient
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
-        if isinstance(topics, re.Pattern):
+        if isinstance(topics, TopicPattern):
             self._finder = self._find_by(topics, timeouts)
         else:
             check_list("topics", topics, str)
@@ -309,7 +316,7 @@ class Runner:
             topic=topic, channel=self._channel, nsqds=self._nsqds, lookupds=self._lookupds
         )
 
-    def _find_by(self, pattern: re.Pattern[str], timeouts: tuple[float, float]) -> TopicFinder:
+    def _find_by(self, pattern: TopicPattern, timeouts: tuple[float, float]) -> TopicFinder:
         check_type("topics", pattern.pattern, str)
         if self._nsqds or not self._lookupds:
             raise ConfigError("a topic pattern needs nsqlookupd addresses, and no nsqd addresses")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import product
 from typing import TYPE_CHECKING
 
-from nsqtools.names import is_valid_name
+from nsqtools.names import TopicPattern, is_valid_name
 from nsqtools.policy.filenames import REV, TOKEN
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class NameMatcher:
     """
 
     def __init__(
-        self, pattern: NamePattern, *, hostname: str, topics: Collection[str] | re.Pattern[str]
+        self, pattern: NamePattern, *, hostname: str, topics: Collection[str] | TopicPattern
     ) -> None:
         self._topics = topics
         self._only = ""
-        if isinstance(topics, re.Pattern):
+        if isinstance(topics, TopicPattern):
             forms = [f"{_TOPIC}{greed}(?:#ephemeral)?" for greed in ("?", "")]
         else:
             longest_first = sorted(set(topics), key=len, reverse=True)
@@ -76,7 +76,7 @@ class NameMatcher:
 
     def accepts(self, topic: str) -> bool:
         """Whether this topic is archived."""
-        if isinstance(self._topics, re.Pattern):
+        if isinstance(self._topics, TopicPattern):
             return is_valid_name(topic) and self._topics.search(topic) is not None
         return topic in self._topics
 

@@ -9,7 +9,8 @@ from nsqtools.names import is_valid_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from re import Pattern
+
+    from nsqtools.names import TopicPattern
 
 MIN_GRACE = 120.0
 """A restarted nsqlookupd lists no topics until nsqds have registered again, within a minute."""
@@ -23,7 +24,7 @@ class Change:
     disappeared: Sequence[str] = ()
 
 
-def matching(pattern: Pattern[str], topics: Iterable[str]) -> list[str]:
+def matching(pattern: TopicPattern, topics: Iterable[str]) -> list[str]:
     """Return the topics with a match anywhere, as for Go's ``regexp.MatchString``, once each."""
     return [topic for topic in dict.fromkeys(topics) if pattern.search(topic)]
 
@@ -36,7 +37,7 @@ class MatchingTopics:
     nsqlookupd can add topics, but restarts the time of missing topics.
     """
 
-    def __init__(self, pattern: Pattern[str], refresh: float) -> None:
+    def __init__(self, pattern: TopicPattern, refresh: float) -> None:
         self._pattern = pattern
         self._grace = max(2 * refresh, MIN_GRACE)
         self._missing: dict[str, float | None] = {}

@@ -13,8 +13,9 @@ from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Sequence
+
+    from nsqtools.names import TopicPattern
 
 
 @click.command(
@@ -60,7 +61,7 @@ def to_file(
     run_loop(consuming)
 
 
-def choose_topics(source: ArchiveSourceOptions) -> Sequence[str] | re.Pattern[str]:
+def choose_topics(source: ArchiveSourceOptions) -> Sequence[str] | TopicPattern:
     """The named topics, filtered by the pattern if there is one, or the pattern alone.
 
     Raises ConfigError if the pattern matches none of the named topics.

@@ -25,9 +25,9 @@ from nsqtools.sinks.files.topicarchive import Archive
 from nsqtools.stores.mounted import is_locked
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Collection
 
+    from nsqtools.names import TopicPattern
     from nsqtools.records.manifest import CompletedFile
     from nsqtools.sinks.files.rules import Rules
     from nsqtools.sinks.files.topicarchive import Synced
@@ -44,7 +44,7 @@ class Archives:
     ``topics`` is passed to ``NameMatcher``, which raises ConfigError.
     """
 
-    def __init__(self, rules: Rules, topics: Collection[str] | re.Pattern[str]) -> None:
+    def __init__(self, rules: Rules, topics: Collection[str] | TopicPattern) -> None:
         self.rules = rules
         matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
         self._wanted = matcher.accepts
