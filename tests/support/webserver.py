@@ -39,7 +39,7 @@ class Request:
     """A request that was read to its end.
 
     The names of ``headers`` are in lower case, values of one name are joined by commas. ``at`` is
-    in monotonic seconds. ``status`` is that of the answer once it was sent whole, else 0.
+    in monotonic seconds. ``status`` is that of the answer, even of one that is cut, else 0.
     """
 
     method: str
@@ -108,7 +108,7 @@ class WebServer:
         return Counter(each for request in self.requests[:] for each in request.ids)
 
     def accepted(self) -> Counter[str]:
-        """How often each X-NSQ-Id was answered in full with 2xx."""
+        """How often each X-NSQ-Id was answered with 2xx."""
         good = [request for request in self.requests[:] if 200 <= request.status < 300]
         return Counter(each for request in good for each in request.ids)
 
@@ -183,8 +183,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or answer.cut or answer.hangs
         if answer.hangs:
             return
-        if not answer.cut:  # who has the last byte sees the status
-            request.status = answer.status
+        request.status = answer.status
         self.send_response(answer.status)
         for header in answer.headers:
             self.send_header(*header)

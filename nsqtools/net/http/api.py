@@ -312,7 +312,7 @@ class HTTPClient:
                 return "no response within --timeout", "silence"
             return f"no response within {format_duration(self._request_timeout)}", "silence"
         cause = error.__cause__
-        begun = isinstance(error, ReplyError) and error.begun
+        begun = isinstance(error, ReplyError) and error.part is not None
         reason: Reason = "dial" if isinstance(error, DialError) else ""
         if isinstance(cause, TimeoutError):
             return f"no connection within {format_duration(self._connect_timeout)}", "dial"
@@ -327,7 +327,7 @@ class HTTPClient:
         else:
             text = show(str(error)).rstrip(".")
         if begun:
-            return f"the response is incomplete: {text}", reason
+            return f"the response is invalid or incomplete: {text}", reason
         if cause:
             return text, reason
         return f"does not answer in HTTP: {self._fix}", ""

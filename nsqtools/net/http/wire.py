@@ -25,7 +25,10 @@ _FIELD = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00\n\v\f\r]*+)\r\n"
 _HEAD = re.compile(
     rb"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~\t\x80-\xff]*+)?+\r\n((?:" + _FIELD + rb")++)\r\n"
 )
-_FIELDS = re.compile(_FIELD)
+_FIELDS = re.compile(rb"^" + _FIELD, re.MULTILINE)
+# The status line of a final response, and the end of its headers; as lenient as Go.
+_STATUS = re.compile(rb"HTTP/[0-9]\.[0-9] +([2-9][0-9][0-9])(?: [^\n]*+)?\r?\n")
+_END = re.compile(rb"\r?\n\r?\n")
 _LENGTH = re.compile(rb"\ncontent-length:([^\r]*+)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[ \t]*([0-9]{1,5})[ \t]*")
 # Headers changing how the body ends, or whether the connection stays open.
@@ -36,14 +39,14 @@ _WITHOUT_BODY = (b"204", b"304")
 
 
 class ReplyError(Exception):
-    """No complete response came; ``begun`` says whether its head came.
+    """No complete or valid response came; ``part`` is what came of it, if that has a status line.
 
     The cause, if any, is the OSError at the end of the connection.
     """
 
-    def __init__(self, text: str, *, begun: bool = False) -> None:
+    def __init__(self, text: str, part: Reply | None = None) -> None:
         super().__init__(text)
-        self.begun = begun
+        self.part = part
 
 
 class ClosedError(ReplyError):
@@ -51,7 +54,7 @@ class ClosedError(ReplyError):
 
 
 class Reply(NamedTuple):
-    """A response. ``fields`` has the lines of its headers.
+    """A response. ``fields`` has the lines of its headers, and maybe others that are none.
 
     ``is_cut`` is true if ``body`` is only the beginning; ``reusable`` is true if the connection can
     carry another request.
@@ -91,13 +94,14 @@ def render_fields(headers: Iterable[Header]) -> bytes:
 class ReplyReader:
     """Parses the response to one request; keeps at most ``max_body`` bytes of its body."""
 
-    __slots__ = ("_body", "_h11", "_head", "_max_body", "_method")
+    __slots__ = ("_body", "_h11", "_head", "_max_body", "_method", "_start")
 
     def __init__(self, method: str, max_body: int) -> None:
         self._method = method
         self._max_body = max_body
         self._h11: h11.Connection | None = None
         self._head: h11.Response | None = None
+        self._start: bytearray  # all bytes of the head, until it is parsed
         self._body = bytearray()
 
     @property
@@ -105,12 +109,18 @@ class ReplyReader:
         """Whether part of a response has come."""
         return self._h11 is not None
 
+    @property
+    def has_status(self) -> bool:
+        """Whether the status line of a response has come, but not yet all of the response."""
+        return self._head is not None or (self.has_input and bool(_STATUS.match(self._start)))
+
     def feed(self, data: bytes) -> Reply | None:
         """Return the response if ``data`` completes it; raises ReplyError."""
         if self._h11 is None:
             if reply := _simple(data):
                 return reply
             self._h11 = _expecting(self._method)
+            self._start = bytearray()
         return self._feed(self._h11, data)
 
     def finish(self) -> Reply | None:
@@ -127,16 +137,22 @@ class ReplyReader:
 
     def error(self, text: str) -> ReplyError:
         """Return the error for an incomplete response."""
-        return ReplyError(text, begun=self._head is not None)
+        return ReplyError(text, self._part())
 
     def _feed(self, connection: h11.Connection, data: bytes) -> Reply | None:
         import h11
 
+        if self._head is None:
+            self._start += data
         try:
             connection.receive_data(data)
             while (event := connection.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.Response):
                     self._head = event
+                    if self._method == "CONNECT" and event.status_code < 300:
+                        return self._reply(reusable=True)  # the tunnel begins
+                elif isinstance(event, h11.InformationalResponse):
+                    self._start = bytearray(connection.trailing_data[0])
                 elif isinstance(event, h11.Data):
                     self._body += event.data
                     if len(self._body) > self._max_body:
@@ -148,7 +164,18 @@ class ReplyReader:
                 elif event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
                     raise self.error("the server switched to another protocol or hung up")
         except h11.RemoteProtocolError as error:
-            raise self.error(str(error)) from None
+            # Without the faulty bytes, which follow as the repr of a bytearray.
+            raise self.error(str(error).partition(": bytearray(")[0]) from None
+        return None
+
+    def _part(self) -> Reply | None:
+        """Return what has come of the response, if that has a status line."""
+        if self._head:
+            return self._reply(reusable=False)._replace(is_cut=True)
+        if self.has_input and (match := _STATUS.match(self._start)):
+            end = _END.search(self._start, match.end() - 2)
+            fields = bytes(self._start[match.end() : end.end() if end else None])
+            return Reply(int(match[1]), fields, b"", is_cut=True)
         return None
 
     def _reply(self, *, reusable: bool) -> Reply:

@@ -13,9 +13,9 @@ from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.courier import EachOf, OneOf
 from nsqtools.sinks.http.httpsink import HttpSink
 from nsqtools.sinks.http.post import Post
-from nsqtools.sinks.http.proxies import with_proxies
+from nsqtools.sinks.http.proxies import proxies_for
 from nsqtools.sinks.http.signing import Signer
-from nsqtools.sinks.http.transport import Transport
+from nsqtools.sinks.http.transport import REST_TIMEOUT, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +39,14 @@ def make_sink(
     An endpoint may ask for a retry after at most ``longest_delay`` seconds. ``explain`` turns the
     error of a connection into text. Raises ConfigError.
     """
-    connect_timeout = options.http_client_connect_timeout
-    direct = Transport(context, connect_timeout=connect_timeout, explain=explain)
+    request_timeout = options.http_client_request_timeout
+    transport = Transport(
+        context,
+        connect_timeout=options.http_client_connect_timeout,
+        rest_timeout=min(REST_TIMEOUT, request_timeout / 4),
+        proxy_of=proxies_for(options.proxy, [*options.post, *options.get]),
+        explain=explain,
+    )
     post = Post(
         make_endpoints(
             post=options.post,
@@ -51,9 +57,9 @@ def make_sink(
             compress=options.compress == "gzip",
             signer=Signer.from_file(options.sign_secret_file) if options.sign_secret_file else None,
         ),
-        with_proxies(direct, options.proxy, context, [*options.post, *options.get]),
+        transport,
         Statuses(options.success_on, options.drop_on, options.retry_on),
-        timeout=options.http_client_request_timeout,
+        timeout=request_timeout,
         longest_delay=longest_delay,
         wall=wall,
         follow_redirects=options.follow_redirects,

@@ -19,7 +19,6 @@ from nsqtools.policy.verdicts import (
     retry_after,
 )
 from nsqtools.sinks.http.limits import TimeLimit
-from nsqtools.sinks.http.transport import MAX_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,12 +186,9 @@ class Post:
         if self._follow_redirects:
             response = await follow(self._transport, request, response)
         verdict = self._statuses.verdict(response.status_code)
-        if verdict is Verdict.DONE and isinstance(response.stream, httpx.ByteStream):
-            return DONE
-        body = await read(response)
-        return DONE if verdict is Verdict.DONE else self._judged(verdict, response, body)
+        return DONE if verdict is Verdict.DONE else self._judged(verdict, response)
 
-    def _judged(self, verdict: Verdict, response: httpx.Response, body: bytes) -> Outcome:
+    def _judged(self, verdict: Verdict, response: httpx.Response) -> Outcome:
         code = response.status_code
         delay = None
         if code in RETRY_AFTER and (retry_header := response.headers.get("retry-after")):
@@ -201,7 +197,7 @@ class Post:
         reason = f"status {code}"
         if 300 <= code < 400 and not self._follow_redirects:
             reason += " (a redirect; --follow-redirects is not set)"
-        elif text := " ".join(body[:_SNIPPET].decode("utf-8", "replace").split()):
+        elif text := " ".join(_body(response)[:_SNIPPET].decode("utf-8", "replace").split()):
             reason += f", response {text!r}"
         return Outcome(
             verdict,
@@ -238,23 +234,10 @@ class Post:
         log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", name, text)
 
 
-async def read(response: httpx.Response) -> bytes:
-    """Return the body, at most about MAX_BODY bytes, and close the response."""
-    stream = response.stream
-    if isinstance(stream, httpx.ByteStream):  # already read completely
-        return b"".join(stream)
-    assert isinstance(stream, httpx.AsyncByteStream)
-    chunks = []
-    size = 0
-    try:
-        async for chunk in stream:
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MAX_BODY:
-                break
-    finally:
-        await response.aclose()
-    return b"".join(chunks)
+def _body(response: httpx.Response) -> bytes:
+    """Return the body, which transports read before they return the response."""
+    assert isinstance(response.stream, httpx.ByteStream)
+    return b"".join(response.stream)
 
 
 async def follow(
@@ -271,7 +254,6 @@ async def follow(
         place = response.headers.get("location")
         if place is None or response.status_code not in _REDIRECTS[request.method == "GET"]:
             return response
-        await read(response)
         if not left:
             break
         try:

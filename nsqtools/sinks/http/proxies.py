@@ -1,92 +1,112 @@
-"""Connections through HTTP proxies."""
+"""Which requests go through an HTTP proxy."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
+from contextlib import suppress
+from functools import cache, partial
+from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import getproxies
 
 import httpx
 
 from nsqtools.errors import ConfigError
 from nsqtools.names import is_loopback
+from nsqtools.net.http.client import Proxy
+from nsqtools.net.http.replies import ascii_host
 from nsqtools.sinks.http.requests import origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from ssl import SSLContext
+    from collections.abc import Callable, Mapping, Sequence
+    from ipaddress import IPv4Address, IPv6Address
 
     from nsqtools.net.http.client import Origin
 
 _HOST = re.compile(r"[^\s%]+")
+_NETWORK = re.compile(r"[^/]+/[0-9]+")
+_PLACE = re.compile(r"(?:(?P<host>[^:\[\]]*)|\[(?P<bracketed>[^\[\]]*)\]):(?P<port>[^:\[\]]*)")
 
 
-def with_proxies(
-    direct: httpx.AsyncBaseTransport, proxy: str, context: SSLContext, urls: Sequence[str]
-) -> httpx.AsyncBaseTransport:
-    """Return a transport that uses ``direct`` or, for origins with a proxy, httpx's own transport.
+def proxies_for(proxy: str, urls: Sequence[str]) -> Callable[[Origin], Proxy | None] | None:
+    """Return a function that returns the proxy of an origin, or None; itself None without proxies.
 
-    ``proxy`` is a URL, "" for the environment, or "none". Proxies of the environment are not used
-    for this host, as in Go (``httpproxy``, ProxyFunc). Raises ConfigError if the proxy of one of
-    the ``urls`` is invalid.
+    ``proxy`` is a URL, "" for the environment, or "none". A proxy of the environment is not used
+    for this host and for those of no_proxy, as in Go (golang.org/x/net/http/httpproxy). Raises
+    ConfigError if the proxy of one of the ``urls`` is invalid.
     """
-    if proxy == "none" or not (proxy or getproxies()):
-        return direct
-    routes = _Routes(direct, proxy, context)
+    environment = {} if proxy else getproxies()
+    if proxy == "none" or not (proxy or environment):
+        return None
+    if proxy:
+        given = _parse(proxy, "--proxy", "none")
+        return lambda _: given
+    proxy_of = cache(partial(_proxy_of, environment))
     for url in urls:
-        routes.proxy_of(httpx.URL(url))
-    return routes
+        proxy_of(origin_of(httpx.URL(url)))
+    return proxy_of
 
 
-def _parse(text: str, where: str, otherwise: str) -> httpx.Proxy:
+def _parse(text: str, where: str, otherwise: str) -> Proxy:
     try:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL:
         url = httpx.URL()
     if url.scheme not in ("http", "https") or not _HOST.fullmatch(url.host):
         raise ConfigError(f"{where}: expected http://HOST:PORT, or {otherwise}")
-    return httpx.Proxy(url)
+    user = f"{url.username}:{url.password}".encode() if url.userinfo else b""
+    return Proxy(origin_of(url), b"Basic " + b64encode(user) if user else b"")
 
 
-class _Routes(httpx.AsyncBaseTransport):
-    """Sends requests directly, or through the proxy of their origin."""
+def _proxy_of(environment: Mapping[str, str], origin: Origin) -> Proxy | None:
+    """Return the proxy of the environment for an origin. Raises ConfigError."""
+    scheme, host, port = origin
+    name = scheme if environment.get(scheme) else "all"
+    text = environment.get(name)
+    if not text or is_loopback(host) or is_exempt(host, port, environment.get("no", "")):
+        return None
+    return _parse(text, f"${name}_proxy", "--proxy none")
 
-    def __init__(self, direct: httpx.AsyncBaseTransport, proxy: str, context: SSLContext) -> None:
-        self._direct = direct
-        self._proxy = proxy
-        self._context = context
-        self._environment = getproxies()
-        self._known: dict[Origin, httpx.AsyncBaseTransport] = {}
 
-    def proxy_of(self, url: httpx.URL) -> httpx.Proxy | None:
-        """Return the proxy for a URL; None for a direct connection. Raises ConfigError."""
-        if self._proxy:
-            return _parse(self._proxy, "--proxy", "none")
-        name = url.scheme if self._environment.get(url.scheme) else "all"
-        text = self._environment.get(name)
-        _, host, port = origin_of(url)
-        if not text or is_loopback(host) or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
-            return None
-        return _parse(text, f"${name}_proxy", "--proxy none")
+def is_exempt(host: str, port: int, no_proxy: str) -> bool:
+    """Return whether an entry of ``no_proxy`` covers a host; what means nothing is ignored."""
+    return any(_covers(entry.strip().lower(), host, str(port)) for entry in no_proxy.split(","))
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; return the response."""
-        origin = origin_of(request.url)
-        if origin not in self._known:
-            self._known[origin] = self._transport(self.proxy_of(request.url))
-        return await self._known[origin].handle_async_request(request)
 
-    def _transport(self, proxy: httpx.Proxy | None) -> httpx.AsyncBaseTransport:
-        if proxy is None:
-            return self._direct
-        return httpx.AsyncHTTPTransport(
-            verify=self._context,
-            proxy=proxy,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        )
+def _covers(entry: str, host: str, port: str) -> bool:
+    """Compare as Go does: a network, an address, a domain, or its subdomains, maybe with a port."""
+    if entry in ("", "*"):
+        return entry == "*"
+    address = _address(host)
+    if _NETWORK.fullmatch(entry):
+        with suppress(ValueError):
+            return address is not None and address in ip_network(entry, strict=False)
+    if place := _PLACE.fullmatch(entry):
+        entry, own_port = place["host"] or place["bracketed"], place["port"]
+        if own_port not in ("", port) or not entry:
+            return False
+    if own := _address(entry):
+        return address == own
+    domain = entry.removeprefix("*") if entry.startswith("*.") else entry
+    return address is None and _is_in(_ascii(host.lower()), domain)
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        for transport in {self._direct, *self._known.values()}:
-            await transport.aclose()
+
+def _is_in(host: str, domain: str) -> bool:
+    """Return whether a host is in a domain; one with a leading dot has subdomains only."""
+    own = _ascii(domain.removeprefix("."))
+    return host.endswith(f".{own}") or (host == own and not domain.startswith("."))
+
+
+def _ascii(host: str) -> str:
+    with suppress(UnicodeError):
+        return host if host.isascii() else ascii_host(host)
+    return host
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an IP address without its zone, in IPv6 an IPv4 address as itself; None for a name."""
+    with suppress(ValueError):
+        address = ip_address(text.partition("%")[0])
+        return getattr(address, "ipv4_mapped", None) or address
+    return None

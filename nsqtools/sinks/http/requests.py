@@ -20,6 +20,7 @@ import httpx
 from nsqtools import __version__
 from nsqtools.errors import RecordError
 from nsqtools.net.http import wire
+from nsqtools.net.http.client import PORTS
 from nsqtools.records.bodies.objects import text_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 MAX_IDS = 200
 """Maximum ids of a batch in a header: servers accept header lines of 4 to 8 KiB."""
 
-_PORTS = {"http": 80, "https": 443}
 _GZIP_LEVEL = 6
 _OCTETS = b"application/octet-stream"
 _FACTS = (
@@ -89,7 +89,7 @@ BATCH_FORMATS = {
 
 def origin_of(url: httpx.URL) -> Origin:
     """Return the origin of a URL."""
-    return url.scheme, url.host.replace("%25", "%"), url.port or _PORTS[url.scheme]
+    return url.scheme, url.host.replace("%25", "%"), url.port or PORTS[url.scheme]
 
 
 def render(request: httpx.Request) -> bytes:

@@ -1,7 +1,7 @@
 """httpx requests over nsqtools' own HTTP connections.
 
 With a hundred concurrent requests, httpx's pool takes 2 ms of CPU per request, and this one a
-fiftieth of that. For proxies httpx.AsyncHTTPTransport has the same interface.
+fiftieth of that. A response that has a status line decides, as for nsq_to_http, whatever follows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLContext
 
+    from nsqtools.net.http.client import Origin, Proxy
     from nsqtools.net.http.wire import Reply
 
 MAX_BODY = 64 << 10
 """Maximum bytes of a response's body; the connection is closed after more."""
+REST_TIMEOUT = 1.0
+"""Seconds to read the rest of a response after its status line, to keep the connection."""
 
 _SUCCESS = range(200, 300)
 _NO_HEADERS = httpx.Headers()
@@ -41,8 +44,9 @@ class Transport(httpx.AsyncBaseTransport):
     """Sends requests over HTTP/1.1.
 
     Raises httpx.ConnectError and ConnectTimeout if certainly no part of a request arrived,
-    LocalProtocolError for a header with a line break, and otherwise ReadError. The caller limits
-    the time for a response. ``explain`` turns the error of a connection into text.
+    LocalProtocolError for a header with a line break, and ReadError without the status line of a
+    response. The caller limits the time for it. ``explain`` turns the error of a connection into
+    text; the other arguments are those of Connections.
     """
 
     def __init__(
@@ -50,9 +54,17 @@ class Transport(httpx.AsyncBaseTransport):
         context: SSLContext | None,
         *,
         connect_timeout: float,
+        rest_timeout: float = REST_TIMEOUT,
+        proxy_of: Callable[[Origin], Proxy | None] | None = None,
         explain: Callable[[BaseException], str] = str,
     ) -> None:
-        self._connections = Connections(context, connect_timeout=connect_timeout, max_body=MAX_BODY)
+        self._connections = Connections(
+            context,
+            connect_timeout=connect_timeout,
+            max_body=MAX_BODY,
+            rest_timeout=rest_timeout,
+            proxy_of=proxy_of,
+        )
         self._connect_timeout = connect_timeout
         self._explain = explain
 
@@ -69,11 +81,16 @@ class Transport(httpx.AsyncBaseTransport):
         except DialError as error:
             raise self._not_connected(error.__cause__ or error, request) from error.__cause__
         except ReplyError as error:
+            if error.part:
+                return self._response(error.part, request)
             # TLS 1.3 refuses a client certificate only after the handshake.
             text = str(error)
             if isinstance(error, ClosedError) and isinstance(error.__cause__, SSLError):
                 text = self._explain(error.__cause__)
             raise httpx.ReadError(text, request=request) from error.__cause__
+        return self._response(reply, request)
+
+    def _response(self, reply: Reply, request: httpx.Request) -> httpx.Response:
         if reply.status in _SUCCESS:
             return _Accepted(reply)
         stream = httpx.ByteStream(bytes(reply.body))

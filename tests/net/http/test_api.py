@@ -36,7 +36,7 @@ async def lookup_failure(server: OneReply | str, **options: Any) -> HTTPError:
         (HALF, {}, (0, "", ""), "incomplete: "),
         (b"", {}, (0, "", ""), "HTTP port"),
         (b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL", {}, (0, "", ""), "HTTP port"),
-        (b"HTTP/1.1 200 OK\r\n", {}, (0, "", ""), "HTTP port"),
+        (b"HTTP/1.1 200 OK\r\n", {}, (0, "", ""), "incomplete"),
     ],
 )
 async def test_what_is_no_success_is_explained(

@@ -96,15 +96,16 @@ async def test_a_request_goes_out_twice_at_most_and_once_on_a_fresh_connection(
     assert len(peer.server.heads) == kept + (2 if kept else 1)
 
 
-@pytest.mark.parametrize(("answer", "begun"), [(HALF, False), (OK[:-1], True)])
-async def test_a_response_that_breaks_off_says_whether_its_head_came(
-    answer: bytes, begun: bool, peer: Peer
+@pytest.mark.parametrize(("answer", "status"), [(HALF[:-1], 0), (HALF, 200), (OK[:-1], 200)])
+async def test_a_response_that_breaks_off_says_what_came_of_it(
+    answer: bytes, status: int, peer: Peer
 ) -> None:
     peer.server.keep = False
     peer.script = [answer]
     with pytest.raises(ReplyError) as raised:
         await peer.ask()
-    assert raised.value.begun is begun
+    part = raised.value.part
+    assert (part.status if part else 0) == status
     assert peer.seen == (1, 1)
 
 

@@ -1,5 +1,7 @@
 """Requests and responses as bytes."""
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -71,9 +73,7 @@ def test_the_short_way_reads_what_h11_reads(
     assert quick or head not in [("HTTP/1.1", code, plain) for code in ("200 OK", "503 ")]
     if quick is None:
         return
-    reader = ReplyReader(method, MAX_BODY)
-    reader._h11 = wire._expecting(method)
-    slow = reader.feed(data)
+    slow = read(data[:1], data[1:], method=method)
     assert slow
     assert same(quick) == same(slow)
 
@@ -113,6 +113,59 @@ def test_of_a_huge_body_the_beginning_is_enough(length: bytes) -> None:
     assert (reply.reusable, reply.is_cut) == (False, True)
 
 
+ODD = [
+    b"X Powered By: me",
+    b"Server : x",
+    b"no colon",
+    b": nobody",
+    b"X: \0",
+    b"\xff: y",
+    b" folded",
+]
+REPLIES = [
+    OK,
+    b"HTTP/1.0 200\r\n\r\nok",
+    b"HTTP/2.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    b"HTTP/1.1  200 OK\nRetry-After: 7\n\nok",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\n" + OK,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+    *(b"HTTP/1.1 200 OK\r\n" + line + b"\r\nContent-Length: 2\r\n\r\nok" for line in ODD),
+]
+STATUS_LINE = re.compile(rb"HTTP/\d\.\d +200[^\n]*\n")
+
+
+@pytest.mark.parametrize("data", REPLIES)
+@pytest.mark.parametrize("pieces", [1, 2, 10**6])
+def test_at_every_cut_a_status_line_is_kept_and_without_one_there_is_nothing(
+    data: bytes, pieces: int
+) -> None:
+    """However many pieces it comes in."""
+    for cut in range(1, len(data) + 1):
+        size = -(-cut // pieces)
+        chunks = [data[at : min(at + size, cut)] for at in range(0, cut, size)]
+        try:
+            found = read(*chunks, eof=True)
+        except ReplyError as error:
+            found = error.part
+        assert bool(found) == bool(STATUS_LINE.search(data[:cut])), data[:cut]
+        if found:
+            assert found.status == 200
+            assert not found.reusable or cut == len(data)
+            assert bytes(found.body) in b"ok"
+
+
+def test_whole_lines_of_headers_are_known_of_a_response_that_is_not_valid() -> None:
+    data = b"HTTP/1.1 503 No\r\nX Y: 1\r\nRetry-After: 12\r\nDate: x\r\n\r\nBody: no\r\n"
+    for cut, after in ((len(data), "12"), (data.index(b"2\r\nD"), "")):
+        with pytest.raises(ReplyError) as caught:
+            read(data[:cut], eof=True)
+        part = caught.value.part
+        assert part
+        assert (part.status, part.header("Retry-After"), part.header("Body")) == (503, after, "")
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -126,7 +179,7 @@ def test_of_a_huge_body_the_beginning_is_enough(length: bytes) -> None:
     ],
 )
 def test_what_is_no_response_is_an_error_and_nothing_at_all_is_none(data: bytes) -> None:
-    with pytest.raises(ReplyError):
+    with pytest.raises(ReplyError, match=r"^[\w ,'()-]*$"):
         read(data, eof=True)
     assert read(eof=True) is None
 

@@ -41,16 +41,56 @@ async def test_a_refused_connection_is_a_connect_error(
     ("answer", "reset", "text"),
     [
         (b"", False, "without a response"),
-        (reply("x" * 100)[:-50], True, "within the response"),
         (b"\0\0\0\x0212", False, "illegal"),
     ],
 )
-async def test_what_is_no_whole_response_is_a_read_error(
+async def test_what_has_no_status_is_a_read_error(
     transport: Transport, answer: bytes, reset: bool, text: str
 ) -> None:
     async with serving(answer, reset=reset) as server:
-        with pytest.raises(httpx.ReadError, match=text):
+        with pytest.raises(httpx.ReadError, match=text) as caught:
             await get(transport, server.address)
+    assert "bytearray" not in str(caught.value)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("how", ["reset", "hold", "close"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD,
+        reply("x" * 100)[:-50],
+        HEAD + b"\r\nbegun",
+        HEAD + b"X Powered By: me\r\nContent-Length: 0\r\n\r\n",
+        HEAD + b"X: y\r\n" * 20_000,
+        CHUNKED + b"5\r\n",
+        CHUNKED + b"no size\r\n",
+        HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 100_000,
+        b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD,
+    ],
+)
+async def test_a_status_decides_whatever_follows_or_not_and_the_connection_is_dropped(
+    answer: bytes, how: str
+) -> None:
+    transport = Transport(None, connect_timeout=30.0, rest_timeout=0.01)
+    async with serving(answer, reset=how == "reset", hold=how == "hold") as server:
+        for requests in (1, 2):
+            response = await get(transport, server.address)
+            assert (response.status_code, server.connections) == (200, requests)
+        await transport.aclose()
+
+
+async def test_a_failure_that_is_not_valid_tells_what_can_be_read(transport: Transport) -> None:
+    answer = b"HTTP/1.1 503 No\r\nX Y: z\r\nRetry-After: 7\r\n\r\nno"
+    async with serving(answer) as server:
+        response = await get(transport, server.address)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "7")
+    async with serving(reply("busy", 503)[:-1]) as server:
+        response = await get(transport, server.address)
+    assert (response.status_code, await response.aread()) == (503, b"bus")
 
 
 async def test_a_header_that_would_break_out_is_not_sent(transport: Transport) -> None:
