@@ -95,7 +95,7 @@ class ServerClock(NamedTuple):
         return self.most + _ns(now)
 
     def span(self, now: float) -> tuple[float, float]:
-        """Return both in seconds."""
+        """Return the earliest and the latest possible time at ``now``, in seconds."""
         return self.earliest(now) / _SECOND, self.latest(now) / _SECOND
 
     def skew(self, now: float, wall: int) -> float:

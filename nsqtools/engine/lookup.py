@@ -344,10 +344,11 @@ class Backlog:
         if not self._urls:
             urls = self._nsqds.items()
             return {tcp: self._told[url] for tcp, url in urls if url in self._told}
-        least, most = zip(*self._told.values(), strict=True) if self._told else ((0,), (0,))
-        clock = ServerClock(min(least), max(most))
-        agree = self._told.keys() == set(self._urls) and clock.uncertainty < _AGREEING
-        return dict.fromkeys(self._nsqds, clock) if agree else {}
+        if len(self._told) < len(self._urls) or len(self._urls) < len(self._nsqds):
+            return {}
+        told = self._told.values()
+        clock = ServerClock(min(each.least for each in told), max(each.most for each in told))
+        return dict.fromkeys(self._nsqds, clock) if clock.uncertainty < _AGREEING else {}
 
     def _left(self, url: str, topics: Iterable[TopicStats]) -> Left:
         """Return the channel's messages on one nsqd."""

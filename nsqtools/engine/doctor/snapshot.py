@@ -148,7 +148,7 @@ def load(path: str) -> SavedSnapshot:
     try:
         return _decoded(unsealed(data))
     except ValueError as error:
-        text = f"{path}: not a file of doctor --save, or a damaged one: {error}"
+        text = f"{path}: no snapshot of doctor --save: {error}"
         raise ConfigError(text) from error
 
 
