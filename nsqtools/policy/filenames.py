@@ -34,7 +34,7 @@ _QUARTER = 900
 For other offsets, each second is looked up separately.
 """
 
-INCOMPLETE = (".part", ".torn", ".copy")
+INCOMPLETE = (".part", ".torn", ".damaged", ".copy")
 """Suffixes of incomplete files only."""
 
 _LONGEST = 250

@@ -31,6 +31,7 @@ _READ = 1 << 18
 _READ_COMPRESSED = 1 << 15  # small, because each member copies the rest of the chunk
 _PIECE = 1 << 20
 
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_CHECKSUM = 1 << 2
 _ZSTD_HEAD = 5
@@ -38,16 +39,17 @@ _ZSTD_HEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A value of ``--compress``; ``noun`` names a member in messages."""
+    """A value of ``--compress``; ``noun`` names a member, which begins with ``magic``."""
 
     suffix: str = ""
     noun: str = ""
+    magic: bytes = b""
 
 
 METHODS = {
     "none": Method(),
-    "gzip": Method(".gz", "gzip member"),
-    "zstd": Method(".zst", "zstd frame"),
+    "gzip": Method(".gz", "gzip member", _GZIP_MAGIC),
+    "zstd": Method(".zst", "zstd frame", _ZSTD_MAGIC),
 }
 
 
@@ -252,6 +254,41 @@ def whole_members(file: BinaryIO, compression: str) -> tuple[int, str]:
     except RecordError as error:
         return good, str(error)
     return good, ""
+
+
+def next_member(file: BinaryIO, start: int, compression: str) -> int:
+    """Return the offset of the next whole member in a file, from an offset on; 0 for none.
+
+    A body may contain whole members, too. Therefore others have to follow, up to the end of the
+    file or to one that is not whole. Raises ConfigError as ``require`` does.
+    """
+    magic = METHODS[compression].magic
+    while True:
+        file.seek(start)
+        window = file.read(_READ)
+        found = window.find(magic)
+        if found >= 0:
+            if _are_members(file, start + found, compression):
+                return start + found
+            start += found + 1
+        elif len(window) < _READ:
+            return 0
+        else:
+            start += len(window) - len(magic) + 1
+
+
+def _are_members(file: BinaryIO, start: int, compression: str) -> bool:
+    """Whether whole members follow each other from an offset on, up to one that is not whole."""
+    file.seek(start)
+    good = 0
+    try:
+        for _, end in unpacked(file, compression):
+            good = end or good
+    except RecordError:
+        pass
+    file.seek(start + good)
+    behind = file.read(len(METHODS[compression].magic))
+    return bool(good) and METHODS[compression].magic.startswith(behind.rstrip(b"\0"))
 
 
 class _Decompressor(Protocol):

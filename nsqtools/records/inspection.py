@@ -40,8 +40,10 @@ class Inspection:
     plain: int
     """Size of those bytes when decompressed."""
     problem: str
+    damage: str = ""
+    """The fault of the bytes after ``good``, one line like ``problem``."""
     cut_short: bool = False
-    """Whether the only problem is that the file ends within a gzip member or zstd frame."""
+    """Whether the file ends within a gzip member or zstd frame that is valid so far."""
 
 
 def inspect(
@@ -52,6 +54,8 @@ def inspect(
     max_msg_size: int = 64 << 20,
 ) -> Inspection:
     """Read a file from its current position to its end, or to the first fault.
+
+    All offsets count from that position.
 
     ``compression`` is a key of ``compression.METHODS``. In a compressed file only a damaged member
     ends the intact part. A fault in the records of a complete member is a ``problem``, but no
@@ -68,7 +72,7 @@ def inspect(
         if _count(reader, data):
             break
     problem = _count(reader, None)
-    return Inspection(reader.end, reader.records, reader.end, problem)
+    return Inspection(reader.end, reader.records, reader.end, problem, problem)
 
 
 def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspection:
@@ -86,7 +90,7 @@ def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspec
         damage = str(error)
         cut_short = isinstance(error, CutShortError)
     problem = f"{fault}, uncompressed" if fault else damage
-    return Inspection(good, records, plain, problem, cut_short)
+    return Inspection(good, records, plain, problem, damage, cut_short)
 
 
 def _count(reader: Reader, data: bytes | None) -> str:

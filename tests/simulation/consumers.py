@@ -264,6 +264,10 @@ def archived(world: World, root: str, copies: str = "") -> Iterable[bytes]:
                 world.violated(f"{folder}/{name}: hidden and left")
             elif name.endswith(".part"):
                 world.violated(f"{folder}/{name}: not completed")
+            elif name.endswith(".damaged"):
+                world.violated(f"{folder}/{name}: nothing was damaged")
+            elif name.endswith(".torn"):
+                continue
             elif not os.path.exists(SimulatedHook.copy_of(os.path.join(folder, name), copies)):
                 yield from _content(os.path.join(folder, name)).splitlines()
 

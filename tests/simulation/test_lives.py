@@ -88,8 +88,8 @@ def _publish_what_came_again_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKES: tuple[tuple[str, int, Callable[[pytest.MonkeyPatch], None]], ...] = (
-    ("to-file", 31, _keep_what_is_cut_back),
     ("to-file", 48, _keep_what_is_cut_back),
+    ("to-file", 52, _keep_what_is_cut_back),
     ("relay", 5, _publish_what_came_again_twice),
     ("relay", 15, _publish_what_came_again_twice),
 )

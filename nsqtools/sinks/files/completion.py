@@ -24,9 +24,11 @@ from nsqtools.stores.pinned import pinned
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from nsqtools.records.layout import Layout
     from nsqtools.sinks.files.aftercare import Aftercare
     from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Rules
+    from nsqtools.sinks.files.workfile import GoodPart
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ class Completion:
         self.revisions = Revisions()
         self.left: list[Entry] = []
         """Entries of ended processes whose files could not be completed, or owe a manifest line."""
+        self.damaged: list[str] = []
+        """The paths of files with damaged data that was set aside."""
         self._aftercare = aftercare
 
     def give_name(self, entry: Entry, work: str) -> None:
@@ -80,6 +84,13 @@ class Completion:
     def follow(self, entry: Entry) -> None:
         """Count the file and do what the options ask for, once, after ``complete``."""
         self._aftercare.follow(entry)
+
+    def good_part(self, fd: int, path: str, layout: Layout, root: str) -> GoodPart:
+        """Reduce a file to its whole records, as ``good_part`` does, and note its damage."""
+        found = good_part(fd, path, layout, self.rules.max_msg_size, root)
+        if found.damaged:
+            self.damaged.append(found.damaged)
+        return found
 
     def discard(self, entry: Entry, work: str) -> None:
         """Remove a work file without records."""
@@ -153,8 +164,8 @@ class Completion:
         if fd is None:
             raise OutputError("another process writes to it")
         try:
-            layout, most = entry.completed.layout, self.rules.max_msg_size
-            found = good_part(fd, work, layout, most, entry.root(root))
+            found = self.good_part(fd, work, entry.completed.layout, entry.root(root))
+            fd = found.fd
             if not found.good:
                 self.discard(entry, work)
                 return
@@ -167,7 +178,7 @@ class Completion:
             entry.completed = replace(
                 entry.completed,
                 records=found.records,
-                size=os.fstat(fd).st_size,
+                size=found.good,
                 sha256=digest_of(fd).hexdigest() if self.rules.options.manifest else "",
             )
             self.give_name(entry, work)

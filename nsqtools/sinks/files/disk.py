@@ -10,7 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nsqtools.errors import ConfigError
 from nsqtools.stores.interface import naming
@@ -21,6 +21,7 @@ Mark = Callable[[os.stat_result], object]
 
 WORK = ".part"
 TORN = ".torn"
+DAMAGED = ".damaged"
 
 _CHUNK = 1 << 20
 _CALL = 1 << 18
@@ -53,12 +54,17 @@ def _create(file: PinnedPath) -> int:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file.path)
         file.sync()
     except BaseException:
-        with contextlib.suppress(OSError):
-            if is_same(file.status(), os.fstat(fd)):
-                file.unlink()
+        _unlink(file, fd)
         os.close(fd)
         raise
     return fd
+
+
+def _unlink(file: PinnedPath, fd: int) -> None:
+    """Remove the name of an open file, unless it is another's by now."""
+    with contextlib.suppress(OSError):
+        if is_same(file.status(), os.fstat(fd)):
+            file.unlink()
 
 
 def hold(path: str, root: str = "") -> int | None:
@@ -187,28 +193,64 @@ def copy_contents(source: int, target: int, start: int, end: int) -> None:
     os.fsync(target)
 
 
-def set_aside(fd: int, path: str, start: int, size: int, root: str = "") -> str:
-    """Move the bytes from ``start`` into a new file next to this one; return its path."""
+def set_aside(
+    fd: int, path: str, parts: Iterable[tuple[int, int]], suffix: str, root: str = ""
+) -> str:
+    """Copy parts of a file, given by their offsets, into a new file next to it; return its path."""
     with pinned(path, root) as file:
         for number in range(10**6):
             more = f".{number}" if number else ""
-            aside = file.beside(file.name.removesuffix(WORK) + more + TORN)
+            aside = file.beside(file.name.removesuffix(WORK) + more + suffix)
             try:
                 to = aside.create()
             except FileExistsError:
                 continue
             break
         try:
-            copy_contents(fd, to, start, size)
+            for start, end in parts:
+                copy_contents(fd, to, start, end)
         except BaseException:
             aside.unlink()
             raise
         finally:
             os.close(to)
         aside.sync()
-    os.ftruncate(fd, start)
-    os.fsync(fd)
     return aside.path
+
+
+def keep(fd: int, path: str, parts: Sequence[tuple[int, int]], root: str = "") -> int:
+    """Reduce a locked file to these parts, durably; return its descriptor from now on.
+
+    Unless the file is just cut, a copy replaces it, also locked, and ``fd`` is closed. After an
+    error ``fd`` is open, and the name is that of the file as it was, or of the copy.
+    """
+    if not parts or (len(parts) == 1 and not parts[0][0]):
+        end = parts[0][1] if parts else 0
+        if end < os.fstat(fd).st_size:
+            os.ftruncate(fd, end)
+            os.fsync(fd)
+        return fd
+    to = -1
+    try:
+        with pinned(path, root) as file:
+            copy = file.beside(f".{file.name.removesuffix(WORK)}.copy")
+            copy.unlink()  # left by an earlier attempt
+            to = _create(copy)
+            try:
+                for start, end in parts:
+                    copy_contents(fd, to, start, end)
+                copy.rename(file)
+                file.sync()
+            except BaseException:
+                _unlink(copy, to)
+                raise
+    except BaseException:
+        if to >= 0:
+            os.close(to)
+        raise
+    with contextlib.suppress(OSError):  # nothing was written to it
+        os.close(fd)
+    return to
 
 
 def move_aside(path: str, root: str = "") -> str:

@@ -115,15 +115,20 @@ class Archives:
     def close(self) -> None:
         """Wait for the last uploads and ``--on-rotate`` commands.
 
-        Raises OutputError if a file left by a crash could not be completed, or a completed file
-        still waits. The next run continues with both.
+        Raises OutputError if a file left by a crash could not be completed or was damaged, or a
+        completed file still waits. The next run continues with those left and those that wait.
         """
         self.aftercare.close()
+        faults = []
         left = [*filter(self._journal.has, self._completion.left)]
         if failed := len(left) + len(self._journal.damaged):
-            raise OutputError(f"files of an earlier crash that could not be completed: {failed}")
-        if owed := self._journal.owed():
-            raise OutputError("; ".join(map(self._waiting, owed, owed.values())))
+            faults.append(f"files of an earlier crash that could not be completed: {failed}")
+        if damaged := self._completion.damaged:
+            faults.append(f"damaged data was put aside in {enumerated(damaged)}: look at it")
+        if not faults and (owed := self._journal.owed()):
+            faults += map(self._waiting, owed, owed.values())
+        if faults:
+            raise OutputError("; ".join(faults))
 
     def _waiting(self, flag: str, files: list[CompletedFile]) -> str:
         names = enumerated([each.path for each in files])

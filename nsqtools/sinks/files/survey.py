@@ -9,7 +9,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from nsqtools.sinks.files.disk import TORN, WORK
+from nsqtools.sinks.files.disk import DAMAGED, TORN, WORK
 from nsqtools.sinks.files.journal import FOLDER, entries
 from nsqtools.stores.mounted import is_locked
 
@@ -25,8 +25,9 @@ class Surveyed(NamedTuple):
 
     ``completed`` is complete; ``owing`` as well, and waits for an upload, for example; ``under
     way`` is being written, or will be completed by the next start; ``orphaned`` is a work file
-    that no entry of the journal names; ``torn`` has bytes that recovery has put aside; ``damaged``
-    is an entry that cannot be read. ``note`` has details for people, or is empty.
+    that no entry of the journal names; ``torn`` has the end of a file that a crash left;
+    ``damaged`` has damaged data that recovery has put aside, or is an entry that cannot be read.
+    ``note`` has details for people, or is empty.
     """
 
     path: str
@@ -56,7 +57,9 @@ def survey(output_dir: str) -> Iterator[Surveyed]:
         if path.endswith(WORK):
             yield from _work_file(path, known=path in works)
         elif path.endswith(TORN):
-            yield Surveyed(path, "torn", "put aside: bytes that are no complete record")
+            yield Surveyed(path, "torn", "put aside: an incomplete end that a crash left")
+        elif path.endswith(DAMAGED):
+            yield Surveyed(path, "damaged", "put aside: look at it, then move it away")
         elif path in owing:
             yield Surveyed(path, "owing", owing[path])
         elif path.startswith(os.path.join(output_dir, "")):

@@ -23,16 +23,15 @@ from nsqtools.records.forms import make_writer
 from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import Entry
-from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part
+from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of
 from nsqtools.stores.pinned import make_directory, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nsqtools.engine.handler import Batch, Message
-    from nsqtools.records.inspection import Inspection
     from nsqtools.sinks.files.completion import Completion
-    from nsqtools.sinks.files.workfile import Part
+    from nsqtools.sinks.files.workfile import GoodPart, Part
 
     Synced = Callable[[list[Part]], object]
 
@@ -250,7 +249,8 @@ class Archive:
         rules = self._rules
         facts = OpenFile(name=name, opened=now, opened_wall=wall)
         if REV not in name and (continued := self._continue(name)):
-            entry, fd, found = continued
+            entry, found = continued
+            fd = found.fd
             facts.size, facts.compressed = found.plain, found.good
             facts.records = found.records
         else:
@@ -279,7 +279,7 @@ class Archive:
             with contextlib.suppress(FileExistsError):
                 return entry, self._begin(entry, work)
 
-    def _continue(self, name: str) -> tuple[Entry, int, Inspection] | None:
+    def _continue(self, name: str) -> tuple[Entry, GoodPart] | None:
         """Continue a completed file, as nsq_to_file does: it becomes the work file again.
 
         A work file that a failed attempt or a crash has left is continued too. Returns None if
@@ -307,7 +307,8 @@ class Archive:
         if fd is None:
             raise OSError(errno.EAGAIN, "another process writes to it", path)
         try:
-            found = good_part(fd, path, rules.layout, rules.max_msg_size, root)
+            found = self._completion.good_part(fd, path, rules.layout, root)
+            fd = found.fd
             entry.key = self._journal.key_of(work)  # a second one would be wrong once this is done
             self._journal.write(entry)
             if is_completed:
@@ -323,7 +324,7 @@ class Archive:
         except BaseException:
             os.close(fd)
             raise
-        return entry, fd, found
+        return entry, found
 
     def _entry(self, name: str, revision: int) -> Entry:
         """Return a journal entry for a file not yet created."""

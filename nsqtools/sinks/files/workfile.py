@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import OutputError
 from nsqtools.records.compression import method_of
-from nsqtools.records.inspection import Inspection, inspect
+from nsqtools.records.salvage import salvage
 from nsqtools.sinks.files import disk
+from nsqtools.sinks.files.journal import enumerated
+from nsqtools.stores.pinned import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,37 +168,51 @@ class WorkFile:
         return size
 
 
-def good_part(fd: int, path: str, layout: Layout, max_msg_size: int, root: str = "") -> Inspection:
-    """Cut an archive back to its last whole record, setting what follows it aside.
+class GoodPart(NamedTuple):
+    """What ``good_part`` has left of a file.
 
-    Of a compressed file just the member that a crash kept from being written whole is cut off: it
-    was never synced. What follows the last record of a plain one may have been, and be the fault
-    of another --format or --delimiter. Raises OSError, for a record that is too big to be read too:
-    the file is then as it was.
+    ``fd`` replaces the descriptor, ``good`` is the size of the file, and ``plain`` its size when
+    decompressed. ``damaged`` is the path of the file with what was damaged, empty without damage.
     """
-    with open(os.dup(fd), "rb") as file:
-        file.seek(0)
-        inspection = inspect(
-            file,
-            layout,
-            compression=method_of(path),
-            max_msg_size=max_msg_size,
-        )
-    size = os.fstat(fd).st_size
-    if inspection.cut_short:
-        os.ftruncate(fd, inspection.good)
-        os.fsync(fd)
-        log.info("%s: %s: cut off", path, inspection.problem)
-    elif inspection.good < size:
-        aside = disk.set_aside(fd, path, inspection.good, size, root)
-        log.warning(
-            "%s: %s: its last %d bytes are put aside in %s",
-            path,
-            inspection.problem or "torn",
-            size - inspection.good,
-            aside,
-        )
-    return inspection
+
+    fd: int
+    good: int
+    records: int
+    plain: int
+    damaged: str
+
+
+def good_part(fd: int, path: str, layout: Layout, max_msg_size: int, root: str = "") -> GoodPart:
+    """Reduce an archive to its whole records or members, and set everything else aside.
+
+    A torn end goes to another file than damage: its messages were never finished, unless it is the
+    fault of another --format or --delimiter. Raises OSError, for a record that is too big to be
+    read too: the file is then as it was.
+    """
+    with open(os.dup(fd), "rb") as whole:
+        found = salvage(whole, layout, compression=method_of(path), max_msg_size=max_msg_size)
+    damaged = torn = ""
+    try:
+        if found.damaged:
+            parts = [each[:2] for each in found.damaged]
+            damaged = disk.set_aside(fd, path, parts, disk.DAMAGED, root)
+        if found.torn:
+            torn = disk.set_aside(fd, path, [found.torn[:2]], disk.TORN, root)
+        fd_now = disk.keep(fd, path, found.kept, root)
+    except BaseException:
+        if disk.is_at(fd, path):  # otherwise these bytes are in no other file
+            for aside in filter(None, (damaged, torn)):
+                with pinned(aside, root) as file:
+                    file.unlink()
+        raise
+    if damaged:
+        text = enumerated([loss.reason for loss in found.damaged])
+        log.error("%s: damaged: %s: put aside in %s, look at it", path, text, damaged)
+    if found.torn:
+        start, end, why = found.torn
+        log.warning("%s: %s: its last %d bytes are put aside in %s", path, why, end - start, torn)
+    good = sum(end - start for start, end in found.kept)
+    return GoodPart(fd_now, good, found.records, found.plain, damaged)
 
 
 def digest_of(fd: int) -> _Hash:

@@ -1,17 +1,37 @@
-"""Damage to the files of to-file: what is whole is kept, the rest is named, and no exit is 0."""
+"""Damage to the files of to-file: what is whole is kept, the rest is named, and no exit is 0.
 
+What damage costs is decided, and tested bit by bit, in ``records/salvage.py``.
+"""
+
+import contextlib
+import errno
+import itertools
 import logging
 import os
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nsqtools.errors import OutputError
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import FOLDER, entries, owing
 from nsqtools.sinks.files.rules import Rules
-from tests.support.archiving import below, entry_of, journal_of, leave, make_rules
+from nsqtools.sinks.files.workfile import good_part
+from tests.support.archiving import (
+    COMPRESSIONS,
+    FORMATS,
+    Archiving,
+    below,
+    entry_of,
+    journal_of,
+    leave,
+    make_rules,
+)
 from tests.support.damage import cut, flipped
+from tests.support.faults import CHANGES, KilledError, misreported
 from tests.support.sinking import started
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -22,6 +42,148 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rules:
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(os, "fsync", bool)  # thousands of them
     return make_rules(tmp_path)
+
+
+@contextlib.contextmanager
+def failing(at: int, kills: bool) -> Iterator[list[str]]:
+    """One of the calls that change files is not done, and neither are those after a kill."""
+    number, told = itertools.count(), list[str]()
+
+    def unable(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            is_change = name not in ("open", "close") or (name == "open" and args[1] & os.O_CREAT)
+            if is_change and (next(number) == at or (kills and told)):
+                told.append(name)
+                raise KilledError if kills else OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*args, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGES:
+            patch.setattr(os, name, unable(name, getattr(os, name)))
+        yield told
+
+
+class Left:
+    """A work file that a crash left whole, in a directory with files that have its names."""
+
+    def __init__(self, folder: Path, form: str, compression: str) -> None:
+        archiving = Archiving(folder, format=form, compress=compression)
+        self.bodies = [b"one" * 9, b"two" * 9, b"three" * 9]
+        for body in self.bodies[:-1]:
+            archiving.write(body)
+        (name,) = archiving.work()
+        self.last = (folder / "out" / name).stat().st_size
+        """Where the last record or member begins."""
+        archiving.write(self.bodies[-1])
+        archiving.crash()
+        self.rules = archiving.rules
+        self.folder = folder / "out"
+        self.work = self.folder / name
+        self.whole = self.work.read_bytes()
+        journal = self.folder / FOLDER
+        self._state = {path: path.read_bytes() for path in journal.iterdir()}
+        stem = name.removesuffix(".part")
+        self.theirs = {self.folder / f"{stem}{end}": b"x" for end in ("", ".torn", ".damaged")}
+        for path, data in self.theirs.items():
+            path.write_bytes(data)
+
+    def reset(self, data: bytes) -> None:
+        """Leave this work file."""
+        (self.folder / FOLDER / "names").unlink(missing_ok=True)
+        for path, content in self._state.items():
+            path.write_bytes(content)
+        self.work.write_bytes(data)
+
+    def start(self) -> tuple[dict[str, bytes], str]:
+        """Start; return what is in all new files, and why the run failed."""
+        why = ""
+        with started(self.rules) as archives:
+            try:
+                archives.close()
+            except OutputError as error:
+                why = str(error)
+        made = {self.folder / name for name in below(str(self.folder))} - self.theirs.keys()
+        found = {path.name: path.read_bytes() for path in made}
+        for path in made:
+            path.unlink()
+        assert {path: path.read_bytes() for path in self.theirs} == self.theirs
+        assert not [*(self.folder / FOLDER).glob("*.json")]
+        return found, why
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("form", FORMATS)
+class TestWorkFiles:
+    @pytest.fixture
+    def left(
+        self, tmp_path: Path, form: str, compression: str, monkeypatch: pytest.MonkeyPatch
+    ) -> Left:
+        monkeypatch.setattr(os, "fsync", bool)  # thousands of them
+        return Left(tmp_path, form, compression)
+
+    def test_a_flipped_bit_costs_no_other_record_and_no_byte(
+        self, left: Left, caplog: pytest.LogCaptureFixture, rng: random.Random, full: bool
+    ) -> None:
+        step = 1 if full else 9
+        for at, data in list(flipped(left.whole))[rng.randrange(step) :: step]:
+            caplog.clear()
+            left.reset(data)
+            found, why = left.start()
+            assert sorted(b"".join(found.values())) == sorted(data), at
+            aside = [name for name in found if name.endswith((".torn", ".damaged"))]
+            levels = {each.levelno for each in caplog.records if str(left.work) in each.message}
+            assert bool(why) == any(name.endswith(".damaged") for name in aside), at
+            assert why or not aside or at >= left.last - 1, at  # else nothing is torn
+            if aside:
+                assert logging.ERROR in levels if why else levels == {logging.WARNING}, at
+                assert all(name in caplog.text for name in aside)
+                assert all(name in why for name in aside if name.endswith(".damaged"))
+
+    def test_a_cut_file_is_completed_and_no_byte_of_it_is_lost(
+        self, left: Left, caplog: pytest.LogCaptureFixture, rng: random.Random, full: bool
+    ) -> None:
+        step = 1 if full else 9
+        for at, data in list(cut(left.whole))[rng.randrange(step) :: step]:
+            caplog.clear()
+            left.reset(data)
+            found, why = left.start()
+            assert b"".join(found[name] for name in sorted(found, key=len)) == data, at
+            assert not why
+            aside = [name for name in found if name.endswith(".torn")]
+            assert [name in caplog.text for name in aside] == [True] * len(aside)
+
+
+@pytest.mark.parametrize("way", ["fails", "is done and fails", "kills"])
+def test_whatever_call_fails_what_is_damaged_is_not_cut_off_before_it_is_put_aside(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", bool)
+    left = Left(tmp_path, "json", "none")
+    first, second, third = left.whole.splitlines(keepends=True)
+    bad, torn = b"[" + second[1:], b'{"topic'
+    for at in itertools.count():
+        left.reset(first + bad + third + torn)
+        fd = disk.hold(str(left.work))
+        assert fd is not None
+        fault = misreported(at) if way == "is done and fails" else failing(at, way == "kills")
+        with fault as failed:
+            try:
+                fd = good_part(fd, str(left.work), left.rules.layout, 1000).fd
+            except (OSError, KilledError):
+                assert failed, at
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        found, _ = left.start()
+        whole = {(name.rpartition(".")[2], data) for name, data in found.items()}
+        wanted = {("log", first + third), ("damaged", bad), ("torn", torn)}
+        assert whole >= wanted, at  # a failure may leave a part of a copy
+        for kind, data in whole:
+            assert any(kind == end and each.startswith(data) for end, each in wanted), at
+        if not failed:
+            assert at > 5
+            return
 
 
 class TestJournal:

@@ -235,11 +235,11 @@ class TestSetAside:
         for number, name in enumerate(("a.log.torn", "a.log.1.torn")):
             path.write_bytes(b"good\ntorn%d" % number)
             with path.open("rb+") as file:
-                aside = disk.set_aside(file.fileno(), str(path), 5, 10)
+                aside = disk.set_aside(file.fileno(), str(path), [(5, 7), (8, 10)], ".torn")
             assert aside == str(tmp_path / name)
-            assert path.read_bytes() == b"good\n"
-        assert (tmp_path / "a.log.torn").read_bytes() == b"torn0"
-        assert (tmp_path / "a.log.1.torn").read_bytes() == b"torn1"
+            assert path.read_bytes() == b"good\ntorn%d" % number
+        assert (tmp_path / "a.log.torn").read_bytes() == b"ton0"
+        assert (tmp_path / "a.log.1.torn").read_bytes() == b"ton1"
 
     @pytest.mark.parametrize("limit", [4096, None])
     def test_where_it_cannot_be_kept_nothing_is_cut_off(
@@ -249,7 +249,7 @@ class TestSetAside:
         path.write_bytes(b"good\n" + bytes(5000))
         fault = file_limit(limit) if limit else broken("fsync")
         with path.open("rb+") as file, fault, pytest.raises(OSError, match=rf"large|{EIO}"):
-            disk.set_aside(file.fileno(), str(path), 5, 5005)
+            disk.set_aside(file.fileno(), str(path), [(5, 5005)], ".torn")
         assert path.stat().st_size == 5005
         assert os.listdir(tmp_path) == ["a.log.part"]
 
