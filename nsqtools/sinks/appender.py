@@ -18,7 +18,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Self
 
-from nsqtools.errors import ConfigError, LockedError, RecordError
+from nsqtools.config.units import counted
+from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
 from nsqtools.names import check_name, is_ephemeral
 from nsqtools.proto.messages import Message
 from nsqtools.records.diskqueue.decoder import encode
@@ -49,7 +50,7 @@ class QueueAppender:
     ``commit`` makes the messages of all ``add`` calls part of the queue, durably; without
     ``commit`` nothing changes. Raises ConfigError if the channel is unknown to nsqd or has no disk
     queue, LockedError if an nsqd runs, RecordError if the files are inconsistent, and OSError with
-    the file's name. With ``dry_run`` nothing is written.
+    the file's name: the messages are then not in the queue. With ``dry_run`` nothing is written.
     """
 
     def __init__(self, folder: str, topic: str, channel: str, *, dry_run: bool = False) -> None:
@@ -80,11 +81,13 @@ class QueueAppender:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            if self._fd >= 0:
+        # An error here changes nothing about the messages, and must not hide another one.
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
                 os.close(self._fd)
+            with contextlib.suppress(OSError):
                 self._remove(self._work)
-        finally:
+        with contextlib.suppress(OSError):
             os.close(self._lock)
 
     def add(self, bodies: Sequence[bytes], timestamps: Sequence[int]) -> None:
@@ -106,7 +109,10 @@ class QueueAppender:
                 write_all(self._fd, data)
 
     def commit(self) -> None:
-        """Make the added messages the newest of the queue."""
+        """Make the added messages the newest of the queue.
+
+        Raises OutputError if a call failed but nsqd will find the messages all the same.
+        """
         if self._is_dry_run or not self.messages:
             return
         with naming(self._work):
@@ -123,13 +129,23 @@ class QueueAppender:
         # nsqd treats a file without further messages as damaged
         read, depth = (write, 0) if drained else (meta.read, max(0, meta.depth))
         self._replace(self._queue.path("meta"), QueueMeta(depth, read, write).encode())
-        os.rename(self._work, path)
-        sync_directory(self._queue.folder)
-        write = FilePosition(target, self.bytes)
-        meta_after = QueueMeta(depth + self.messages, read, write)
-        self._replace(self._queue.path("meta"), meta_after.encode())
-        if drained:  # as nsqd deletes files after reading them
-            self._remove(self._queue.path(meta.read.file))
+        try:
+            with naming(path):
+                os.rename(self._work, path)
+            sync_directory(self._queue.folder)
+            write = FilePosition(target, self.bytes)
+            meta_after = QueueMeta(depth + self.messages, read, write)
+            self._replace(self._queue.path("meta"), meta_after.encode())
+            if drained:  # as nsqd deletes files after reading them
+                self._remove(self._queue.path(meta.read.file))
+        except OSError as error:
+            if os.path.lexists(self._work):
+                raise
+            raise OutputError(
+                f"{error.filename or path}: {error.strerror}: all the same "
+                f"{counted(self.messages, 'message')} may have been appended: look with nsqtools "
+                "queue ls before you push them again"
+            ) from error
 
     @property
     def _work(self) -> str:

@@ -1,6 +1,7 @@
 """Messages appended to a queue: nsqd finds none of them or all, and what was there before."""
 
 import fcntl
+import itertools
 import os
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nsqtools.errors import ConfigError, LockedError, RecordError
+from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
 from nsqtools.records.diskqueue.decoder import encode
 from nsqtools.sinks.appender import QueueAppender
 from tests.support.diskqueues import QueueFiles, messages, numbers, push
+from tests.support.faults import misreported
 from tests.support.neighbour import killed
 
 RECORD = len(encode(messages([0])))
@@ -85,6 +87,31 @@ def test_messages_come_after_those_of_the_queue_and_a_kill_at_any_change_leaves_
     changed = outcomes.index(all_of_them)
     assert len(outcomes) > 10
     assert outcomes == [none] * changed + [all_of_them] * (len(outcomes) - changed)
+
+
+@pytest.mark.parametrize("prepare", SITUATIONS)
+def test_an_error_says_whether_nsqd_will_find_the_messages(
+    files: QueueFiles, prepare: Callable[[QueueFiles], None]
+) -> None:
+    """Also if the call was done, as after a lost response of a server."""
+    kinds = set()
+    for at in itertools.count():
+        for each in files.folder.glob("t:c.*"):
+            each.unlink()
+        prepare(files)
+        kind: type[Exception] | None = None
+        with misreported(at) as told:
+            try:
+                push(files.folder, NEW)
+            except (OSError, OutputError) as error:
+                kind = type(error)
+        found, bad = files.as_nsqd_reads()
+        new = [] if kind is OSError else [100, 101, 102]
+        assert (numbers(found), bad) == ([*SITUATIONS[prepare], *new], []), (at, told)
+        kinds.add(kind)
+        if not told:
+            assert kinds == {OSError, OutputError, None}
+            return
 
 
 def test_messages_are_synced_before_the_queue_has_them(
