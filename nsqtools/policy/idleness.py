@@ -25,7 +25,7 @@ class ClusterSample:
     ``silent_lookupds`` are nsqlookupds without an answer: they may list other nsqds. ``shared`` are
     names that several nsqds have, each with their topics: which of them answered is unknown.
     ``times`` has the earliest and latest possible time on each nsqd's own clock when it answered,
-    if it is known.
+    if it is known. ``boot`` and ``uptime`` in seconds are those of the host that asked.
     """
 
     at: float
@@ -34,17 +34,22 @@ class ClusterSample:
     silent_lookupds: Collection[str] = ()
     shared: Mapping[str, Collection[str]] = field(default_factory=dict)
     times: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    boot: str = ""
+    uptime: float = 0.0
 
     def since(self, earlier: ClusterSample) -> tuple[float, str] | None:
         """Return the least time since another sample in seconds, and the nsqd whose clock says so.
 
-        The nsqd is empty if this host's clock says so. Any clock may have been set in between, so
-        the least counts, by this host's clock and those of all nsqds in both samples. It is None
-        without such an nsqd.
+        The nsqd is empty if this host says so. Any clock may have been set in between, so the least
+        counts, by this host's clock and those of all nsqds in both samples, and by this host's
+        uptime if it was not booted in between. It is None without such an nsqd.
         """
         both = self.times.keys() & earlier.times.keys()
         ages = [(self.times[nsqd][0] - earlier.times[nsqd][1], nsqd) for nsqd in both]
-        return min(*ages, (self.at - earlier.at, "")) if ages else None
+        ages.append((self.at - earlier.at, ""))
+        if self.boot and self.boot == earlier.boot:
+            ages.append((self.uptime - earlier.uptime, ""))
+        return min(ages) if both else None
 
     def comparable(self, earlier: ClusterSample) -> ClusterSample:
         """Return another sample without nsqds that answered both times, but not with the time."""

@@ -25,6 +25,8 @@ SEEN = SavedSnapshot(
     {"l:4161": "l:4161: connection refused"},
     (fault("NSQ036", "text", "fix", topic="events", channel="c"),),
     {"a:4150": (999.5, 1001.0)},
+    "a boot",
+    77.5,
 )
 
 
@@ -75,6 +77,8 @@ def test_a_file_never_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> N
             for span in (5, [], [5], [5, "6"], [5, -1], [5, 1e12])
         ),
         ({"times": []}, "'times'"),
+        ({"boot": 5}, "'boot'"),
+        ({"uptime": "5"}, "'uptime'"),
     ],
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
@@ -90,9 +94,10 @@ def test_a_file_of_version_0_3_is_read(tmp_path: Path) -> None:
     path = tmp_path / "seen.json"
     save(str(path), SEEN)
     old = unsealed(path.read_bytes())
-    del old["times"]
+    for name in ("times", "boot", "uptime"):
+        del old[name]
     path.write_text(json.dumps(old, separators=(",", ":")) + "\n")
-    assert load(str(path)) == replace(SEEN, times={})
+    assert load(str(path)) == replace(SEEN, times={}, boot="", uptime=0.0)
 
 
 def test_damage_to_any_byte_is_named(tmp_path: Path) -> None:

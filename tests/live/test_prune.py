@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,13 +284,14 @@ def test_nothing_is_deleted_whose_use_is_unknown(
     words = ("topic", "prune", "--snapshot", str(tmp_path / "seen-*.json"), "--json", *servers)
     ahead = time.time_ns() + 40 * int(DAY) * 10**9
     with monkeypatch.context() as patch:
-        patch.setattr("nsqtools.clock.time", SimpleNamespace(time_ns=lambda: ahead))
+        patch.setattr("time.time_ns", lambda: ahead)
         assert exits.run(cli, [*words, "--yes"]) == 1  # it is not 30 days old
     words += ("--idle", "1h")
     saved = load(path)
     for hours, code in ((0.5, 1), (2, 0)):
         earlier = {n: (t - hours * 3600, u - hours * 3600) for n, (t, u) in saved.times.items()}
-        save(path, replace(saved, at=saved.at - 2 * 3600, times=earlier))
+        at, uptime = saved.at - 2 * 3600, saved.uptime - 2 * 3600
+        save(path, replace(saved, at=at, times=earlier, uptime=uptime))
         assert nsqtools_cli(*words, "--dry-run").code == code
     undisturbed = results(nsqtools_cli(*words, "--dry-run"))
     assert undisturbed == {"both": ("planned", "idle"), "one": ("planned", "idle")}

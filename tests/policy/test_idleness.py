@@ -216,8 +216,16 @@ def test_without_the_clock_of_an_nsqd_nothing_is_known() -> None:
     """Neither the age of a sample nor, if another nsqd tells its age, the use on this nsqd."""
     timed = {"a": (0.0, 1.0), "c": (0.0, 1.0)}
     first = ClusterSample(0.0, {"a": nsqd(), "b": nsqd(), "gone": nsqd()}, {}, times=timed)
-    last = replace(sample(a=nsqd(), b=nsqd()), at=9.0, times={"a": (8.0, 9.0), "b": (8.0, 9.0)})
+    last = replace(
+        sample(a=nsqd(), b=nsqd()),
+        at=9.0,
+        boot="x",
+        uptime=60.0,
+        times={"a": (8.0, 9.0), "b": (8.0, 9.0)},
+    )
     assert last.since(first) == (7.0, "a")
+    assert last.since(replace(first, boot="y", uptime=58.0)) == (7.0, "a")
+    assert last.since(replace(first, boot="x", uptime=58.0)) == (2.0, "")  # all clocks were set
     assert last.since(replace(first, times={"c": (0.0, 1.0)})) is None
     assert last.since(replace(first, times={})) is None
     assert last.comparable(first).nsqds.keys() == {"a", "gone"}

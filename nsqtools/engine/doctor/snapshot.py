@@ -15,6 +15,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.checksum import sealed, unsealed
+from nsqtools.clock import boot, uptime_ns
 from nsqtools.config.connection import without_waiting
 from nsqtools.engine.cluster import sample_of
 from nsqtools.engine.doctor.findings import Finding
@@ -45,7 +46,8 @@ class SavedSnapshot:
     same identity, or if the nsqd was given by that and did not answer. ``stats`` has the nsqds that
     answered, ``silent`` the error of each silent nsqd. ``silent_lookupds`` maps the address of each
     silent nsqlookupd to its error: nsqds may then be missing. ``times`` has the earliest and latest
-    possible time on each nsqd's own clock when it answered, if it is known: version 0.3 saved none.
+    possible time on each nsqd's own clock when it answered, if it is known. ``boot`` and ``uptime``
+    in seconds are those of this host. Version 0.3 saved none of these.
     """
 
     at: float
@@ -54,6 +56,8 @@ class SavedSnapshot:
     silent_lookupds: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     times: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    boot: str = ""
+    uptime: float = 0.0
 
     @classmethod
     def of(cls, facts: Facts, findings: Iterable[Finding]) -> Self:
@@ -72,6 +76,8 @@ class SavedSnapshot:
             {str(each.address): str(each.error) for each in facts.lookupds if each.error},
             tuple(each for each in findings if each.code),
             {name: nsqd.time for name, nsqd in nsqds.items() if nsqd.time},
+            boot(),
+            uptime_ns() / 1e9,
         )
 
     @property
@@ -87,7 +93,9 @@ class SavedSnapshot:
     def cluster_sample(self) -> ClusterSample:
         """Return the input of Idleness, without silent servers."""
         nsqds = {name: each for name, each in self.samples().items() if each}
-        return ClusterSample(self.at, nsqds, {}, times=self.times)
+        return ClusterSample(
+            self.at, nsqds, {}, times=self.times, boot=self.boot, uptime=self.uptime
+        )
 
 
 def save(path: str, snapshot: SavedSnapshot) -> None:
@@ -105,6 +113,8 @@ def save(path: str, snapshot: SavedSnapshot) -> None:
         "silent_nsqlookupds": dict(snapshot.silent_lookupds),
         "findings": [asdict(each) for each in snapshot.findings],
         "times": snapshot.times,
+        "boot": snapshot.boot,
+        "uptime": snapshot.uptime,
     }
     try:
         _replace(path, data)
@@ -167,6 +177,9 @@ def _decoded(data: dict[str, Any]) -> SavedSnapshot:
     entries = data.get("findings")
     if not isinstance(entries, list):
         raise ValueError("'findings' is not a list")
+    booted, uptime = data.get("boot", ""), data.get("uptime", 0.0)
+    if not isinstance(booted, str) or not isinstance(uptime, float):
+        raise ValueError("'boot' is not a text, or 'uptime' is not a time")
     return SavedSnapshot(
         float(at),
         stats,
@@ -174,6 +187,8 @@ def _decoded(data: dict[str, Any]) -> SavedSnapshot:
         _errors(data, "silent_nsqlookupds"),
         tuple(map(_finding, entries)),
         _times(data) if "times" in data else {},
+        booted,
+        uptime,
     )
 
 

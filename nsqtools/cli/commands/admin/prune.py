@@ -14,7 +14,7 @@ from nsqtools.cli.commands.admin.change import ask, check_terminal, entry, must_
 from nsqtools.cli.exits import Ended, Exit, one_line
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.service import progress, until_signal
-from nsqtools.clock import wall
+from nsqtools.clock import boot, uptime_ns, wall
 from nsqtools.config.admin import PruneChannelOptions
 from nsqtools.config.topicpattern import compiled
 from nsqtools.config.units import counted, format_duration, nearest
@@ -112,7 +112,7 @@ class Pruning:
             watching,
         ):
             snapshot = await cluster.poll()
-            now = snapshot.cluster_sample(wall())
+            now = replace(snapshot.cluster_sample(wall()), boot=boot(), uptime=uptime_ns() / 1e9)
             for at, path in self._history(saved, now):
                 earlier = load(path).cluster_sample()
                 if earlier.at != at:
