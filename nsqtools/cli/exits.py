@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from enum import IntEnum
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from typing import TYPE_CHECKING, Self
 
 import click
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "nsqtools"
 COMPLETE = "_NSQTOOLS_COMPLETE"
+_LEAST_FILES = 32
+"""Minimum number of open files: those of an event loop, a few connections, a command's own."""
 
 
 class Exit(IntEnum):
@@ -135,6 +138,7 @@ def _invoke(cli: click.Group, args: list[str]) -> int:
         answer(cli, instruction)
     try:
         with cli.make_context(PROGRAM, args, color=_color()) as ctx:
+            _check_open_files()
             cli.invoke(ctx)
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -173,6 +177,16 @@ def _outcome(error: BaseException) -> int:
         case PeerError():  # later errors cause a reconnect, so this happened at the start
             return Exit.UNREACHABLE
     return Exit.FAILURE
+
+
+def _check_open_files() -> None:
+    """Raise OSError if so few files may be open that the event loop breaks in its own ways."""
+    soft, hard = getrlimit(RLIMIT_NOFILE)
+    if 0 <= soft < _LEAST_FILES:
+        if 0 <= hard < _LEAST_FILES:
+            reason = f"at most {hard} files may be open"
+            raise OSError(errno.EMFILE, f"{reason}: raise the limit with ulimit -n {_LEAST_FILES}")
+        setrlimit(RLIMIT_NOFILE, (_LEAST_FILES, hard))
 
 
 def cause(error: BaseException) -> BaseException:

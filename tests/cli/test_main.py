@@ -2,7 +2,10 @@
 
 import runpy
 import signal
+import subprocess
 import sys
+from functools import partial
+from resource import RLIMIT_NOFILE, setrlimit
 
 import pytest
 
@@ -29,3 +32,20 @@ def test_a_hangup_while_the_program_loads_is_ignored_for_to_file_alone(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("limits", "code"), [((8, 8), 1), ((8, 64), 3)])
+def test_too_few_open_files_are_an_error_of_one_line_unless_the_limit_may_be_raised(
+    limits: tuple[int, int], code: int
+) -> None:
+    command = [sys.executable, "-m", "nsqtools", "stats", "--once", "--nsqd-http-address"]
+    ended = subprocess.run(
+        [*command, "127.0.0.1:1"],
+        preexec_fn=partial(setrlimit, RLIMIT_NOFILE, limits),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code
+    assert len(ended.stderr.splitlines()) == 1
+    assert ("ulimit -n" in ended.stderr) is (code == 1)

@@ -10,10 +10,12 @@ import asyncio
 import logging
 import math
 from collections import Counter
+from resource import RLIMIT_NOFILE, getrlimit
 from typing import TYPE_CHECKING
 
 from nsqtools.clock import wall_ns
 from nsqtools.config.topicpattern import compiled
+from nsqtools.config.units import counted
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.rules import Rules
@@ -34,6 +36,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _THREADS = 4
+_NSQDS = 2
+"""How many nsqds a topic is expected to have, if nsqlookupd knows them."""
+_FILES_OF_A_TOPIC = 2
+"""Its lock, and the file under way."""
+_OTHER_FILES = 64
+"""Open for short times in threads, for nsqlookupds, uploads, commands and metrics."""
 _REST = 3600.0
 """Maximum seconds an idle topic waits before reading the clock again, in case it was set."""
 _SHARE = 4
@@ -64,7 +72,8 @@ def file_sink(
     if source.topic_pattern or len(set(source.topic)) > 1:
         rules.check_several_topics()
     topics = compiled(source.topic_pattern) if source.topic_pattern else source.topic
-    return FileSink(Archives(rules, topics), max_in_flight=config.max_in_flight)
+    nsqds = len(set(source.nsqd_tcp_address)) or _NSQDS
+    return FileSink(Archives(rules, topics), max_in_flight=config.max_in_flight, nsqds=nsqds)
 
 
 class FileSink(HoldingHandler):
@@ -74,12 +83,21 @@ class FileSink(HoldingHandler):
     arrive meanwhile, or when a batch is ``starved``. The maximum wait is ``--sync-interval``, or
     half of the batches' ``msg_timeout`` if that is shorter. Messages that cannot be written are
     requeued with backoff; with ``--fail-fast`` the error ends the run instead.
+
+    A topic whose files and connections to so many ``nsqds`` would exceed the limit of open files is
+    refused, so that the others can go on.
     """
 
     def __init__(
-        self, archives: Archives, *, max_in_flight: int, threads: Threads | None = None
+        self,
+        archives: Archives,
+        *,
+        max_in_flight: int,
+        nsqds: int = _NSQDS,
+        threads: Threads | None = None,
     ) -> None:
         self.archives = archives
+        self._nsqds = nsqds
         self.max_in_flight = max_in_flight
         self._options = archives.rules.options
         self._topics: dict[str, _TopicQueue] = {}
@@ -98,6 +116,7 @@ class FileSink(HoldingHandler):
             if not work.is_ending:
                 return
             await self.drain(topic)  # an earlier drain was cancelled
+        self._check_open_files()
         try:
             self.archives.lock(topic)
             self._topics[topic] = _TopicQueue(self, topic)
@@ -107,6 +126,15 @@ class FileSink(HoldingHandler):
                 raise as_output_error(error) from error
             raise
         self.write_failures[topic] += 0
+
+    def _check_open_files(self) -> None:
+        limit, _ = getrlimit(RLIMIT_NOFILE)
+        most = (limit - _OTHER_FILES) // (_FILES_OF_A_TOPIC + self._nsqds)
+        if limit >= 0 and len(self._topics) >= max(most, 1):
+            raise OutputError(
+                f"at most {limit} files may be open, enough for {counted(max(most, 1), 'topic')}: "
+                "raise the limit with ulimit -n"
+            )
 
     async def handle(self, batch: Batch) -> None:
         """Accept a batch; it is settled when its records are safe."""

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from nsqtools.errors import ConfigError, OutputError
+from nsqtools.sinks.files import filesink
 from nsqtools.sinks.files.completion import Completion
 from nsqtools.sinks.files.topicarchive import Archive, OwedError
 from nsqtools.sinks.threads import Threads
@@ -293,6 +294,26 @@ class TestFailing:
             assert running.settled.requeued == back
         async with sinking(tmp_path) as running:
             assert running.completed()[FIRST].startswith(b"one\n")
+
+
+@virtual
+async def test_topics_beyond_the_limit_of_open_files_wait_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = [64 + 2 * 4]
+    monkeypatch.setattr(filesink, "getrlimit", lambda _: (limit[0], limit[0]))
+    topics = ("a", "b")
+    async with sinking(tmp_path, topics=topics, filename_format="<TOPIC><REV>.log") as running:
+        with pytest.raises(OutputError, match="ulimit -n"):
+            await running.sink.join("c")
+        assert len(running.locks()) == len(topics)
+        for topic in topics:
+            await running.handle(b"one", topic=topic)
+        await running.sink.drain("a")
+        await running.sink.join("c")
+        for limit[0] in (-1, 8):  # none, and room for one at least
+            with pytest.raises(OutputError) if limit[0] > 0 else contextlib.nullcontext():
+                await running.sink.join(f"d{limit[0]}")
 
 
 @virtual
