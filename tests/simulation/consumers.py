@@ -152,11 +152,7 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
         yield from RelayLife.arrived(self)
         yield from HttpLife.arrived(self)
         yield from TailLife.arrived(self)
-        for folder, _, names in os.walk(self.archive):
-            for name in names:
-                if name.endswith(".json.gz"):
-                    with gzip.open(os.path.join(folder, name), "rt") as file:
-                        yield from (json.loads(line)["body"].encode() for line in file)
+        yield from self._trimmed()
 
     async def errand(self, number: int, *argv: str) -> Command:
         """Run another command to its end."""
@@ -172,8 +168,23 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
         for number in range(3):
             await asyncio.sleep(self.random.random() * ACTIVE_TIME / 3)
             argv = ["channel", "trim", TOPIC, self.channel, "--yes", "--archive", self.archive]
-            age = f"{1 + int(self.random.random() * 30)}s"
-            await self.errand(number, *argv, "--older-than", age)
+            age, before = 1 + int(self.random.random() * 30), set(self._trimmed())
+            await self.errand(number, *argv, "--older-than", f"{age}s")
+            self._check_trimmed(set(self._trimmed()) - before, self.world.now - age)
+
+    def _trimmed(self) -> Iterable[bytes]:
+        for folder, _, names in os.walk(self.archive):
+            for name in names:
+                if name.endswith(".json.gz"):
+                    with gzip.open(os.path.join(folder, name), "rt") as file:
+                        yield from (json.loads(line)["body"].encode() for line in file)
+
+    def _check_trimmed(self, bodies: set[bytes], until: float) -> None:
+        """What is younger stays, whatever the clocks show, unless that of an nsqd has jumped."""
+        born = {body: at for server in self.servers for body, at in server.born.items()}
+        young = [body for body in bodies if born[body] > until]
+        if young and not any(fault.kind == "clock" for fault in self.plan.faults):
+            self.world.violated(f"trim: {len(young)} messages are younger than the limit")
 
     async def drain(self, server: Server) -> None:
         """Exit 0 means that nothing was left when nothing was published for two seconds."""

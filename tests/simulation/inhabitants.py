@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def live(plan: Plan, folder: Path, *, talk: bool = False) -> World:
     """Live a plan; returns the world, with what was ``wrong`` in it. Raises ViolationError."""
-    world = World(str(plan.seed), folder, limit=ACTIVE_TIME + 20 * PATIENCE, talk=talk)
+    limit = ACTIVE_TIME + 20 * PATIENCE
+    world = World(str(plan.seed), folder, limit=limit, ahead=plan.ahead, talk=talk)
     for line in str(plan).splitlines():
         world.log(line)
     world.run(_kind(plan)(world, plan).run())

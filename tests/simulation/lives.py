@@ -59,6 +59,9 @@ class Life:
         self._unhealthy: dict[Server, float] = {}
         self._cut_since: dict[frozenset[str], float] = {}
 
+    may_be_set_back = True
+    """Whether clocks of nsqds may jump back."""
+
     async def run(self) -> None:
         """From the first server to the last check."""
         await self.begin()
@@ -245,7 +248,11 @@ class Life:
         return lambda: network.slowness.remove(0.001 + fault.how)
 
     def fault_clock(self, fault: Fault) -> None:
-        self.world.wall_offset += (fault.how - 0.5) * 7200
+        """The clock of a host or a server jumps."""
+        host = self.pick(fault, [self.host(0), *(server.name for server in self.servers)])
+        ahead = host != self.host(0) and not self.may_be_set_back
+        seconds = self.world.clocks.jump(host, fault, ahead=ahead)
+        self.world.log(f"{host}: {seconds:+.1f} s, now {self.world.clocks.text(host)}")
 
     def fault_kill(self, fault: Fault) -> Any:
         number = fault.which % self.plan.copies
@@ -283,7 +290,9 @@ class Life:
             self.world.violated(
                 f"{command.process}: still there 600 s after SIGTERM at {began:.1f}"
             )
-        elif command.code != bool(command.process.failing) and not self.is_excused(command):
+        elif command.code not in (None, int(bool(command.process.failing))) and not (
+            self.is_excused(command)
+        ):
             self.world.violated(f"{command.process}: exit {command.code} after SIGTERM")
 
     def is_excused(self, command: Command) -> bool:
@@ -299,6 +308,7 @@ class Life:
         number = fault.which % self.plan.copies
         host = self.host(number)
         self.world.log(f"{host}: power failure")
+        self.world.clocks.reboot(host)
         self.world.network.down[host] += 1
         for end in self.world.network.ends_between(host):
             end.lose_power()
@@ -478,6 +488,10 @@ class Life:
         whose end its nsqd was not told, but for the ``unanswered``.
         """
         doubles = arrived.total() - len(arrived)
+        self.world.log(
+            f"{len(self.published)} published, {len(arrived)} arrived, {doubles} came again, "
+            f"of at most {self.most_doubles}"
+        )
         if doubles > self.most_doubles:
             self.world.violated(f"{doubles} messages came again, at most {self.most_doubles} may")
         lapses = Counter[bytes]()

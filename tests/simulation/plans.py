@@ -22,7 +22,9 @@ AGAIN = frozenset({"server stops", "cut", "latency", "stop at"})
 OF_SERVERS = ("server stops", "server restarts", "cut", "break", "latency")
 """Faults beside which a healthy nsqd must be consumed."""
 
-REDRIVEN_WELL = frozenset({"term", "lie", "disk slow", "rotate", "second run", "other consumer"})
+REDRIVEN_WELL = frozenset(
+    {"clock", "term", "lie", "disk slow", "rotate", "second run", "other consumer"}
+)
 """Faults beside which a run of redrive does all that it promises."""
 
 _OF_ALL = (
@@ -58,6 +60,8 @@ _FAULTS = {
     ),
 }
 KINDS = tuple(_FAULTS)
+_MORE = {"clock": KINDS}
+"""Faults that are drawn after all else, for these kinds, so that seeds keep their lives."""
 _ALONE = "until-empty", "count", "pub", "library", "redrive"
 """Kinds of which one copy runs at a time."""
 _MESSAGES = {"staging": (1, 20, 60), "redrive": (1, 10, 50, 100), "redrive-dir": (1, 20, 200, 500)}
@@ -102,6 +106,8 @@ class Plan:
     options: tuple[str, ...]
     style: str
     faults: tuple[Fault, ...]
+    ahead: float | None = None
+    """Days that clocks of hosts are ahead of those of nsqds; the seed decides if it is None."""
 
     @property
     def is_calm(self) -> bool:
@@ -141,6 +147,7 @@ def plan_of(seed: int, kind: str) -> Plan:
         key=lambda fault: fault.at,
     )
     style = rng.choice(_STYLES.get(kind, ("",)))
+    faults += _more_faults(Random(f"{seed} {kind} more"), kind)
     return Plan(
         seed=seed,
         kind=kind,
@@ -151,8 +158,17 @@ def plan_of(seed: int, kind: str) -> Plan:
         size=rng.choice((20, 20, 300, 5000)),
         options=_options(rng, kind, style),
         style=style,
-        faults=tuple(faults),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
+
+
+def _more_faults(rng: Random, kind: str) -> list[Fault]:
+    """None in half of all lives."""
+    known = [fault for fault, kinds in _MORE.items() if kind in kinds]
+    return [
+        _fault(rng, rng.choice(known), rng.random() * ACTIVE_TIME)
+        for _ in range(rng.choice((0, 0, 1, 2, 5)) if known else 0)
+    ]
 
 
 def _copies(rng: Random, kind: str, style: str) -> int:

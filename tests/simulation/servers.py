@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
 from nsqtools.sandbox.nsqd import channel as channels
+from nsqtools.sandbox.nsqd.broker import Broker
 from tests.support.processes import Process
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ class Server:
         """Bodies that were finished, by topic and channel."""
         self.lapses: dict[tuple[str, str], Counter[bytes]] = {}
         """How many deliveries of each body have ended without FIN or REQ, likewise."""
+        self.born: dict[bytes, float] = {}
+        """When bodies were published, in virtual seconds."""
+        self._taken: list[tuple[int, float]] = []
+        """The first id of each publish, and when it came."""
         self._lives = 0
         self._to_come: list[tuple[str, Sequence[bytes]]] = []
 
@@ -58,7 +65,7 @@ class Server:
         before, self.process = self.nsqd, Process(self.name, self.name)
         rng = self.world.random(f"{self.name} {self._lives}")
         self.nsqd = self.process.context.run(Nsqd, self.options, rng=rng)
-        self.world.log(f"{self.name}: starts")
+        self.world.log(f"{self.name}: starts, at {self.world.clocks.text(self.name)}")
         await self.world.within(self.process, self._listen())
         self._take_over(before)
         self.catch_up()
@@ -69,6 +76,7 @@ class Server:
 
     def _take_over(self, before: Nsqd) -> None:
         def move() -> None:
+            self.nsqd.broker._next_id = before.broker._next_id  # whatever its clock shows
             for name, topic in before.broker.topics.items():
                 if topic.ephemeral:
                     continue
@@ -99,6 +107,7 @@ class Server:
         if self.process.alive and not self.process.stopped:
             come, self._to_come = self._to_come, []
             for topic, bodies in come:
+                self.born.update(dict.fromkeys(bodies, self.world.now))
                 self.process.context.copy().run(self.nsqd.publish, topic, bodies)
 
     def make(self, topic: str, channel: str) -> None:
@@ -121,6 +130,15 @@ class Server:
     def to_come(self, topic: str) -> list[bytes]:
         """What is published as soon as it is there."""
         return [body for name, bodies in self._to_come if name == topic for body in bodies]
+
+    def taken(self, first: int) -> None:
+        """Note a publish."""
+        self._taken.append((first, self.world.now))
+
+    def came(self, message: channels.QueuedMessage) -> float:
+        """The virtual time when a message was published, whatever the clock of this nsqd shows."""
+        at = bisect_right(self._taken, (int(message.id, 16), inf))
+        return self._taken[at - 1][1]
 
     def next_lie(self) -> dict[str, int]:
         """What it says of a channel instead of the truth; never twice in a row."""
@@ -186,6 +204,14 @@ def watch_channels(world: World, patch: pytest.MonkeyPatch) -> None:
             world.server_of(of).lapsed(of, late)
         expire(of, now)
 
+    take_ids = Broker.take_ids
+
+    def taken(broker: Any, number: int) -> tuple[int, int]:
+        first, stamp = take_ids(broker, number)
+        next(s for s in world.servers.values() if s.nsqd.broker is broker).taken(first)
+        return first, stamp
+
+    patch.setattr(Broker, "take_ids", taken)
     patch.setattr(channels.Channel, "finish", finished)
     patch.setattr(channels.Channel, "expire", expired)
     honest = nsqd_stats._channel_stats

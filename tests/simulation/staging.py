@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _DRIVER = 0
 _RESTART = 3.0
 _RECOGNISED = {
-    *("server restarts", "break", "kill", "kill at", "power", "disk full", "disk fails"),
+    *("server restarts", "break", "kill", "kill at", "power", "disk full", "disk fails", "clock"),
 }
 """Faults after which what comes again is known to be staged. Others let it time out before."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ HEALTHY = (
 """Lives in which one nsqd fails and another must be consumed all the time."""
 LISTED = (("redrive", 9), ("redrive", 12))
 """Lives with nsqlookupds: the first ones of this kind have none."""
+
+APART = dict.fromkeys(KINDS, 1) | {"tail": 3, "to-http": 4, "relay": 3, "to-file": 4}
+"""Seeds of lives in which the clock of the host is wrong by 40 days."""
 
 REGRESSIONS = (
     ("to-file", 60, "a completed file was continued while its hook copied it: messages came twice"),
@@ -143,6 +147,20 @@ def test_whatever_happens_the_invariants_hold(
 ) -> None:
     _needs_packages(kind)
     live(plan_of(seed, kind), memory_path, talk=_is_chosen(request.config))
+
+
+@pytest.mark.parametrize("days", [-40.0, 40.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_is_40_days_from_nsqd(kind: str, days: float, memory_path: Path) -> None:
+    """``-k 40_days -s -n 0`` prints how these lives end."""
+    _needs_packages(kind)
+    plan = replace(plan_of(APART[kind], kind), ahead=days)
+    ends = [line for line in live(plan, memory_path).events if " exit " in line or "again" in line]
+    print(
+        f"\n{kind}, {plan.style or 'plain'}, seed {plan.seed}, {days:+g} days:",
+        *ends[-2:],
+        sep="\n",
+    )
 
 
 @pytest.mark.parametrize(("kind", "seed", "mistake"), MISTAKES)

@@ -21,7 +21,9 @@ from nsqtools.engine import cluster
 from nsqtools.net.connection import Connection
 from nsqtools.net.http import api
 from nsqtools.sinks import repeats
+from nsqtools.sinks.files import ages
 from nsqtools.sinks.threads import Threads
+from tests.simulation.clocks import WallClocks
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.outputs import PIPE, Pipe, SimulatedOutput
 from tests.simulation.servers import Server, watch_channels
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.runner import RunOutcome
 
-START = 1_700_000_000.0
-"""Seconds since the epoch when a world begins."""
-
 
 class ViolationError(AssertionError):
     """Something that must never happen has happened."""
@@ -47,18 +46,25 @@ class ViolationError(AssertionError):
 class World:
     """One life. ``random`` gives a generator of its own to each purpose."""
 
-    def __init__(self, seed: str, folder: Path, *, limit: float, talk: bool = False) -> None:
+    def __init__(
+        self,
+        seed: str,
+        folder: Path,
+        *,
+        limit: float,
+        ahead: float | None = None,
+        talk: bool = False,
+    ) -> None:
         self.seed = seed
         self.loop = SimulatedLoop(self.random("network"), limit)
         self.loop.trouble = self._trouble  # type: ignore[method-assign]
         self.network = self.loop.network
-        self.disk = Disk(folder, self.random("disk"), self.loop.baton.pause)
+        self.clocks = WallClocks(self.random, self.loop.time, ahead)
+        self.disk = Disk(folder, self.random("disk"), self.loop.baton.pause, self.clocks.ns)
         self.servers: dict[str, Server] = {}
         self.commands: list[Command] = []
         self.events: list[str] = []
         self.wrong: list[str] = []
-        self.wall_offset = 0.0
-        """Seconds that the clocks on the wall were moved."""
         self.tasks: dict[Process | None, list[asyncio.Task[Any]]] = {}
         self.max_in_flight: dict[Process | None, int] = {}
         """What the consumers of a process may have in flight together."""
@@ -101,6 +107,7 @@ class World:
                 self.loop.run_until_complete(life)
             finally:
                 self._close()
+        time.tzset()
         if self.wrong:
             raise ViolationError(self.wrong[0])
 
@@ -124,6 +131,12 @@ class World:
         command = Command(self, name, host, argv)
         self.commands.append(command)
         return command
+
+    def _here(self) -> str:
+        """The host of the process that runs."""
+        process = CURRENT.get()
+        assert process
+        return process.host
 
     def _make_task(self, loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
@@ -159,9 +172,6 @@ class World:
     def _patched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
         loop, baton = self.loop, self.loop.baton
 
-        def wall() -> float:
-            return START + self.wall_offset + loop.time()
-
         def replace(module: Any, name: str, simulated: Callable[..., Any]) -> None:
             """Not for other threads of this Python, such as those of earlier tests."""
             real = getattr(module, name)
@@ -171,7 +181,10 @@ class World:
 
             patch.setattr(module, name, call)
 
-        replace(time, "time_ns", lambda: int(wall() * 1e9))
+        self.clocks.install(patch)
+        replace(time, "time_ns", lambda: self.clocks.ns(self._here()))
+        replace(time, "clock_gettime_ns", lambda _: self.clocks.uptime_ns(self._here()))
+        replace(ages, "boot", lambda: self.clocks.boot(self._here()))
         replace(time, "clock_gettime_ns", lambda _: int(loop.time() * 1e9))
         for module in (time, api, cluster, repeats):
             replace(module, "monotonic", loop.time)
@@ -296,9 +309,13 @@ class World:
 
 
 def _judged(judge: Callable[[RunOutcome], exits.Exit], outcome: RunOutcome) -> exits.Exit:
-    """The exit code of a run; its process remembers the topics whose last messages failed."""
+    """The exit code of a run; its process remembers the topics whose last messages failed.
+
+    Those also that were not handled within the drain timeout.
+    """
     if process := CURRENT.get():
-        process.failing = [topic for topic, each in outcome.by_topic.items() if each.failing]
+        failing = [topic for topic, each in outcome.by_topic.items() if each.failing]
+        process.failing = failing or list(outcome.by_topic) * bool(outcome.totals.abandoned)
     return judge(outcome)
 
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _CHANGES = (
 )
 _NAMES = frozenset({"link", "rename", "replace", "unlink", "mkdir", "rmdir"})
 _GROWS = frozenset({"write", "writev", "pwrite", "mkdir", "link"})
+_STAMPED = frozenset({"open", "write", "writev", "pwrite", "ftruncate"})
 _LOCK = fcntl.flock
 _TURN = 0.01
 """Seconds after which a process that waits for a lock tries again."""
@@ -34,7 +36,14 @@ _REAL: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in (*_C
 class Disk:
     """The files below ``root``; each host has a directory there."""
 
-    def __init__(self, root: Path, rng: Random, pause: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        rng: Random,
+        pause: Callable[[float], None],
+        clock: Callable[[str], int] = lambda _: time.time_ns(),
+    ) -> None:
+        """``clock`` gives the time of a host, for its files, in ns since the epoch."""
         self.root = str(root)
         self.full = Counter[str]()
         """Hosts whose disk takes no more, with the number of reasons."""
@@ -46,6 +55,7 @@ class Disk:
         """Called before each call of a process; they may kill it."""
         self._rng = rng
         self._pause = pause
+        self._clock = clock
         self._owners: dict[int, tuple[Process, int]] = {}
         """The process that has opened each descriptor, and the inode."""
         self._content: dict[int, bytes] = {}
@@ -135,6 +145,8 @@ class Disk:
                         raise Killed
                 self._fault(process, name, path)
             result = real(*args, **options)
+            if changes and name in _STAMPED:
+                self._stamp(path, result if is_open else args[0])
             if name == "fsync":
                 self._sync_fd(args[0])
             if name in _NAMES or is_open:
@@ -145,6 +157,11 @@ class Disk:
             return result
 
         return call
+
+    def _stamp(self, path: str, fd: int) -> None:
+        """Give a file the time of the host that has it."""
+        now = self._clock(os.path.relpath(path, self.root).partition("/")[0])
+        os.utime(fd, ns=(now, now))
 
     def _fault(self, process: Process, name: str, path: str) -> None:
         if self.full[process.host] and (name in _GROWS or name == "open"):
@@ -242,7 +259,8 @@ class Disk:
             if each in self._names or os.path.isdir(f"/proc/self/fd/{self._kept[each]}"):
                 left[name] = self._lasting(each, some)
             else:
-                left[name] = (each, self._bytes(each, some))
+                changed = os.fstat(self._kept[each]).st_mtime_ns
+                left[name] = (each, self._bytes(each, some), changed)
         return left
 
     def _bytes(self, inode: int, some: Callable[[int], int]) -> bytes:
@@ -259,12 +277,13 @@ class Disk:
             if isinstance(each, dict):
                 self._write(path, each, known)
                 continue
-            inode, content = each
+            inode, content, changed = each
             if inode in known:
                 _REAL["link"](known[inode], path)
                 continue
             known[inode] = path
             with open(path, "wb") as file:
                 file.write(content)
+            os.utime(path, ns=(changed, changed))
             self._sync(path)
         self._sync(folder)
