@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -117,13 +117,17 @@ def test_a_loop_ends_before_its_lookups_and_another_one_joins_them(
     for _ in range(2):
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(given_up("a.test"))
+
+    async def joined() -> Sequence[str]:
+        abandoned.close()
+        asyncio.get_running_loop().call_soon(names.open, "a.test")  # when this has joined
+        return await addresses_of("a.test")
+
     abandoned = new_loop()
     abandoned.create_task(addresses_of("a.test"))
     abandoned.run_until_complete(asyncio.sleep(0))
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.get_loop().call_soon(abandoned.close)
-        runner.get_loop().call_later(0.001, names.open, "a.test")
-        assert runner.run(addresses_of("a.test")) == ["192.0.2.1"]
+        assert runner.run(joined()) == ["192.0.2.1"]
     assert names.asked == ["a.test"]
 
 

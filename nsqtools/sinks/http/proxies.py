@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from contextlib import suppress
-from functools import cache, partial
+from functools import lru_cache, partial
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING
 from urllib.request import getproxies
@@ -42,7 +42,7 @@ def proxies_for(proxy: str, urls: Sequence[str]) -> Callable[[Origin], Proxy | N
     if proxy:
         given = _parse(proxy, "--proxy", "none")
         return lambda _: given
-    proxy_of = cache(partial(_proxy_of, environment))
+    proxy_of = lru_cache(1000)(partial(_proxy_of, environment))
     for url in urls:
         proxy_of(origin_of(httpx.URL(url)))
     return proxy_of

@@ -81,16 +81,13 @@ class Transport(httpx.AsyncBaseTransport):
         except DialError as error:
             raise self._not_connected(error.__cause__ or error, request) from error.__cause__
         except ReplyError as error:
-            if error.part:
-                return self._response(error.part, request)
-            # TLS 1.3 refuses a client certificate only after the handshake.
-            text = str(error)
-            if isinstance(error, ClosedError) and isinstance(error.__cause__, SSLError):
-                text = self._explain(error.__cause__)
-            raise httpx.ReadError(text, request=request) from error.__cause__
-        return self._response(reply, request)
-
-    def _response(self, reply: Reply, request: httpx.Request) -> httpx.Response:
+            if error.part is None:
+                # TLS 1.3 refuses a client certificate only after the handshake.
+                text = str(error)
+                if isinstance(error, ClosedError) and isinstance(error.__cause__, SSLError):
+                    text = self._explain(error.__cause__)
+                raise httpx.ReadError(text, request=request) from error.__cause__
+            reply = error.part
         if reply.status in _SUCCESS:
             return _Accepted(reply)
         stream = httpx.ByteStream(bytes(reply.body))
