@@ -36,13 +36,13 @@ def unsealed(line: bytes) -> dict[str, Any]:
         raise ValueError("not an object")
     if _KEY in value:
         if value.pop(_KEY) != _crc32(json.dumps(value)):
-            raise ValueError("damaged, because its checksum does not match")
+            raise ValueError("its checksum does not match")
     elif value:
         # Damage to the key alone must not make this an object without a checksum.
         last = next(reversed(value))
         others = {key: each for key, each in value.items() if key != last}
         if value[last] == _crc32(json.dumps(others)):
-            raise ValueError(f"damaged, because {_KEY} is not the name of its checksum")
+            raise ValueError("the name of its checksum is wrong")
     return value
 
 

@@ -7,7 +7,6 @@ raise nothing: a file that could not be noted counts as new in the next run.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from nsqtools.checksum import sealed, unsealed
 from nsqtools.clock import boot, uptime_ns, wall_ns
 from nsqtools.policy.retention import Kept, Moment, ProvenTime
 from nsqtools.records.diskqueue.queuefiles import open_regular
+from nsqtools.records.manifest import is_cut
 from nsqtools.sinks.files.disk import append_lines, rewrite_lines
 from nsqtools.sinks.files.journal import FOLDER
 
@@ -48,16 +48,23 @@ class Ages:
         """Learn what earlier runs, and other processes, have noted."""
         try:
             with open(open_regular(self._path), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST))
-                lines = file.read().splitlines()
+                start = max(0, os.fstat(file.fileno()).st_size - _MOST)
+                file.seek(start)
+                lines = file.read().split(b"\n")
         except FileNotFoundError:
             lines = []
         except OSError as error:
             log.warning("cannot read %s: %s", self._path, error.strerror)
             lines = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # damaged: its file counts as new
+        damaged = 0
+        for number, line in enumerate(lines):
+            try:
                 self._learn(*_parse(line))
+            except ValueError:
+                is_part = (start and not number) or (number == len(lines) - 1 and is_cut(line))
+                damaged += not is_part
+        if damaged:
+            log.warning("%s: damaged lines: %d: their files count as new", self._path, damaged)
         if sum(map(len, lines)) > _SMALL:
             self._shorten()
 
@@ -95,7 +102,7 @@ class Ages:
             data += sealed({"name": name, "at": at, **moment._asdict()}) + b"\n"
         try:
             flags = os.O_NOFOLLOW
-            append_lines(self._path, data, is_torn=_is_torn, flags=flags, root=self._root)
+            append_lines(self._path, data, is_torn=is_cut, flags=flags, root=self._root)
         except OSError as error:
             if not self._has_failed:
                 log.warning("cannot write %s: %s", self._path, error.strerror)
@@ -138,11 +145,3 @@ def _parse(line: bytes) -> tuple[str, int, Moment]:
 
 def _moment() -> Moment:
     return Moment(boot(), uptime_ns(), wall_ns())
-
-
-def _is_torn(line: bytes) -> bool:
-    try:
-        _parse(line)
-    except ValueError:
-        return True
-    return False

@@ -352,7 +352,7 @@ class Journal:
                     yield found
             except ValueError as error:
                 place = f"{self._used}: line {number}"
-                self._note(place, f"a used name is unknown, as the line is {error}: remove it")
+                self._note(place, f"damaged, a used name is unknown: {error}: remove the line")
 
     def _remember(self, base: str, revision: int) -> None:
         """Note a used name: consumers must never see two files with the same name."""

@@ -121,8 +121,10 @@ class Archives:
         self.aftercare.close()
         faults = []
         left = [*filter(self._journal.has, self._completion.left)]
-        if failed := len(left) + len(self._journal.damaged):
-            faults.append(f"files of an earlier crash that could not be completed: {failed}")
+        if left:
+            faults.append(f"files of an earlier crash that could not be completed: {len(left)}")
+        if broken := sorted(self._journal.damaged):
+            faults.append(f"parts of the journal that cannot be read: {enumerated(broken)}")
         if damaged := self._completion.damaged:
             faults.append(f"damaged data was put aside in {enumerated(damaged)}: look at it")
         if not faults and (owed := self._journal.owed()):

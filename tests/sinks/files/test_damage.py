@@ -17,6 +17,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import disk
+from nsqtools.sinks.files.ages import Ages
 from nsqtools.sinks.files.journal import FOLDER, entries, owing
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.workfile import good_part
@@ -126,8 +127,8 @@ class TestWorkFiles:
     def test_a_flipped_bit_costs_no_other_record_and_no_byte(
         self, left: Left, caplog: pytest.LogCaptureFixture, rng: random.Random, full: bool
     ) -> None:
-        step = 1 if full else 9
-        for at, data in list(flipped(left.whole))[rng.randrange(step) :: step]:
+        damages = list(flipped(left.whole))
+        for at, data in damages if full else rng.sample(damages, 12):
             caplog.clear()
             left.reset(data)
             found, why = left.start()
@@ -144,8 +145,8 @@ class TestWorkFiles:
     def test_a_cut_file_is_completed_and_no_byte_of_it_is_lost(
         self, left: Left, caplog: pytest.LogCaptureFixture, rng: random.Random, full: bool
     ) -> None:
-        step = 1 if full else 9
-        for at, data in list(cut(left.whole))[rng.randrange(step) :: step]:
+        cuts = list(cut(left.whole))
+        for at, data in cuts if full else rng.sample(cuts, 12):
             caplog.clear()
             left.reset(data)
             found, why = left.start()
@@ -243,3 +244,24 @@ class TestUsedNames:
             assert [str(path) in text for text in caplog.messages] == [True] * is_told, at
             places = {f"{path}: line {1 + whole.count(bytes([10]), 0, at)}"}
             assert journal.damaged == (places if is_flipped else set()), at
+
+
+def test_a_damaged_line_about_the_age_of_a_file_is_told_and_the_others_are_known(
+    rules: Rules, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = [os.path.join(rules.output_dir, name) for name in ("a", "b")]
+    Ages(rules.output_dir, 0).note(*files)
+    path = Path(rules.output_dir, FOLDER, "ages")
+    whole = path.read_bytes()
+    lines = whole.splitlines()
+    for at, data in (*flipped(whole), *cut(whole)):
+        path.write_bytes(data)
+        caplog.clear()
+        ages = Ages(rules.output_dir, 0)
+        ages.read()
+        there = [line in data.split(b"\n") for line in lines]
+        assert list(map(ages.knows, files)) == there, at
+        is_flipped = len(data) == len(whole)
+        assert [str(path) in text for text in caplog.messages] == [True] * is_flipped, at
+        if is_flipped:
+            assert path.read_bytes() == data
