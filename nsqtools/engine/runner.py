@@ -58,11 +58,11 @@ log = logging.getLogger(__name__)
 class RunOutcome:
     """The result of ``Runner.run``: why the run ended, and which messages it consumed and left.
 
-    Fail if a message was lost or a topic was never reached::
+    Fail if a message was lost, a topic was never reached, or the last messages failed::
 
         outcome = asyncio.run(runner.run())
         print(outcome.reason, outcome.totals.finished)
-        if outcome.lost or outcome.unreached:
+        if outcome.lost or outcome.unreached or outcome.totals.failing:
             sys.exit(f"lost {outcome.lost}, not reached: {outcome.unreached}")
     """
 
