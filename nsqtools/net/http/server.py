@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import h11
 
 from nsqtools.clock import wall
-from nsqtools.net.http.wire import MAX_HEAD
+from nsqtools.net.http.wire import MAX_HEAD, fault
 from nsqtools.net.tcp import StreamServer, peer_address
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class _Conversation:
             request = await self._read()
         except h11.RemoteProtocolError as error:
             status = HTTPStatus(error.error_status_hint)
-            log.debug("%s: %s: %s", self._peer, status.phrase, error)
+            log.debug("%s: %s: %s", self._peer, status.phrase, fault(error))
             if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 text = f"{status} {status.phrase}".encode()
                 await self._send(Response(status, text, TEXT))

@@ -91,6 +91,11 @@ def render_fields(headers: Iterable[Header]) -> bytes:
     return data
 
 
+def fault(error: h11.RemoteProtocolError) -> str:
+    """Return what h11 found, without the faulty bytes, which follow as the repr of a bytearray."""
+    return str(error).partition(": bytearray(")[0]
+
+
 class ReplyReader:
     """Parses the response to one request; keeps at most ``max_body`` bytes of its body."""
 
@@ -164,8 +169,7 @@ class ReplyReader:
                 elif event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
                     raise self.error("the server switched to another protocol or hung up")
         except h11.RemoteProtocolError as error:
-            # Without the faulty bytes, which follow as the repr of a bytearray.
-            raise self.error(str(error).partition(": bytearray(")[0]) from None
+            raise self.error(fault(error)) from None
         return None
 
     def _part(self) -> Reply | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from nsqtools.errors import ConfigError
 from nsqtools.net.http.client import Connections, DialError
 from nsqtools.net.http.wire import ClosedError, ReplyError
 from nsqtools.sinks.http.requests import PreparedRequest, origin_of, render
@@ -78,6 +79,8 @@ class Transport(httpx.AsyncBaseTransport):
             reply = await self._connections.exchange(origin, request.method, data)
         except ValueError as error:
             raise httpx.LocalProtocolError(str(error), request=request) from None
+        except ConfigError as error:  # the proxy of a place that a redirect leads to
+            raise httpx.ConnectError(str(error), request=request) from None
         except DialError as error:
             raise self._not_connected(error.__cause__ or error, request) from error.__cause__
         except ReplyError as error:

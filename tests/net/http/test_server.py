@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import random
 import socket
 from typing import TYPE_CHECKING
@@ -86,13 +87,16 @@ async def test_a_request_may_come_byte_by_byte_and_delays_nobody() -> None:
 
 
 @pytest.mark.usefixtures("no_line_in_the_log")
-async def test_random_bytes_never_stop_the_server() -> None:
+async def test_random_bytes_never_stop_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "nsqtools")
     rng = random.Random(4)
     async with serving(echo) as server:
         for _ in range(200):
             noise = rng.randbytes(rng.randrange(200))
             await ask(server.address, GET[: rng.randrange(len(GET))] + noise)
         assert statuses(await ask(server.address, GET)) == [200]
+    assert "illegal " in caplog.text
+    assert "bytearray" not in caplog.text
 
 
 @pytest.mark.parametrize(

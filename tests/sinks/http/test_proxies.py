@@ -318,7 +318,7 @@ class TestEnvironment:
         assert places("", "http://a.test/", "https://a.test/") == ["", "p.test"]
 
     @pytest.mark.parametrize("name", ["http_proxy", "all_proxy"])
-    def test_a_bad_one_is_named_where_it_is_needed(
+    async def test_a_bad_one_is_named_where_it_is_needed(
         self, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
         monkeypatch.setenv(name, "socks5h://me:secret@a.test")
@@ -329,4 +329,6 @@ class TestEnvironment:
         proxies_for("", ["http://a.test/"])
         monkeypatch.delenv(name)
         monkeypatch.setenv("https_proxy", "socks5://a.test")
-        proxies_for("", ["http://b.test/"])
+        async with through("") as get:  # as after a redirect
+            with pytest.raises(httpx.ConnectError, match=r"\$https_proxy: "):
+                await get("https://b.test/")
