@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -16,6 +17,8 @@ from nsqtools.errors import ConfigError
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import write_all
 from nsqtools.stores.pinned import PinnedPath, is_same, make_directory, pinned
+
+log = logging.getLogger(__name__)
 
 Mark = Callable[[os.stat_result], object]
 
@@ -317,7 +320,12 @@ def append_lines(
     try:
         with naming(path):
             end, missing = _end_of_lines(fd, is_torn)
-            os.ftruncate(fd, end)
+            if torn := os.fstat(fd).st_size - end:
+                log.warning(
+                    "%s: byte %d: an incomplete line of %d bytes, as a crash leaves it, is removed",
+                    *(path, end, torn),
+                )
+                os.ftruncate(fd, end)
             # before the first line: a file with lines then has a durable name
             if not end:
                 with pinned(path, root) as file:

@@ -20,11 +20,15 @@ from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.ages import Ages
 from nsqtools.sinks.files.journal import FOLDER, entries, owing
 from nsqtools.sinks.files.rules import Rules
+from nsqtools.sinks.files.store import Archives
+from nsqtools.sinks.files.topicarchive import Arrival
 from nsqtools.sinks.files.workfile import good_part
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
+    START,
     Archiving,
+    batch,
     below,
     entry_of,
     journal_of,
@@ -156,6 +160,33 @@ class TestWorkFiles:
             assert [name in caplog.text for name in aside] == [True] * len(aside)
 
 
+def test_a_completed_file_that_is_continued_loses_only_what_is_damaged(tmp_path: Path) -> None:
+    rules = make_rules(tmp_path, filename_format="<TOPIC>.log", format="json")
+    arrivals = [Arrival(START, batch(body)) for body in (b"one", b"two", b"three", b"four")]
+
+    def step(archives: Archives, *arrivals: Arrival) -> None:
+        archive = archives.topic("events", bool, now=0.0)
+        archive.step(arrivals, now=0.0, wall=START)
+        if arrivals:  # it is locked, whatever file has its name by now
+            assert disk.hold(str(path) + disk.WORK) is None
+        archive.step([], now=0.0, wall=START, ending="close")
+
+    path = tmp_path / "out" / "events.log"
+    with started(rules) as archives:
+        step(archives, *arrivals[:3])
+        archives.close()
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    bad = b"[" + second[1:]
+    path.write_bytes(first + bad + third)
+    with started(rules) as archives:
+        step(archives, arrivals[3])
+        with pytest.raises(OutputError, match=r"events\.log\.damaged"):
+            archives.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert (lines[:2], len(lines)) == ([first, third], 3)
+    assert path.with_suffix(".log.damaged").read_bytes() == bad
+
+
 @pytest.mark.parametrize("way", ["fails", "is done and fails", "kills"])
 def test_whatever_call_fails_what_is_damaged_is_not_cut_off_before_it_is_put_aside(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +275,16 @@ class TestUsedNames:
             assert [str(path) in text for text in caplog.messages] == [True] * is_told, at
             places = {f"{path}: line {1 + whole.count(bytes([10]), 0, at)}"}
             assert journal.damaged == (places if is_flipped else set()), at
+
+    def test_those_of_version_0_3_are_known_and_what_it_left_torn_is_no_damage(
+        self, rules: Rules
+    ) -> None:
+        folder = Path(rules.output_dir, FOLDER)
+        folder.mkdir()
+        (folder / "names").write_bytes(b'\n["a<REV>", 1]\n\n["b<RE\n["c<REV>", 3]\n')
+        journal = journal_of(rules)
+        assert list(journal.revisions()) == [("a<REV>", 1), ("c<REV>", 3)]
+        assert not journal.damaged
 
 
 def test_a_damaged_line_about_the_age_of_a_file_is_told_and_the_others_are_known(
