@@ -31,7 +31,7 @@ _READ = 1 << 18
 _READ_COMPRESSED = 1 << 15  # small, because each member copies the rest of the chunk
 _PIECE = 1 << 20
 
-_GZIP_MAGIC = b"\x1f\x8b\x08"
+_GZIP_MAGIC = b"\x1f\x8b\x08\0"  # without a name and the like
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_CHECKSUM = 1 << 2
 _ZSTD_HEAD = 5
@@ -39,7 +39,9 @@ _ZSTD_HEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A value of ``--compress``; ``noun`` names a member, which begins with ``magic``."""
+    """A value of ``--compress``; ``noun`` names a member, and those of to-file begin with
+    ``magic``.
+    """
 
     suffix: str = ""
     noun: str = ""
@@ -49,7 +51,7 @@ class Method:
 METHODS = {
     "none": Method(),
     "gzip": Method(".gz", "gzip member", _GZIP_MAGIC),
-    "zstd": Method(".zst", "zstd frame", _ZSTD_MAGIC),
+    "zstd": Method(".zst", "zstd frame", _ZSTD_MAGIC + b"\x04"),  # a checksum, no size
 }
 
 

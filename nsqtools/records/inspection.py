@@ -77,7 +77,7 @@ def inspect(
 
 def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspection:
     good = plain = records = total = 0
-    fault = damage = ""
+    fault = problem = damage = ""
     cut_short = False
     try:
         for data, end in unpacked(file, compression):
@@ -88,7 +88,8 @@ def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspec
         fault = _count(reader, None)
     except RecordError as error:
         damage = str(error)
-        cut_short = isinstance(error, CutShortError)
+        # What a crash cut short begins with whole records.
+        cut_short = isinstance(error, CutShortError) and problem == fault
     problem = f"{fault}, uncompressed" if fault else damage
     return Inspection(good, records, plain, problem, damage, cut_short)
 

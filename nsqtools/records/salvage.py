@@ -161,8 +161,11 @@ def _is_torn(
 ) -> bool:
     """Whether the end of a file is what a crash leaves, as nothing whole follows."""
     if compression != "none":
+        file.seek(fault)
+        magic = METHODS[compression].magic
+        is_begun = magic.startswith(file.read(len(magic)))
         file.seek(max(fault, size - _ZEROS))
-        return found.cut_short or file.read() == bytes(_ZEROS)
+        return (is_begun and found.cut_short) or file.read() == bytes(_ZEROS)
     if layout.format != "json":
         return True
     file.seek(fault)
