@@ -112,13 +112,14 @@ def check_shares(http: HttpOptions, config: ConsumerConfig, stop: StopOptions) -
             )
 
 
-async def run_workers(count: int, metrics: MetricsOptions) -> None:
+async def run_workers(count: int, metrics: MetricsOptions, *, endless: bool) -> None:
     """Run this command in workers until all have ended, and pass signals on to them.
 
     The first worker must reach a server before the others start, to report a failure at the start
-    only once. Killed workers are replaced. Raises Ended for every exit code but 0.
+    only once. Killed workers are replaced. If the run is ``endless``, a worker that has failed ends
+    the others. Raises Ended for every exit code but 0.
     """
-    crew = _Crew(count)
+    crew = _Crew(count, endless=endless)
     signals = Signals(crew.stop, crew.stop, "nsqd delivers the messages in flight again")
     address = listening_address(metrics.metrics_address)
     async with supervised(crew.notifier, crew.status, address, crew.metrics):
@@ -130,9 +131,10 @@ async def run_workers(count: int, metrics: MetricsOptions) -> None:
 class _Crew:
     """The workers of a run."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, endless: bool) -> None:
         self.notifier = Notifier()
         self._count = count
+        self._endless = endless
         self._processes: dict[int, Process] = {}
         self._answers: dict[int, asyncio.Future[list[Any]]] = {}
         self._reached = asyncio.Event()
@@ -170,7 +172,7 @@ class _Crew:
         while not self._stop.is_set():
             code = await self._run_one(number)
             if code >= 0:
-                if code not in (Exit.DONE, Exit.PARTIAL):
+                if self._endless and code not in (Exit.DONE, Exit.PARTIAL):
                     self.stop()
                 return code if code in _BY_SEVERITY else Exit.FAILURE
             cause = signal.Signals(-code).name

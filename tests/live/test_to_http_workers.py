@@ -13,6 +13,7 @@ import pytest
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.workers import Worker, _Crew
+from tests.support.clock import turns
 from tests.support.consuming import Running
 from tests.support.eventually import eventually
 from tests.support.posting import Posting
@@ -104,4 +105,24 @@ def test_shares_are_all_there_is() -> None:
 def test_workers_that_only_die_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     die = "import os; print('ready', flush=True); os.kill(os.getpid(), 9)"
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", die])
-    assert asyncio.run(_Crew(2).run()) == Exit.FAILURE
+    assert asyncio.run(_Crew(2, endless=True).run()) == Exit.FAILURE
+
+
+@pytest.mark.parametrize("endless", [True, False])
+async def test_a_worker_that_failed_ends_the_others_unless_they_end_by_themselves(
+    endless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew, both = _Crew(2, endless=endless), asyncio.Event()
+
+    async def run_one(number: int) -> int:
+        if number:
+            both.set()
+            await (crew._stop.wait() if endless else turns())
+            return Exit.DONE
+        crew._reached.set()
+        await both.wait()
+        return Exit.FAILURE
+
+    monkeypatch.setattr(crew, "_run_one", run_one)
+    assert await crew.run() == Exit.FAILURE
+    assert crew._stop.is_set() == endless

@@ -55,7 +55,7 @@ def to_http(
         check_shares(http, config, stop)
         worker = Worker.find()
         if not worker:
-            run_loop(run_workers(http.workers, metrics))
+            run_loop(run_workers(http.workers, metrics, endless=stop.is_endless))
             return
         http = http.with_values(
             concurrency=worker.share(http.concurrency), rate=http.rate / worker.count
