@@ -19,6 +19,7 @@ from nsqtools.engine.lookup import Backlog
 from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
+from nsqtools.names import is_ephemeral
 from nsqtools.redrive.letterfile import LetterFile
 from nsqtools.redrive.publishedlines import PublishedLines, covers
 from nsqtools.redrive.redriver import Choice, Redriver
@@ -347,10 +348,13 @@ class Republications:
     async def search(self, snapshot: Snapshot, source: str, origins: Sequence[str]) -> OriginSearch:
         """Return a search for originals in ``source``, which is topic/channel.
 
-        Raises ConfigError if none of their nsqds has the channel, or it has too many messages, and
-        UnreachableError if that is unknown.
+        Raises ConfigError if the channel is ephemeral, none of their nsqds has it, or it has too
+        many messages, and UnreachableError if that is unknown.
         """
         topic, _, channel = source.partition("/")
+        if is_ephemeral(channel):
+            text = "nsqd would delete an ephemeral channel at the end of a search"
+            raise ConfigError(f"{source}: {text}")
         names = {each.rpartition(" ")[0] for each in origins}
         nsqds = [each for each in snapshot.having(topic, channel) if str(each) in names]
         if not nsqds:

@@ -21,7 +21,7 @@ from nsqtools.config.connection import ConsumerConfig
 from nsqtools.config.consuming import StopOptions
 from nsqtools.engine.runner import Runner
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.names import check_name
+from nsqtools.names import check_name, is_ephemeral
 from nsqtools.records.bodies.expressions import fulfilling
 from nsqtools.records.readable import ReadableBody, readable
 from nsqtools.redrive.publishedlines import covers
@@ -126,6 +126,9 @@ async def sample(site: Site, request: Request, form: SentForm) -> Response:
     if channel and refusal:
         text = f"looking at a channel costs each message an attempt; {refusal}"
         raise HTTPException(403, text)
+    if is_ephemeral(channel):
+        text = f"nsqd would delete {channel} at the end of a look, with its messages"
+        raise HTTPException(409, f"{text}: an ephemeral channel needs a consumer")
     if site.worn.get(target) and not form["worn"]:
         text = f"nothing was done: messages of {target} have {site.worn[target]} attempts"
         raise HTTPException(409, f"{text}: go back, and say that another one is right")

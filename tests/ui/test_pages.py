@@ -246,6 +246,10 @@ def test_a_look_ends_at_a_message_near_the_limit_of_attempts_unless_it_is_allowe
         assert looked(visited) == (200, "1 message received", 10 + restart)
         assert looked(visited) == (409, "", 10 + restart)
         assert "with 4 attempts" in visited.get(path).text
+    nsqd.create(topic, "e#ephemeral")
+    eventually(lambda: _with(visited.get(f"/topic/{topic}").text, "e#ephemeral"))
+    assert visited.post(f"/messages/{topic}/e%23ephemeral", {"count": "3"}).status == 409
+    assert nsqd.channel(topic, "e#ephemeral")["depth"] == 0  # and it is still there
     endless = "range(1e18) | select(. < 0)"
     assert looked(visited, worn="yes", jq=endless) == (200, "3 messages received", 14)
     assert 'name="worn"' in visited.get(path).text

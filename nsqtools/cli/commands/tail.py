@@ -7,6 +7,7 @@ import click
 from nsqtools.cli.options import Command, options
 from nsqtools.config.connection import BatchConsumerConfig
 from nsqtools.config.consuming import MetricsOptions, StopOptions, TailOptions, TailSourceOptions
+from nsqtools.names import is_ephemeral
 
 _PEEK_IDLE = 2.0
 
@@ -68,6 +69,7 @@ def _check_peek(source: TailSourceOptions, stop: StopOptions, config: BatchConsu
     count, limit = stop.count, config.max_in_flight
     for wrong, text in (
         (len(set(source.topic)) > 1, "takes one --topic"),
+        (is_ephemeral(source.channel), "nsqd would delete an ephemeral channel when tail ends"),
         (not count, "needs -n, the number of messages to hold"),
         (count > limit, f"-n {count} is over --max-in-flight {limit}, the most that it may hold"),
         (stop.until_empty, "cannot be used with --until-empty: the channel keeps its messages"),

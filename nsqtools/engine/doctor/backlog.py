@@ -87,7 +87,7 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
         waiting = ", ".join(f"{depth} in channel {each}" for each, depth in sorted(others.items()))
         text = f"channel {name} is empty, but other channels of the topic are not: {waiting}"
         deepest = max(others, key=lambda each: others[each])
-        fix = f"they are for the consumers of that channel; to look at them: {facts.look(deepest)}"
+        fix = f"they are for the consumers of that channel{_look(facts, deepest)}"
         yield fault("NSQ038", text, fix, topic=facts.topic, channel=name)
 
 
@@ -108,8 +108,8 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
             names = _names([nsqd for nsqd, _ in left])
             text += f", but none on {names} with {_messages(_sum(left, *_HELD))}"
         fix = (
-            "start its consumer, unless it runs from time to time, as from cron; to look at the "
-            f"messages: {facts.look(name)}; a channel that nobody needs can be deleted"
+            "start its consumer, unless it runs from time to time, as from cron"
+            f"{_look(facts, name)}; a channel that nobody needs can be deleted"
         )
         return fault("NSQ036", text, fix, **about)
     if name == facts.channel and deferred and not depth and not in_flight:
@@ -117,6 +117,11 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
         fix = f"wait, or see which consumer requeues messages: {facts.watch_consumers()}"
         return fault("NSQ039", text, fix, **about)
     return passed("channel", text)
+
+
+def _look(facts: Facts, channel: str) -> str:
+    """Return the advice to look at messages; after a look, nsqd deletes an ephemeral channel."""
+    return "" if is_ephemeral(channel) else f"; to look at the messages: {facts.look(channel)}"
 
 
 def _is_left(channel: ChannelStats) -> bool:

@@ -22,7 +22,7 @@ from nsqtools.config.files import ArchiveOptions, ArchiveSourceOptions
 from nsqtools.config.units import counted, format_duration
 from nsqtools.engine.changes import Target, loss
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
-from nsqtools.names import NSQD_HTTP_PORT, Address
+from nsqtools.names import NSQD_HTTP_PORT, Address, is_ephemeral
 from nsqtools.net.http.api import parse_url
 from nsqtools.policy.trim import Marks, Trim
 from nsqtools.sinks.files.disk import make_writable_directory, named_option
@@ -53,12 +53,16 @@ def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) 
 
     Raises Ended with PARTIAL if some servers do not answer, if too many younger messages came in a
     row, or if messages did not come although nobody else consumes the channel. Raises ConfigError
-    for --sample-rate, or if the loss of messages must be confirmed without a terminal. Raises
-    UnreachableError if no server answers, and NSQError if no server has the channel, if it is
-    paused, or if the clock of one of its nsqds is unknown.
+    for an ephemeral channel, for --sample-rate, or if the loss of messages must be confirmed
+    without a terminal. Raises UnreachableError if no server answers, and NSQError if no server has
+    the channel, if it is paused, or if the clock of one of its nsqds is unknown.
     """
     target = Target(topic, channel)
     request = ChangeRequest("channel", "trim", target, options, "" if options.archive else "trim")
+    if is_ephemeral(channel):
+        raise ConfigError(
+            f"{target}: nsqd would delete an ephemeral channel, with all messages, when trim ends"
+        )
     if config.sample_rate:
         raise ConfigError("--sample-rate would make nsqd drop messages of the channel")
     found, now = request.survey(), time.monotonic()
