@@ -18,6 +18,7 @@ import pytest
 
 from nsqtools.sinks.files.workfile import WorkFile
 from nsqtools.sinks.relay.work import Work
+from tests.simulation.consumers import FileLife
 from tests.simulation.inhabitants import live
 from tests.simulation.plans import KINDS, plan_of
 from tests.simulation.world import ViolationError
@@ -174,6 +175,17 @@ def test_a_mistake_is_noticed(
     mistake(monkeypatch)
     with pytest.raises(ViolationError, match="came again"):
         live(plan_of(seed, kind), memory_path)
+
+
+@pytest.mark.parametrize("seed", [7, 14])
+def test_no_clock_that_jumps_makes_a_file_old(
+    seed: int, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--max-age`` no life is long enough to delete what it completed."""
+    argv = FileLife.argv
+    more = ["--max-age", "3h", "--keep", "1000"]
+    monkeypatch.setattr(FileLife, "argv", lambda life, number: [*argv(life, number), *more])
+    live(plan_of(seed, "to-file"), memory_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -185,7 +185,6 @@ class World:
         replace(time, "time_ns", lambda: self.clocks.ns(self._here()))
         replace(time, "clock_gettime_ns", lambda _: self.clocks.uptime_ns(self._here()))
         replace(ages, "boot", lambda: self.clocks.boot(self._here()))
-        replace(time, "clock_gettime_ns", lambda _: int(loop.time() * 1e9))
         for module in (time, api, cluster, repeats):
             replace(module, "monotonic", loop.time)
         replace(time, "sleep", lambda seconds: baton.wait(lambda: False, seconds))
