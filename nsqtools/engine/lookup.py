@@ -262,6 +262,8 @@ class Backlog:
         self.warning = ""
         self.clocks: dict[Address, ServerClock] = {}
         """The clocks of the nsqds that have told them, by the nsqds' addresses for consumers."""
+        self.holding: dict[Address, int] = {}
+        """The messages of the channel by nsqd, as of the last answers, for the same addresses."""
         self._told: dict[str, ServerClock] = {}  # by URL
         self._nsqds = {
             Address(host, port): str(Address(host, port + 1)) for host, port in subscription.nsqds
@@ -270,8 +272,12 @@ class Backlog:
     async def left(self) -> Left:
         """Return the channel's messages on all nsqds, and the servers without a usable answer."""
         found, unknown = await self._stats()
-        parts = [self._left(url, topics) for url, topics in found.items()]
-        return sum(parts, Left(unknown=unknown))
+        parts = {url: self._left(url, topics) for url, topics in found.items()}
+        if not self._urls:  # whose URL a given one is, nobody says
+            for tcp, url in self._nsqds.items():
+                if part := parts.get(url):
+                    self.holding[tcp] = part.messages
+        return sum(parts.values(), Left(unknown=unknown))
 
     async def exists(self) -> bool:
         """Look, before SUB creates the topic, whether an nsqd has it; true if unknown.

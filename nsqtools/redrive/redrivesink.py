@@ -47,6 +47,10 @@ class ChannelDepth(Protocol):
     def clocks(self) -> Mapping[Address, ServerClock]:
         """The clock of each nsqd, as of its last answer that has told it."""
 
+    @property
+    def holding(self) -> Mapping[Address, int]:
+        """The number of messages on each nsqd, as of its last answer; without unknown nsqds."""
+
     async def left(self) -> Left:
         """Return the messages in the channel, and the servers without a usable answer."""
 
@@ -147,6 +151,7 @@ class RedriveSink(HoldingHandler):
         It was set back after they were published, so whether they are older is unknown."""
         self._undated: set[Address] = set()  # nsqds with messages, whose clocks are not known
         self._arrived = self._older_arrived = 0.0
+        self._heard: dict[Address, float] = {}  # when messages came from an nsqd
         self._in_hand = 0  # batches being judged, and lots being published
 
     @property
@@ -195,7 +200,7 @@ class RedriveSink(HoldingHandler):
         ]
         wanted = {each.message for each in chosen}
         self._keep(batch, [each for each in batch.unsettled() if each not in wanted])
-        self._arrived = self._loop.time()
+        self._arrived = self._heard[source] = self._loop.time()
         if fresh:
             self._older_arrived = self._arrived
         self._waiting |= {(source, each.message.id): each for each in chosen}
@@ -326,6 +331,7 @@ class RedriveSink(HoldingHandler):
             if not left.unknown:
                 answered = self._loop.time()
                 is_overdue = self._arrived > self._older_arrived + _OVERDUE
+                is_overdue = is_overdue and not self._awaits_nsqd()
                 if checks == 2 or is_overdue:
                     self._end(is_complete=True)
                     return
@@ -334,6 +340,17 @@ class RedriveSink(HoldingHandler):
             elif self._loop.time() > answered + _SILENCE:
                 servers = "; ".join(left.unknown)
                 raise NSQError(f"unknown whether all messages have come: {servers}")
+
+    def _awaits_nsqd(self) -> bool:
+        """Whether an nsqd with messages that have not come has sent none for long.
+
+        It may be unreachable, while the others send newer messages.
+        """
+        since = self._loop.time() - _OVERDUE
+        return any(
+            count > len(self._staying[nsqd]) and self._heard.get(nsqd, 0.0) < since
+            for nsqd, count in self._depth.holding.items()
+        )
 
     def _fall_quiet(self) -> None:
         """Make room for messages that do not come."""

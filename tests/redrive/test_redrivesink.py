@@ -32,6 +32,7 @@ class Channel:
         self.answers.set()
         self.now = Left()
         self.clocks = {batch(b"").source: ServerClock(START, START)}
+        self.holding: dict[Address, int] = {}
 
     async def left(self) -> Left:
         return self.now
@@ -348,3 +349,20 @@ async def test_a_message_from_the_future_stays_and_is_told() -> None:
         await sink.ended
     assert {identity for _, identity in sink.misdated} == {future.id}
     assert channel.got == []
+
+
+@virtual
+async def test_a_silent_nsqd_is_waited_for_while_others_send_newer_messages() -> None:
+    channel = Channel()
+    channel.now = Left(waiting=2, in_flight=1)
+    away = Address("127.0.0.2", 4150)
+    channel.holding = {away: 1}
+    async with redriving(channel) as sink:
+        newer = message(b"2", timestamp=START + 5 * SECOND)
+        for _ in range(200):
+            await sink.handle(batch(newer, settled=channel.settled))
+            await elapse(1)
+        assert not sink.ended.done()
+        channel.holding[away] = 0
+        await sink.handle(batch(newer, settled=channel.settled))
+        await sink.ended

@@ -113,9 +113,7 @@ class RelayLife(Life):
         ]
 
     def arrived(self) -> Iterable[bytes]:
-        return [
-            message.body for message in self.goal.nsqd.broker.topics["copy"].channels["all"].waiting
-        ]
+        return [body for _, body in self.goal.received.get("copy", ())]
 
     @property
     def unanswered(self) -> int:
@@ -127,7 +125,7 @@ class RelayLife(Life):
         return self.hang(self.goal)
 
     def fault_destination_restarts(self, fault: Fault) -> Any:
-        return self.restart(self.goal)
+        return self.restart(self.goal, fault)
 
 
 class CrowdLife(RelayLife, HttpLife, TailLife):
@@ -181,7 +179,7 @@ class CrowdLife(RelayLife, HttpLife, TailLife):
 
     def _check_trimmed(self, bodies: set[bytes], until: float) -> None:
         """What is younger stays, whatever the clocks show, unless that of an nsqd has jumped."""
-        born = {body: at for server in self.servers for body, at in server.born.items()}
+        born = {body: at for server in self.servers for at, body in server.received[TOPIC]}
         young = [body for body in bodies if born[body] > until]
         if young and not any(fault.kind == "clock" for fault in self.plan.faults):
             self.world.violated(f"trim: {len(young)} messages are younger than the limit")

@@ -79,7 +79,7 @@ class UntilEmptyLife(EndingLife):
 
     async def fault_server_dies(self, fault: Fault) -> None:
         server: Server = self.pick(fault, self.servers)
-        if (start := self.restart(server)) is not None:
+        if (start := self.restart(server, fault)) is not None:
             await asyncio.sleep(60 + fault.lasts)
             await start()
 

@@ -225,8 +225,7 @@ class PubLife(Life):
     def _check(self, mode: str, bodies: list[bytes]) -> None:
         """All are there; again only once for each fault."""
         held = [
-            Counter(message.body for message in server.messages(TOPIC, CHANNEL))
-            for server in self.servers
+            Counter(body for _, body in server.received.get(TOPIC, ())) for server in self.servers
         ]
         wanted = len(held) if mode == "all" else 1
         for body in bodies:

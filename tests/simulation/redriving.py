@@ -293,14 +293,12 @@ class RedriveLife(Life, ABC):
         """What has come to the topics of the letters, with the virtual times, in order."""
         found = []
         for topic in (TOPIC, _OTHER):
-            for server, message in (
-                (s, m) for s in self.servers for m in s.messages(topic, CHANNEL)
-            ):
-                letter = self.letters.get(message.body)
+            for at, body in (each for s in self.servers for each in s.received.get(topic, ())):
+                letter = self.letters.get(body)
                 if letter and letter.topic == topic:
-                    found.append((server.came(message), letter))
+                    found.append((at, letter))
                 else:
-                    self.world.violated(f"topic {topic}: nobody wanted {message.body[:20]!r}")
+                    self.world.violated(f"topic {topic}: nobody wanted {body[:20]!r}")
         return sorted(found, key=lambda each: (each[0], each[1].number))
 
     def compare(self) -> None:
@@ -361,6 +359,7 @@ class TopicRedriveLife(RedriveLife):
     def check_source(self, arrived: set[bytes]) -> None:
         left = {m.body for server in self.servers for m in server.messages(_DEAD, _SOURCE)}
         left |= {body for server in self.servers for body in server.to_come(_DEAD)}
+        left |= self.forgotten(_DEAD, _SOURCE)
         if lost := self.letters.keys() - left - arrived - self._taken():
             self.world.violated(f"{len(lost)} letters lost, such as {min(lost)[:20]!r}")
 
@@ -373,7 +372,8 @@ class TopicRedriveLife(RedriveLife):
                 self.world.violated(f"newer than the run, and published: {letter.body[:20]!r}")
 
     def _check_complete(self, command: Command, there: set[bytes], arrived: set[bytes]) -> None:
-        super()._check_complete(command, there, arrived | self._taken())
+        gone = self._taken() | self.forgotten(_DEAD, _SOURCE)
+        super()._check_complete(command, there, arrived | gone)
 
     async def fault_other_consumer(self, fault: Fault) -> None:
         argv = ["tail", "--topic", _DEAD, "--channel", _SOURCE, *self.where, "-n", "30"]

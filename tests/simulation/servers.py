@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config.sandbox import NsqdOptions
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd, nsqd_stats
 from nsqtools.sandbox.nsqd import channel as channels
-from nsqtools.sandbox.nsqd.broker import Broker
+from nsqtools.sandbox.nsqd.broker import Topic
 from tests.support.processes import Process
 
 if TYPE_CHECKING:
@@ -24,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """An nsqd that keeps its messages when it is restarted, as one that is stopped does."""
+    """An nsqd that keeps its messages when it is stopped, and forgets some when it is killed.
+
+    Those are what is in flight or deferred, and of each queue up to ``memory`` that wait.
+    """
 
     def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
         self.world = world
@@ -44,10 +45,13 @@ class Server:
         """Bodies that were finished, by topic and channel."""
         self.lapses: dict[tuple[str, str], Counter[bytes]] = {}
         """How many deliveries of each body have ended without FIN or REQ, likewise."""
-        self.born: dict[bytes, float] = {}
-        """When bodies were published, in virtual seconds."""
-        self._taken: list[tuple[int, float]] = []
-        """The first id of each publish, and when it came."""
+        self.memory: int = world.random(f"{name} memory").choice((0, 5, 50, 10_000))
+        """Its -mem-queue-size."""
+        self.received: dict[str, list[tuple[float, bytes]]] = {}
+        """All that was published, by topic, with the virtual times."""
+        self.forgotten: dict[tuple[str, str], set[bytes]] = {}
+        """Bodies that it had in memory only when it was killed, by topic and channel."""
+        self._is_killed = False
         self._lives = 0
         self._to_come: list[tuple[str, Sequence[bytes]]] = []
 
@@ -75,6 +79,8 @@ class Server:
         await self.nsqd.start(self.name, 4150, 4151, lookupd_tcp_addresses=self.lookupds)
 
     def _take_over(self, before: Nsqd) -> None:
+        """Take the messages of the last run: of a killed one, those that were on disk."""
+
         def move() -> None:
             self.nsqd.broker._next_id = before.broker._next_id  # whatever its clock shows
             for name, topic in before.broker.topics.items():
@@ -83,19 +89,43 @@ class Server:
                 new = self.nsqd.broker.topic(name)
                 for channel_name, channel in topic.channels.items():
                     if not channel.ephemeral:
-                        self.lapsed(channel, channel.in_flight.values())
-                        kept = map(_copy, _messages_of(channel))
-                        new.channel(channel_name).waiting.extend(kept)
+                        kept = self._kept((name, channel_name), channel.waiting, _away(channel))
+                        if not self._is_killed:
+                            self.lapsed(channel, channel.in_flight.values())
+                        new.channel(channel_name).waiting.extend(map(_copy, kept))
                         new.channel(channel_name).changed()
-                new.waiting.extend(map(_copy, topic.waiting))
+                new.waiting.extend(map(_copy, self._kept((name, ""), topic.waiting)))
                 new.changed()
 
         self.process.context.copy().run(move)
 
-    def kill(self) -> None:
-        """End it; the next start has its messages."""
-        self._ended = self.world.now
+    def _kept(
+        self,
+        queue: tuple[str, str],
+        waiting: Sequence[channels.QueuedMessage],
+        away: Sequence[channels.QueuedMessage] = (),
+    ) -> Sequence[channels.QueuedMessage]:
+        """What is left of those that waited and those in flight or deferred."""
+        if not self._is_killed:
+            return [*waiting, *away]
+        numbers = range(len(waiting))
+        rng = self.world.random(f"{self.name} {self._lives} forgets {queue}")
+        lost = set(rng.sample(numbers, min(self.memory, len(waiting))))
+        gone = [*away, *(waiting[at] for at in lost)]
+        if gone:
+            self.world.log(f"{self.name}: has forgotten {len(gone)} messages of {queue}")
+        self.forgotten.setdefault(queue, set()).update(message.body for message in gone)
+        return [waiting[at] for at in numbers if at not in lost]
+
+    def stop(self) -> None:
+        """SIGTERM; the next start has its messages."""
+        self._ended, self._is_killed = self.world.now, False
         self.world.kill(self.process)
+
+    def kill(self) -> None:
+        """kill -9; the next start has what was on disk."""
+        self.stop()
+        self._is_killed = True
 
     def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
         """Publish messages, as soon as it is there."""
@@ -107,7 +137,6 @@ class Server:
         if self.process.alive and not self.process.stopped:
             come, self._to_come = self._to_come, []
             for topic, bodies in come:
-                self.born.update(dict.fromkeys(bodies, self.world.now))
                 self.process.context.copy().run(self.nsqd.publish, topic, bodies)
 
     def make(self, topic: str, channel: str) -> None:
@@ -131,15 +160,6 @@ class Server:
         """What is published as soon as it is there."""
         return [body for name, bodies in self._to_come if name == topic for body in bodies]
 
-    def taken(self, first: int) -> None:
-        """Note a publish."""
-        self._taken.append((first, self.world.now))
-
-    def came(self, message: channels.QueuedMessage) -> float:
-        """The virtual time when a message was published, whatever the clock of this nsqd shows."""
-        at = bisect_right(self._taken, (int(message.id, 16), inf))
-        return self._taken[at - 1][1]
-
     def next_lie(self) -> dict[str, int]:
         """What it says of a channel instead of the truth; never twice in a row."""
         self._has_lied = bool(self.lie) and not self._has_lied
@@ -157,8 +177,12 @@ class Server:
 
 
 def _messages_of(channel: channels.Channel) -> list[channels.QueuedMessage]:
-    deferred = [message for _, _, message in channel._deferred]
-    return [*channel.waiting, *channel.in_flight.values(), *deferred]
+    return [*channel.waiting, *_away(channel)]
+
+
+def _away(channel: channels.Channel) -> list[channels.QueuedMessage]:
+    """Those in flight, and those deferred."""
+    return [*channel.in_flight.values(), *(message for _, _, message in channel._deferred)]
 
 
 def _copy(message: channels.QueuedMessage) -> channels.QueuedMessage:
@@ -204,14 +228,15 @@ def watch_channels(world: World, patch: pytest.MonkeyPatch) -> None:
             world.server_of(of).lapsed(of, late)
         expire(of, now)
 
-    take_ids = Broker.take_ids
+    put = Topic.put
 
-    def taken(broker: Any, number: int) -> tuple[int, int]:
-        first, stamp = take_ids(broker, number)
-        next(s for s in world.servers.values() if s.nsqd.broker is broker).taken(first)
-        return first, stamp
+    def published(of: Any, bodies: Sequence[bytes], now: float, defer: float) -> None:
+        world.server_of(of).received.setdefault(of.name, []).extend(
+            (world.now, body) for body in bodies
+        )
+        put(of, bodies, now, defer)
 
-    patch.setattr(Broker, "take_ids", taken)
+    patch.setattr(Topic, "put", published)
     patch.setattr(channels.Channel, "finish", finished)
     patch.setattr(channels.Channel, "expire", expired)
     honest = nsqd_stats._channel_stats

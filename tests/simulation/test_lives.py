@@ -1,7 +1,8 @@
 """Lives of whole commands in a simulated world; each seed is another one.
 
 ``pytest tests/simulation --seed N -s -n 0`` prints the lives of a seed event by event, one of each
-kind; ``--lives 1000`` lives so many of each kind;
+kind; ``--lives 1000`` lives so many new ones of each kind, which ``--seed``, as it has printed,
+repeats;
 ``python -m tests.simulation.shrink KIND N`` leaves out the faults that a failure does not need.
 """
 
@@ -58,6 +59,7 @@ REGRESSIONS = (
     ("count", 252, "the same, and it was given up as silent before the end"),
     ("pub", 25, "an nsqd that hung kept pub from the healthy one for 20 s"),
     ("redrive", 135, "exit 0 after one wrong number of messages"),
+    ("redrive", 6016, "exit 0 although an nsqd that it could not reach had letters"),
     ("redrive-dir", 874, "lines of a killed writer were published, and gone with the power"),
     ("redrive-dir", 48295, "the same, and others in their place were never published"),
     ("library", 0, "a Consumer never opened its handler"),
@@ -107,15 +109,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     lives = metafunc.config.option.lives
     more = pytest.mark.full("more lives")
-    if _is_chosen(metafunc.config):
-        given = [pytest.param(kind, metafunc.config.option.seed) for kind in KINDS]
+    if lives or _is_chosen(metafunc.config):
+        first = metafunc.config.option.seed
+        given = [
+            pytest.param(kind, seed)
+            for kind in KINDS
+            for seed in range(first, first + (lives or 1))
+        ]
     else:
         given = [
-            pytest.param(
-                kind, seed, marks=[more] if seed >= (lives or FEWER.get(kind, PLAIN)) else []
-            )
+            pytest.param(kind, seed, marks=[more] if seed >= FEWER.get(kind, PLAIN) else [])
             for kind in KINDS
-            for seed in range(lives or PLAIN + MORE)
+            for seed in range(PLAIN + MORE)
         ]
         given += [
             pytest.param(kind, seed, id=f"{kind}-{seed}-again")
@@ -147,7 +152,8 @@ def test_whatever_happens_the_invariants_hold(
     kind: str, seed: int, memory_path: Path, request: pytest.FixtureRequest
 ) -> None:
     _needs_packages(kind)
-    live(plan_of(seed, kind), memory_path, talk=_is_chosen(request.config))
+    talk = _is_chosen(request.config) and not request.config.option.lives
+    live(plan_of(seed, kind), memory_path, talk=talk)
 
 
 @pytest.mark.parametrize("days", [-40.0, 40.0])

@@ -86,7 +86,8 @@ class Disk:
         Its files stay open until the life is over, so that no number of theirs is used twice.
         """
         for fd in self._open_files(lambda owner: owner is process):
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):  # a file object was collected meanwhile
+                fcntl.flock(fd, fcntl.LOCK_UN)
 
     def files_of(self, process: Process) -> list[str]:
         """The paths of the files that a process has not closed."""
