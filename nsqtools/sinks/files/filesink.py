@@ -40,7 +40,7 @@ _NSQDS = 2
 """How many nsqds a topic is expected to have, if nsqlookupd knows them."""
 _FILES_OF_A_TOPIC = 2
 """Its lock, and the file under way."""
-_OTHER_FILES = 64
+_OTHER_FILES = 32
 """Open for short times in threads, for nsqlookupds, uploads, commands and metrics."""
 _REST = 3600.0
 """Maximum seconds an idle topic waits before reading the clock again, in case it was set."""

@@ -300,7 +300,7 @@ class TestFailing:
 async def test_topics_beyond_the_limit_of_open_files_wait_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = [64 + 2 * 4]
+    limit = [32 + 2 * 4]
     monkeypatch.setattr(filesink, "getrlimit", lambda _: (limit[0], limit[0]))
     topics = ("a", "b")
     async with sinking(tmp_path, topics=topics, filename_format="<TOPIC><REV>.log") as running:
