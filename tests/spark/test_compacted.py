@@ -219,10 +219,10 @@ def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
     os.mkfifo(inputs["replaced.log"].path)
     unlink = os.unlink
 
-    def refused(path: str) -> None:
+    def refused(path: str, **options: int) -> None:
         if path == inputs["stuck.log"].path:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        unlink(path)
+        unlink(path, **options)
 
     monkeypatch.setattr(os, "unlink", refused)
     with open(inputs["held.log"].path) as held:

@@ -168,7 +168,7 @@ class _Clients:
             text = text.replace(found, f"${body}")
         for name, port in (("TCP", self._server.tcp.port), ("HTTP", self._server.http.port)):
             text = text.replace(f'_port":{port}', f'_port":{name}')
-        text = text.replace(f'"{socket.gethostname()}"', '"HOST"')
+        text = text.replace(f'"hostname":"{socket.gethostname()}"', '"hostname":"HOST"')
         text = re.sub(r'(?<="topics":\[)"[^]]*"', _in_order, text)
         text = re.sub(rf'("(?:{TIMES})":)-?\d+', r"\1N", text)
         return re.sub(r"^(nsqd v1.3.0|start_time|uptime) .*", r"\1 ...", text)
