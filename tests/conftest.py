@@ -43,7 +43,6 @@ from tests.support.tls import Certificates, make_certificates
 from tests.support.webserver import Request, WebServer
 
 IN_SPARK = "tests/spark/in_session/"
-ON_SPARK = (IN_SPARK, "tests/spark/test_cluster.py", "tests/live/test_pipeline")
 CONFORMANCE = "tests/conformance/"
 SLOW = (
     *(IN_SPARK, "tests/live/test_pipeline", "tests/proto/test_fuzz", "tests/test_guides.py"),
@@ -145,10 +144,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marker and not config.option.full:
             left_out[f"only with --full: {marker.args[0]}"] += 1
             others.append(item)
-        elif config.option.date and (
-            item.nodeid.startswith(ON_SPARK) or "minio" in getattr(item, "fixturenames", ())
-        ):
-            left_out["without --date only: Spark and MinIO have this host's clock"] += 1
+        elif config.option.date and "minio" in getattr(item, "fixturenames", ()):
+            left_out["only without --date: MinIO has this host's clock"] += 1
             others.append(item)
         elif not (only := _wants_nsqd(item)):
             kept.append(item)

@@ -34,7 +34,7 @@ PLAIN = 8
 """Lives of each kind in a plain run."""
 FEWER = {"redrive": 4, "redrive-dir": 6}
 """Those of kinds whose lives are long."""
-MORE = 48
+MORE = 24
 HEALTHY = (
     *(("tail", seed) for seed in (18, 24, 25)),
     *(("relay", seed) for seed in (13, 52)),

@@ -1,5 +1,6 @@
 """The source in Spark itself, with a real nsqd."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ def drain(
     """Read all that is there now in micro-batches, of which one fails, unless it is -1."""
 
     def keep(frame: DataFrame, number: int) -> None:
-        age = "current_timestamp() - timestamp AS age"
+        age = f"timestamp_micros({time.time_ns() // 1000}) - timestamp AS age"
         gap = "abs(unix_micros(timestamp) - timestamp_ns div 1000) AS gap"
         batches.append(frame.selectExpr("*", age, gap).collect())
         if number == fails:

@@ -1,6 +1,6 @@
 """Another wall clock and host name, in every Python that has this folder on its path.
 
-``--date`` of the tests is for what runs in Python; NSQ's servers, Spark and MinIO have the host's
+``--date`` of the tests is for what runs in Python; NSQ's servers, Java and MinIO have the host's
 clock all the same.
 """
 
