@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.mounted import LocalStore
 from nsqtools.stores.objectstore import ObjectStore
 from tests.support.eventually import eventually
-from tests.support.faults import broken
+from tests.support.faults import broken, misreported
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def test_of_eight_who_create_a_file_one_does(store: Store, size: int) -> None:
 
 
 def test_a_repeated_request_whose_response_was_lost_is_no_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str
+    tmp_path: Path, bucket: str
 ) -> None:
     handler = HdfsLike()
     handler.loses_responses = True
@@ -129,14 +130,29 @@ def test_a_repeated_request_whose_response_was_lost_is_no_refusal(
     cloud.put("a", b"one")
     assert cloud.put_if_absent("a", b"one")
 
-    def link(source: str, target: str) -> None:
-        linked(source, target)
-        raise FileExistsError(errno.EEXIST, "File exists", target)
+
+def test_a_call_that_is_done_but_reports_an_error_is_no_refusal_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(str(tmp_path))
+    for at in itertools.count():
+        path = f"{at}/a"
+        with misreported(at) as told, suppress(OSError):
+            assert store.put_if_absent(path, b"one")
+        assert store.list(str(at)) in ([], ["a"])
+        if not told:
+            break
+        store.put_if_absent(path, b"one")
+        assert store.get(path) == b"one"
+        assert not store.put_if_absent(path, b"two")
+
+    def link(*names: Any, **folders: Any) -> None:  # as NFS repeats a request
+        linked(*names, **folders)
+        linked(*names, **folders)
 
     linked = os.link
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", link)
-        assert LocalStore(str(tmp_path)).put_if_absent("a", b"one")
+    monkeypatch.setattr(os, "link", link)
+    assert store.put_if_absent("a", b"one")
 
 
 def test_a_file_is_replaced_as_a_whole_and_read_in_parts(store: Store) -> None:
