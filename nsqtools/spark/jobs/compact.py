@@ -167,7 +167,7 @@ class _Compaction:
 
     def run(self) -> Compacted:
         chosen = self.settings
-        limit = wall_ns() - round(chosen.older_than * 1e9) if chosen.older_than else inf
+        limit = self.limit()
         listed = list_files(chosen.inputs, exclude=[self.output.place])
         found = [
             each
@@ -183,6 +183,18 @@ class _Compaction:
             deleted, kept = self.output.delete(found, partial(self.report, "deleting"))
             done = replace(done, deleted=deleted, kept=kept)
         return replace(done, known=len(known))
+
+    def limit(self) -> float:
+        """Return the time of the last change, in ns, after which a file is left for another run.
+
+        One of the clocks of this host and of the store may be ahead.
+        """
+        if not self.settings.older_than:
+            return inf
+        now = wall_ns()
+        if not self.settings.dry_run:
+            now = min(now, self.output.now())
+        return now - round(self.settings.older_than * 1e9)
 
     def _merge(self, new: Sequence[Input], forgotten: Sequence[str]) -> Compacted:
         output, file_size = self.output, self.settings.file_size

@@ -42,6 +42,7 @@ from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark.jobs.versions import Shares, Versions
 from nsqtools.spark.lake.inputs import check_same, remove
 from nsqtools.stores import in_threads, open_store
+from nsqtools.stores.interface import UNNAMED
 from nsqtools.stores.pinned import sync_directory
 from nsqtools.stores.places import OURS, below, local
 
@@ -142,6 +143,15 @@ class CompactOutput:
         if self._todo:
             self._do(**self._todo)
         self._sweep()
+
+    def now(self) -> int:
+        """Return the time in ns by the clock that dates the files of the store."""
+        path = f"{UNNAMED}now-{uuid4().hex}"
+        self._store.put_if_absent(path, b"1")
+        try:
+            return self._store.stat(path).mtime_ns
+        finally:
+            self._store.delete(path)
 
     def begin(self, days: Iterable[str]) -> str:
         """Return the name of a new run, which writes files of these days."""

@@ -1,12 +1,14 @@
 """What a run of ``compact`` makes of facts about its inputs, without Spark."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.spark.jobs.compact import slices
+from nsqtools.spark.jobs.compact import CompactSettings, _Compaction, slices
 from nsqtools.spark.jobs.compacted import ALL, CompactOutput, FileFacts, HourFile, Known
 from nsqtools.spark.lake.inputs import Input
 
@@ -32,6 +34,24 @@ def test_tasks_are_of_equal_size_and_hours_of_few_files(minutes: dict[int, int],
     assert sum(map(len, hours.values())) <= files
     assert files <= sum(minutes.values()) / size + len(hours)
     assert tasks <= 2 * (sum(minutes.values()) / size + 1)
+
+
+@pytest.mark.parametrize("ahead", [0, 366 * 86_400 * 10**9])
+def test_a_file_is_old_only_by_the_clock_of_its_store_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    now = time.time_ns()
+    monkeypatch.setattr("nsqtools.spark.jobs.compact.wall_ns", lambda: now + ahead)
+    settings = CompactSettings(inputs=(), output=str(tmp_path), older_than=60.0)
+    output: Any = CompactOutput(str(tmp_path))
+    nothing: Any = None
+    run = _Compaction(nothing, settings, nothing, nothing, output)
+    assert run.limit() <= time.time_ns() - 60 * 10**9
+    assert list(tmp_path.iterdir()) == []
+    for years in (-1, 1):
+        theirs = now + years * 366 * 86_400 * 10**9
+        monkeypatch.setattr(output, "now", lambda theirs=theirs: theirs)
+        assert run.limit() == min(now + ahead, theirs) - 60 * 10**9
 
 
 @pytest.mark.parametrize(
