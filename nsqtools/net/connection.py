@@ -24,7 +24,7 @@ from nsqtools.errors import (
     UnreachableError,
 )
 from nsqtools.names import Address
-from nsqtools.net.hosts import addresses_of
+from nsqtools.net.hosts import first_dialled
 from nsqtools.net.identity import identify_body
 from nsqtools.net.tls import (
     client_context,
@@ -428,17 +428,14 @@ class Connection(asyncio.BufferedProtocol):
         local = Address.parse(self._config.local_addr, 0) if self._config.local_addr else None
         try:
             async with asyncio.timeout(self._config.dial_timeout):
-                *others, last = await addresses_of(self.address.host)
-                for host in others:
-                    with contextlib.suppress(OSError):
-                        return await self._connect(host, local)
-                await self._connect(last, local)
+                await first_dialled(
+                    self.address.host,
+                    lambda host: self._loop.create_connection(
+                        lambda: self, host, self.address.port, local_addr=local
+                    ),
+                )
         except TimeoutError as error:
             raise UnreachableError("connection timed out", self.address, reason="dial") from error
-
-    async def _connect(self, host: str, local: Address | None) -> None:
-        port = self.address.port
-        await self._loop.create_connection(lambda: self, host, port, local_addr=local)
 
     async def _start_tls(self) -> None:
         assert self._transport is not None

@@ -17,12 +17,14 @@ from collections import defaultdict
 from contextlib import suppress
 from ipaddress import ip_address
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     Waiter = asyncio.Future[Sequence[str]]
+
+T = TypeVar("T")
 
 _lock = threading.Lock()
 _under_way: dict[str, set[Waiter]] = {}
@@ -39,6 +41,18 @@ async def addresses_of(name: str) -> Sequence[str]:
         ip_address(name)
         return [name]
     return await _look_up(name)
+
+
+async def first_dialled(name: str, dial: Callable[[str], Awaitable[T]]) -> T:
+    """Return what ``dial`` returns for the first address of a host for which it raises no OSError.
+
+    Raises the error of the last address, or as ``addresses_of``.
+    """
+    *others, last = await addresses_of(name)
+    for host in others:
+        with suppress(OSError):
+            return await dial(host)
+    return await dial(last)
 
 
 async def _look_up(name: str) -> Sequence[str]:
@@ -92,5 +106,11 @@ def _in_turn(found: Sequence[tuple[Any, ...]]) -> Sequence[str]:
     return [host for turn in turns for host in turn if host is not None]
 
 
-# A lookup of the parent has no thread in a forked process.
-os.register_at_fork(after_in_child=_under_way.clear)
+def _forget() -> None:
+    """Forget the lookups of the parent of this process, and whose thread held the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Literal
 
-from nsqtools.net.hosts import addresses_of
+from nsqtools.net.hosts import first_dialled
 
 if TYPE_CHECKING:
     from nsqtools.names import Address
@@ -37,8 +37,9 @@ async def what_speaks(address: Address, *, limit: float) -> Speaks:
 
 
 async def _ask(address: Address) -> bytes:
-    host, *_ = await addresses_of(address.host)
-    reader, writer = await asyncio.open_connection(host, address.port)
+    reader, writer = await first_dialled(
+        address.host, lambda host: asyncio.open_connection(host, address.port)
+    )
     received = b""
     try:
         writer.write(_QUESTION)
@@ -64,9 +65,11 @@ async def _shake_hands(address: Address) -> Speaks:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        host, *_ = await addresses_of(address.host)
-        _, writer = await asyncio.open_connection(
-            host, address.port, ssl=context, server_hostname=address.host
+        _, writer = await first_dialled(
+            address.host,
+            lambda host: asyncio.open_connection(
+                host, address.port, ssl=context, server_hostname=address.host
+            ),
         )
     except (ssl.SSLError, ConnectionError):
         return ""

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nsqtools.net import hosts
 from nsqtools.net.hosts import addresses_of
 from tests.support.clock import real_loops
 from tests.support.eventually import eventually
@@ -146,3 +149,13 @@ async def test_a_thread_that_cannot_begin_is_an_error_of_this_lookup_only(
             await addresses_of("a.test")
     assert await addresses_of("a.test") == ["192.0.2.1"]
     assert names.asked == ["a.test"]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_waits_for_no_thread_of_its_parent(names: NameServer) -> None:
+    with hosts._lock:  # as if held by the thread of a lookup
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            os._exit(asyncio.run(addresses_of("a.test")) != ["192.0.2.1"])
+    assert os.waitpid(child, 0)[1] == 0
