@@ -120,7 +120,8 @@ class Aftercare:
     def _delete_uploaded(self, completed: CompletedFile) -> bool:
         if self._files is not None:
             self._files.get(completed.topic, {}).pop(completed.path, None)
-        return self._unlink(completed.path)
+        # Its entry goes next: with it, a file that comes back after a power failure is forgotten.
+        return self._unlink(completed.path, durably=True)
 
     def follow(self, entry: Entry) -> None:
         """Count a completed file, begin to pay its debts, and apply retention. Raises nothing."""
@@ -216,12 +217,14 @@ class Aftercare:
             if kept.path not in waiting and self._unlink(kept.path):
                 files.pop(kept.path, None)  # another thread may have removed it
 
-    def _unlink(self, path: str) -> bool:
+    def _unlink(self, path: str, *, durably: bool = False) -> bool:
         """Delete a file; return whether it is gone. A failure is logged."""
         try:
             with pinned(path, self._root) as file:
                 if file.unlink():
                     log.info("deleted %s", path)
+                if durably:
+                    file.sync()
         except FileNotFoundError:
             pass
         except OSError as error:
