@@ -16,7 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.names import Address
-from tests.simulation.plans import ACTIVE_TIME, AGAIN, OF_SERVERS, ONCE, Fault, Plan
+from tests.simulation.plans import ACTIVE_TIME, AGAIN, OF_DISKS, OF_SERVERS, ONCE, Fault, Plan
 from tests.simulation.servers import Lookupd, Server
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class Life:
     def is_excused(self, command: Command) -> bool:
         """Whether the disk took no more, or failed, while the command ran."""
         return command.process.host == self.host(0) and any(
-            fault.kind in ("disk full", "disk fails")
+            fault.kind in OF_DISKS
             and fault.at <= self.world.now
             and fault.at + fault.lasts > command.began
             for fault in self.plan.faults
@@ -391,6 +391,12 @@ class Life:
         host = self.host(0)
         self.world.disk.failing[host].append(fault.how / 2)
         return lambda: self.world.disk.failing[host].remove(fault.how / 2)
+
+    def fault_reply_lost(self, fault: Fault) -> Any:
+        """Calls are performed, and report an error."""
+        host = self.host(0)
+        self.world.disk.unheard[host].append(fault.how / 4)
+        return lambda: self.world.disk.unheard[host].remove(fault.how / 4)
 
     def fault_disk_slow(self, fault: Fault) -> Any:
         slow = self.world.disk.slow[self.host(0)]

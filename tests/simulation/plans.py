@@ -16,6 +16,9 @@ ONCE = frozenset(
 )
 """Faults after which nsqd may deliver again what was in flight."""
 
+OF_DISKS = frozenset({"disk full", "disk fails", "reply lost"})
+"""Faults with which what is written to a disk may fail."""
+
 AGAIN = frozenset({"server stops", "cut", "latency", "stop at"})
 """Faults during which it may, each time that it has timed out."""
 
@@ -60,7 +63,7 @@ _FAULTS = {
     ),
 }
 KINDS = tuple(_FAULTS)
-_MORE = {"clock": KINDS}
+_MORE = {"clock": KINDS, "reply lost": ("to-file", "to-http", "redrive-dir", "staging")}
 """Faults that are drawn after all else, for these kinds, so that seeds keep their lives."""
 _ALONE = "until-empty", "count", "pub", "library", "redrive"
 """Kinds of which one copy runs at a time."""

@@ -36,7 +36,17 @@ if TYPE_CHECKING:
 _DRIVER = 0
 _RESTART = 3.0
 _RECOGNISED = {
-    *("server restarts", "break", "kill", "kill at", "power", "disk full", "disk fails", "clock"),
+    *(
+        "server restarts",
+        "break",
+        "kill",
+        "kill at",
+        "power",
+        "disk full",
+        "disk fails",
+        "clock",
+        "reply lost",
+    ),
 }
 """Faults after which what comes again is known to be staged. Others let it time out before."""
 
@@ -75,6 +85,7 @@ class StagingLife(Life):
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world, replace(plan, copies=max(2, plan.copies)))
         self.place = os.path.join(world.disk.make("host-0"), "staging")
+        world.disk.linkless.clear()  # a staging on a disk without hard links is refused
         world.disk.slow["host-0"].append(self.random.choice((0.0, 0.002, 0.02)))
         given = {
             **dict(zip(plan.options[::2], plan.options[1::2], strict=True)),

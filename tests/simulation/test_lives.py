@@ -60,6 +60,8 @@ REGRESSIONS = (
     ("count", 252, "the same, and it was given up as silent before the end"),
     ("pub", 25, "an nsqd that hung kept pub from the healthy one for 20 s"),
     ("redrive", 135, "exit 0 after one wrong number of messages"),
+    ("to-http", 7006, "a dead letter was written twice: close reported an error after fsync"),
+    ("to-file", 7072, "threads stayed at the end: close of a lock file reported an error"),
     ("redrive", 6016, "exit 0 although an nsqd that it could not reach had letters"),
     ("redrive-dir", 874, "lines of a killed writer were published, and gone with the power"),
     ("redrive-dir", 48295, "the same, and others in their place were never published"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -61,6 +62,10 @@ class World:
         self.network = self.loop.network
         self.clocks = WallClocks(self.random, self.loop.time, ahead)
         self.disk = Disk(folder, self.random("disk"), self.loop.baton.pause, self.clocks.ns)
+        rng = self.random("links")
+        for host in ("host-0", "host-1"):
+            if rng.random() < 0.25:
+                self.disk.linkless[host] = rng.choice((errno.EPERM, errno.EOPNOTSUPP))
         self.servers: dict[str, Server] = {}
         self.commands: list[Command] = []
         self.events: list[str] = []

@@ -26,6 +26,10 @@ _CHANGES = (
 )
 _NAMES = frozenset({"link", "rename", "replace", "unlink", "mkdir", "rmdir"})
 _GROWS = frozenset({"write", "writev", "pwrite", "mkdir", "link"})
+_UNHEARD = frozenset(
+    {"link", "rename", "replace", "unlink", "mkdir", "rmdir", "fsync", "ftruncate", "close"}
+)
+"""Calls that may report an error after they were performed, as when a reply of NFS is lost."""
 _STAMPED = frozenset({"open", "write", "writev", "pwrite", "ftruncate"})
 _LOCK = fcntl.flock
 _TURN = 0.01
@@ -49,6 +53,10 @@ class Disk:
         """Hosts whose disk takes no more, with the number of reasons."""
         self.failing: defaultdict[str, list[float]] = defaultdict(list)
         """Hosts whose disk fails, with probabilities that a call does; the highest counts."""
+        self.unheard: defaultdict[str, list[float]] = defaultdict(list)
+        """Hosts whose disk does what it is told and reports an error, likewise."""
+        self.linkless: dict[str, int] = {}
+        """Hosts whose disk has no hard links, with the error of link."""
         self.slow: defaultdict[str, list[float]] = defaultdict(list)
         """Hosts whose disk is slow, with maximum delays of a call in seconds, which add up."""
         self.on_call: list[Callable[[Process, str, str], None]] = []
@@ -155,19 +163,31 @@ class Disk:
                 self._note(path, *(self._path(each, options.get("dst_dir_fd")) for each in others))
             if is_open:
                 self._owners[result] = process, os.fstat(result).st_ino
+            self._lose_reply(process, name, path)
             return result
 
         return call
 
     def _stamp(self, path: str, fd: int) -> None:
         """Give a file the time of the host that has it."""
-        now = self._clock(os.path.relpath(path, self.root).partition("/")[0])
+        now = self._clock(self._host(path))
         os.utime(fd, ns=(now, now))
+
+    def _host(self, path: str) -> str:
+        """The host that has a file."""
+        return os.path.relpath(path, self.root).partition("/")[0]
 
     def _fault(self, process: Process, name: str, path: str) -> None:
         if self.full[process.host] and (name in _GROWS or name == "open"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         if self._rng.random() < max(self.failing[process.host], default=0.0):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        if name == "link" and (number := self.linkless.get(self._host(path))):
+            raise OSError(number, os.strerror(number), path)
+
+    def _lose_reply(self, process: Process, name: str, path: str) -> None:
+        often = max(self.unheard[process.host], default=0.0)
+        if often and name in _UNHEARD and self._rng.random() < often:
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     def _close(self, fd: int) -> None:
@@ -175,8 +195,13 @@ class Disk:
         owner, _ = self._owners.get(fd, (None, 0))
         if process is not None and not process.alive and owner is process:
             raise Killed
+        # close reports what could not be written, so not of a folder or a file that is only read
+        is_written = owner is process and fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+        path = self._path(fd) if is_written else ""
         self._owners.pop(fd, None)
         _REAL["close"](fd)
+        if process and path:
+            self._lose_reply(process, "close", path)
 
     def _flock(self, fd: Any, how: int) -> None:
         """Let other threads run while it waits."""

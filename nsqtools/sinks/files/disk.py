@@ -340,7 +340,8 @@ def append_lines(
             if not os.fstat(fd).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "removed while it was written to")
     finally:
-        os.close(fd)
+        with contextlib.suppress(OSError):  # after fsync, close has nothing to report
+            os.close(fd)
 
 
 def rewrite_lines(path: str, is_needed: Callable[[bytes], bool], *, root: str = "") -> None:

@@ -82,7 +82,8 @@ class Lock:
                 with contextlib.suppress(OSError), pinned(self.path, self._root) as file:
                     file.unlink()
         finally:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # the lock is released all the same
+                os.close(fd)
 
     def __enter__(self) -> Self:
         if not self.acquire():
