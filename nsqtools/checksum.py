@@ -1,4 +1,4 @@
-"""The checksum of state on disk: a JSON object on one line that shows damage to any of its bytes.
+"""State on disk: a JSON object on one line, with a checksum that shows damage to any of its bytes.
 
 The object's last member is ``crc32``, which covers the others. To all other programs it is plain
 JSON, which they may format anew. Version 0.3 wrote its objects without: these are accepted.
@@ -44,6 +44,20 @@ def unsealed(line: bytes) -> dict[str, Any]:
         if value[last] == _crc32(json.dumps(others)):
             raise ValueError("the name of its checksum is wrong")
     return value
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether a line without a line end is the rest of a JSON object after a crash.
+
+    Zeros may follow it. If one other byte follows a whole object, its line end is damaged.
+    """
+    text = line.decode(errors="replace")
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return True
+    rest = text[end:]
+    return not isinstance(found, dict) or (len(rest) > 1 and not rest.strip("\0"))
 
 
 def _crc32(text: str) -> str:

@@ -21,12 +21,13 @@ M = TypeVar("M", bound=Dated)
 class Marks(NamedTuple):
     """Times of one nsqd's clock, in ns since the epoch.
 
-    Messages from before ``cutoff`` are old. The trim began between ``began`` and ``begun``.
+    Messages from before ``cutoff`` are old. The trim began at ``earliest`` or later, and at
+    ``latest`` or earlier: the clock is known to about a second.
     """
 
     cutoff: int
-    began: int
-    begun: int
+    earliest: int
+    latest: int
 
 
 class Trim:
@@ -64,7 +65,7 @@ class Trim:
         self, source: Hashable, messages: Sequence[M], *, now: float
     ) -> tuple[Sequence[M], Sequence[M]]:
         """Split messages of one nsqd into old and younger ones."""
-        cutoff, began, begun = self._marks[source]
+        cutoff, earliest, latest = self._marks[source]
         old = [message for message in messages if message.timestamp < cutoff]
         if old:
             self._in_a_row = 0
@@ -78,9 +79,9 @@ class Trim:
             if number not in ids:
                 ids.add(number)
                 self._in_a_row += 1
-                if message.timestamp <= began:
+                if message.timestamp <= earliest:
                     self._count(1, now)
-                elif message.timestamp <= begun:
+                elif message.timestamp <= latest:
                     self._perhaps += 1
         return old, younger
 

@@ -129,7 +129,7 @@ def _get(value: dict[str, Any], key: str, kind: type[Any]) -> Any:
 def is_manifest(file: BinaryIO) -> bool:
     """Whether the file begins with lines of a manifest, the first of which may be damaged."""
     for line in file.read(_HEAD).split(b"\n"):
-        found = object_of(line)
+        found = _object_of(line)
         if found.keys() >= _NEEDED:
             return True
         if sum(b'"%b":' % key.encode() in line for key in _MEMBERS) >= _LEAST:
@@ -139,24 +139,10 @@ def is_manifest(file: BinaryIO) -> bool:
     return False
 
 
-def object_of(line: bytes) -> dict[str, Any]:
+def _object_of(line: bytes) -> dict[str, Any]:
     """Return the JSON object on a line, or an empty one if the line is anything else."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def is_cut(line: bytes) -> bool:
-    """Whether a line without a line end is the rest of a JSON object after a crash.
-
-    Zeros may follow it. If one other byte follows a whole object, its line end is damaged.
-    """
-    text = line.decode(errors="replace")
-    try:
-        found, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return True
-    rest = text[end:]
-    return not isinstance(found, dict) or (len(rest) > 1 and not rest.strip("\0"))

@@ -13,11 +13,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.checksum import is_torn
 from nsqtools.errors import RecordError
 from nsqtools.records.compression import METHODS, next_member
 from nsqtools.records.envelope import body_of, envelope_of
 from nsqtools.records.inspection import inspect
-from nsqtools.records.manifest import is_cut
 from nsqtools.records.readers import line_limit
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def salvage(file: BinaryIO, layout: Layout, *, compression: str, max_msg_size: i
                 follow = size
             why = f"{noun} at byte {end}: {found.damage.partition(': ')[2]}"
             loss = BadRange(end, follow, why)
-            if follow == size and _is_torn(file, fault, size, layout, compression, found):
+            if follow == size and _is_torn_end(file, fault, size, layout, compression, found):
                 torn = loss
             else:
                 damaged.append(loss)
@@ -156,7 +156,7 @@ def _is_chain(file: BinaryIO, at: int, fault: int, size: int, limit: int) -> boo
     return True
 
 
-def _is_torn(
+def _is_torn_end(
     file: BinaryIO, fault: int, size: int, layout: Layout, compression: str, found: Inspection
 ) -> bool:
     """Whether the end of a file is what a crash leaves, as nothing whole follows."""
@@ -171,4 +171,4 @@ def _is_torn(
     file.seek(fault)
     line = file.readline()
     # A line that lacks nothing but its end is torn as well, unless another byte took its place.
-    return not line.endswith(b"\n") and is_cut(line + b"\0\0")
+    return not line.endswith(b"\n") and is_torn(line + b"\0\0")

@@ -14,7 +14,7 @@ from nsqtools.records.compression import METHODS, method_of, plain_chunks, whole
 from nsqtools.records.readers import Delimited, TooBigError, line_limit
 from nsqtools.redrive.publishedlines import LineRange
 from nsqtools.redrive.redriver import DEAD, LARGEST_LOT, LARGEST_LOT_BYTES
-from nsqtools.sinks.deadletters import dead_letter, is_torn
+from nsqtools.sinks.deadletters import dead_letter, is_torn_letter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -226,7 +226,7 @@ class LetterFile:
         except TooBigError:
             self._damaged(f"byte {start}: a line over {self._max_line} bytes: the rest is not read")
             return
-        if last and not is_torn(last[0]):
+        if last and not is_torn_letter(last[0]):
             self._damaged(f"byte {start}: the last line has no line end: add one if it is complete")
 
     def _whole(self) -> int:

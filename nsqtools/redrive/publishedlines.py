@@ -8,9 +8,8 @@ from bisect import bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from nsqtools.checksum import sealed, unsealed
+from nsqtools.checksum import is_torn, sealed, unsealed
 from nsqtools.errors import RecordError
-from nsqtools.records.manifest import is_cut
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.locks import Lock
 
@@ -86,7 +85,7 @@ class PublishedLines:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise RecordError(f"{self._path}: is not a file: move it away")
             for number, line in enumerate(journal, 1):
-                if not line.endswith(b"\n") and is_cut(line):
+                if not line.endswith(b"\n") and is_torn(line):
                     break
                 try:
                     file, ranges = _entry(line)
@@ -104,7 +103,7 @@ class PublishedLines:
     def add(self, file: str, name: str, ranges: Iterable[LineRange]) -> None:
         """Note published lines durably; ``name`` is that of the file, for people."""
         found = joined(ranges)
-        append_lines(self._path, _line(file, name, found), is_torn=is_cut, flags=os.O_NOFOLLOW)
+        append_lines(self._path, _line(file, name, found), is_torn=is_torn, flags=os.O_NOFOLLOW)
         self._published.setdefault(file, []).extend(found)
 
 

@@ -385,9 +385,9 @@ class Seeker(MessageChoice, Protocol):
 class SearchSink(RedriveSink):
     """A handler that publishes the messages that a seeker seeks, and touches few others.
 
-    Others are held and given back once, for delivery at once, and never deferred: as soon as all
-    sought messages are found, ``expected`` messages have come, or no others come. Then it calls
-    ``receive_none``, and publishes those found.
+    What is found is published meanwhile. The search ends as soon as all sought messages are found,
+    ``expected`` messages have come, or no others come. Then it calls ``receive_none``, and gives
+    the others back once, for delivery at once; none is ever deferred.
     """
 
     def __init__(

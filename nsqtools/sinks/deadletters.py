@@ -14,12 +14,12 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from nsqtools.checksum import is_torn
 from nsqtools.engine.handler import loss_of
 from nsqtools.errors import NSQError, OutputError, RecordError
 from nsqtools.records.envelope import body_of, envelope_of
 from nsqtools.records.forms import make_writer
 from nsqtools.records.layout import Layout
-from nsqtools.records.manifest import is_cut
 from nsqtools.sinks.files.disk import append_lines, make_writable_directory, named_option
 from nsqtools.sinks.threads import Threads, as_output_error
 
@@ -213,7 +213,7 @@ class ToDirectory(DeadLetters):
         # so that the joined lines end in a newline
         lines = [*_envelopes(batch, messages, reason), b""]
         try:
-            append_lines(path, b"\n".join(lines), is_torn=is_torn, flags=os.O_NOFOLLOW)
+            append_lines(path, b"\n".join(lines), is_torn=is_torn_letter, flags=os.O_NOFOLLOW)
         except OSError as error:
             if error.errno == errno.ELOOP and os.path.islink(path):
                 raise OSError(error.errno, _LINK, path) from None
@@ -228,11 +228,11 @@ def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[b
     return [_START + text + line.removeprefix(b"{") for line in lines]
 
 
-def is_torn(line: bytes) -> bool:
+def is_torn_letter(line: bytes) -> bool:
     """Whether a line is the rest of a dead letter after a crash; it may contain zeros.
 
     The message of an incomplete line was never finished, so the line may be removed. A line with
     any other start does not come from nsqtools.
     """
     is_ours = line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
-    return is_ours and is_cut(line)
+    return is_ours and is_torn(line)

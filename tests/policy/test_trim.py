@@ -5,8 +5,8 @@ import pytest
 from nsqtools.policy.trim import Marks, Trim
 from nsqtools.proto.messages import Message
 
-CUTOFF, BEGAN, BEGUN = 1000, 2000, 2010
-MARKS = Marks(CUTOFF, BEGAN, BEGUN)
+CUTOFF, EARLIEST, LATEST = 1000, 2000, 2010
+MARKS = Marks(CUTOFF, EARLIEST, LATEST)
 
 
 def old(number: int) -> Message:
@@ -46,13 +46,13 @@ def test_a_younger_message_counts_once_however_often_it_comes() -> None:
 
 def test_what_is_published_meanwhile_is_not_what_was_in_the_channel() -> None:
     made = trim(expected=2)
-    made.sort("a", [younger(1, BEGUN + 1), younger(2, BEGAN)], now=0.0)
+    made.sort("a", [younger(1, LATEST + 1), younger(2, EARLIEST)], now=0.0)
     assert (made.unseen, made.is_done(0.0)) == (1, False)
 
 
 def test_what_was_published_as_it_began_does_not_end_it_and_is_not_missed() -> None:
     made = trim(expected=2)
-    made.sort("a", [younger(1, BEGUN), younger(2, BEGAN)], now=0.0)
+    made.sort("a", [younger(1, LATEST), younger(2, EARLIEST)], now=0.0)
     assert (made.unseen, made.is_done(2.9), made.is_done(3.0)) == (0, False, True)
 
 
@@ -76,7 +76,7 @@ def test_it_waits_no_longer_than_its_patience_for_what_others_took() -> None:
     made = trim(expected=9)
     made.sort("a", [younger(1)], now=2.0)
     for now in (2.5, 4.9):
-        made.sort("a", [younger(1), younger(2, BEGUN + 1)], now=now)  # nothing that counts
+        made.sort("a", [younger(1), younger(2, LATEST + 1)], now=now)  # nothing that counts
         assert not made.is_done(now)
     assert made.is_done(5.0)
     made.settled(0, now=5.0)

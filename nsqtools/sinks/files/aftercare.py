@@ -12,12 +12,12 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqtools.checksum import unsealed
+from nsqtools.checksum import is_torn, unsealed
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import INCOMPLETE
 from nsqtools.policy.retention import Retention
-from nsqtools.records.manifest import is_cut, is_manifest
+from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.ages import Ages
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
@@ -266,7 +266,7 @@ class Manifest:
         time. Raises OSError with the file's name; the manifest is then unchanged.
         """
         line = completed.line(self._name(completed.path))
-        append_lines(self._path, line, is_torn=_is_torn, root=self._root)
+        append_lines(self._path, line, is_torn=_is_torn_or_long, root=self._root)
 
     def has(self, path: str, *, sha256: str) -> bool:
         """Whether the last MiB of the manifest lists this file with this checksum.
@@ -306,13 +306,13 @@ def _relative(path: str, folder: str) -> str:
     return os.path.join(os.path.relpath(os.path.realpath(parent), os.path.realpath(folder)), name)
 
 
-def _is_torn(line: bytes) -> bool:
-    return len(line) >= _BLOCK or is_cut(line)
+def _is_torn_or_long(line: bytes) -> bool:
+    return len(line) >= _BLOCK or is_torn(line)
 
 
 def _is_begun(line: bytes) -> bool:
     """Whether the first line is empty, or incomplete after a crash, perhaps with zeros."""
-    if line.endswith(b"\n") or not _is_torn(line) or len(line) >= _BLOCK:
+    if line.endswith(b"\n") or len(line) >= _BLOCK or not is_torn(line):
         return False
     return line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
 

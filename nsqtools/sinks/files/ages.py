@@ -11,11 +11,10 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from nsqtools.checksum import sealed, unsealed
+from nsqtools.checksum import is_torn, sealed, unsealed
 from nsqtools.clock import boot, uptime_ns, wall_ns
 from nsqtools.policy.retention import Kept, Moment, ProvenTime
 from nsqtools.records.diskqueue.queuefiles import open_regular
-from nsqtools.records.manifest import is_cut
 from nsqtools.sinks.files.disk import append_lines, rewrite_lines
 from nsqtools.sinks.files.journal import FOLDER
 
@@ -61,7 +60,7 @@ class Ages:
             try:
                 self._learn(*_parse(line))
             except ValueError:
-                is_part = (start and not number) or (number == len(lines) - 1 and is_cut(line))
+                is_part = (start and not number) or (number == len(lines) - 1 and is_torn(line))
                 damaged += not is_part
         if damaged:
             log.warning("%s: damaged lines: %d: their files count as new", self._path, damaged)
@@ -102,7 +101,7 @@ class Ages:
             data += sealed({"name": name, "at": at, **moment._asdict()}) + b"\n"
         try:
             flags = os.O_NOFOLLOW
-            append_lines(self._path, data, is_torn=is_cut, flags=flags, root=self._root)
+            append_lines(self._path, data, is_torn=is_torn, flags=flags, root=self._root)
         except OSError as error:
             if not self._has_failed:
                 log.warning("cannot write %s: %s", self._path, error.strerror)

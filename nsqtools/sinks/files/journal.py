@@ -41,10 +41,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.checksum import sealed, unsealed
+from nsqtools.checksum import is_torn, sealed, unsealed
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
-from nsqtools.records.manifest import CompletedFile, is_cut
+from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files.disk import WORK, append_lines, open_locked
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
@@ -343,7 +343,7 @@ class Journal:
         except OSError as error:
             self._skip(self._used, error)
             return
-        if lines[-1] and is_cut(lines[-1]):
+        if lines[-1] and is_torn(lines[-1]):
             log.warning("%s: ignored the incomplete last line that a crash left", self._used)
             lines.pop()
         for number, line in enumerate(lines, 1):
@@ -367,7 +367,7 @@ class Journal:
         finally:
             os.close(fd)
         line = sealed({"name": base, "revision": revision}) + b"\n"
-        append_lines(self._used, line, is_torn=is_cut, flags=os.O_NOFOLLOW, root=root)
+        append_lines(self._used, line, is_torn=is_torn, flags=os.O_NOFOLLOW, root=root)
 
     def owed(self) -> dict[str, list[CompletedFile]]:
         """Return this process's completed files that wait, by what they wait for."""

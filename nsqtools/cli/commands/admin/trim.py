@@ -85,8 +85,8 @@ def run(topic: str, channel: str, options: TrimOptions, config: ConsumerConfig) 
     confirm(request, _about(target, held, options))
     if options.dry_run:
         return
-    # Once all nsqds have surely reached ``begun``, what was published before ``cutoff`` is old.
-    wait = max(mark.begun - mark.began for mark in marks.values()) / 1e9
+    # Once all nsqds have surely reached ``latest``, what was published before ``cutoff`` is old.
+    wait = max(mark.latest - mark.earliest for mark in marks.values()) / 1e9
     time.sleep(max(0.0, now + wait - time.monotonic()))
     trim = run_loop(_consume(target, options, holdings, marks, held, with_secret(config)))
     fallen = _fallen(request, holdings) if trim.unseen else []
@@ -118,7 +118,7 @@ def _about(target: Target, held: Loss, options: TrimOptions) -> str:
 def _marks(holding: Holding, older_than: float, now: float) -> Marks:
     """The marks of an nsqd that was asked at ``now``, in monotonic seconds.
 
-    ``cutoff`` is ``older_than`` seconds before ``begun``. Raises NSQError if the clock of the nsqd
+    ``cutoff`` is ``older_than`` seconds before ``latest``. Raises NSQError if the clock of the nsqd
     is unknown.
     """
     if not (clock := holding.clock):
@@ -127,8 +127,8 @@ def _marks(holding: Holding, older_than: float, now: float) -> Marks:
             "its response has no valid Date header, which a proxy may have removed: give the HTTP "
             "address of nsqd itself"
         )
-    begun = clock.latest(now)
-    return Marks(begun - round(older_than * 1e9), clock.earliest(now), begun)
+    latest = clock.latest(now)
+    return Marks(latest - round(older_than * 1e9), clock.earliest(now), latest)
 
 
 async def _consume(
