@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MEMORY = "/dev/shm"
-PLAIN = 8
+PLAIN = 5
 """Lives of each kind in a plain run."""
-FEWER = {"redrive": 4, "redrive-dir": 6}
+FEWER = {"redrive": 3}
 """Those of kinds whose lives are long."""
 MORE = 24
 HEALTHY = (
