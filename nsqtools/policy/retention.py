@@ -11,8 +11,7 @@ from nsqtools.policy.filenames import SECOND
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_UNPROVEN = 10
-"""A tenth of ``max_age`` at most is believed of the wall clock for the time between two boots."""
+_STEP = 600 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +61,10 @@ class Retention:
 
 
 class Moment(NamedTuple):
-    """What the clocks of a host say: ns since its boot, and since the epoch by the wall clock."""
+    """A moment in ns of the uptime of a host since this boot."""
 
     boot: str
     uptime: int
-    wall: int
 
 
 class ProvenTime:
@@ -74,31 +72,26 @@ class ProvenTime:
 
     A wall clock may jump by a year, either way, before a start or during a run, so the difference
     of two of its times is no age. The uptime of a host proves what has passed since an earlier
-    moment of the same boot. Between two boots only the wall clock tells; of what it says, at most a
-    tenth of ``max_age`` seconds counts. So one jump makes a file older by a tenth at most.
+    moment of the same boot. Nothing proves how long the host was down, so that does not count.
     """
 
     def __init__(self, max_age: float) -> None:
-        self.step = int(max_age * SECOND) // _UNPROVEN
-        """ns that are lost or won at most where a boot ends; note a moment at least as often."""
+        self.step = min(int(max_age * SECOND) // 10, _STEP)
+        """ns that are lost at most where a boot ends, if a moment is noted at least as often."""
         self._boots: dict[str, tuple[int, int]] = {}
-        self._newest: tuple[int, int] | None = None
+        self._newest = 0
 
     def note(self, at: int, moment: Moment) -> None:
         """Learn what ``at`` has returned for a moment; in order for each boot."""
         self._boots[moment.boot] = at, moment.uptime
-        if self._newest is None or at >= self._newest[0]:
-            self._newest = at, moment.wall
+        self._newest = max(self._newest, at)
 
     def at(self, moment: Moment) -> int:
         """Return the proven time at a moment."""
-        if known := self._boots.get(moment.boot):
-            at, uptime = known
-            return at + max(0, moment.uptime - uptime)
-        if self._newest is None:
-            return 0
-        at, wall = self._newest
-        return at + min(max(0, moment.wall - wall), self.step)
+        if not (known := self._boots.get(moment.boot)):
+            return self._newest
+        at, uptime = known
+        return at + max(0, moment.uptime - uptime)
 
     def is_due(self, moment: Moment) -> bool:
         """Whether to note a moment, so that little is lost if the boot ends."""

@@ -1,7 +1,7 @@
 """The order and the age of completed files: what retention knows, whatever the wall clock says.
 
 ``ages`` in the journal's directory has a line for each completion, in order, with the proven time
-and the clocks of that moment. A line without a name is just a moment. All functions block. They
+and the uptime at that moment. A line without a name is just a moment. All functions block. They
 raise nothing: a file that could not be noted counts as new in the next run.
 """
 
@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from nsqtools.checksum import is_torn, sealed, unsealed
-from nsqtools.clock import boot, uptime_ns, wall_ns
+from nsqtools.clock import boot, uptime_ns
 from nsqtools.policy.retention import Kept, Moment, ProvenTime
 from nsqtools.records.diskqueue.queuefiles import open_regular
 from nsqtools.sinks.files.disk import append_lines, rewrite_lines
@@ -100,8 +100,7 @@ class Ages:
             self._learn(name, at, moment)
             data += sealed({"name": name, "at": at, **moment._asdict()}) + b"\n"
         try:
-            flags = os.O_NOFOLLOW
-            append_lines(self._path, data, is_torn=is_torn, flags=flags, root=self._root)
+            append_lines(self._path, data, is_torn=is_torn, flags=os.O_NOFOLLOW, root=self._root)
         except OSError as error:
             if not self._has_failed:
                 log.warning("cannot write %s: %s", self._path, error.strerror)
@@ -134,13 +133,11 @@ class Ages:
 def _parse(line: bytes) -> tuple[str, int, Moment]:
     """Return name, proven time and moment of a line; raises ValueError."""
     value = unsealed(line)
-    name, at, boot, uptime, wall = map(value.get, ("name", "at", *Moment._fields))
-    if not (isinstance(name, str) and isinstance(boot, str) and type(at) is type(wall) is int):
+    name, at, boot, uptime = map(value.get, ("name", "at", *Moment._fields))
+    if not (isinstance(name, str) and isinstance(boot, str) and type(at) is type(uptime) is int):
         raise ValueError("wrong types")
-    if type(uptime) is not int:
-        raise ValueError("wrong types")
-    return name, at, Moment(boot, uptime, wall)
+    return name, at, Moment(boot, uptime)
 
 
 def _moment() -> Moment:
-    return Moment(boot(), uptime_ns(), wall_ns())
+    return Moment(boot(), uptime_ns())

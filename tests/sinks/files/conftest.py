@@ -23,7 +23,6 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     """The clocks by which files get old."""
     clocks = Clocks()
-    monkeypatch.setattr("nsqtools.sinks.files.ages.wall_ns", lambda: clocks.wall)
     monkeypatch.setattr("nsqtools.sinks.files.ages.uptime_ns", lambda: clocks.uptime)
     monkeypatch.setattr("nsqtools.sinks.files.ages.boot", lambda: clocks.boot)
     return clocks

@@ -139,15 +139,20 @@ class TestClocks:
         files.aftercare.prune()
         assert len(files.names()) == (2 if "max_age" in limit else 3)
 
-    def test_between_two_boots_a_tenth_of_the_limit_counts(
+    def test_what_the_wall_clock_says_of_the_time_between_boots_does_not_count(
         self, tmp_path: Path, clocks: Clocks
     ) -> None:
-        for number in range(12):
+        names = [f"a.{number:02}.log" for number in range(12)]
+        for name in names:
             files = Completing(tmp_path, max_age=100.0)
-            files.complete_all(f"a.{number}.log")
-            clocks.boot = f"{number}"
+            files.complete_all(name)
+            clocks.boot = name
             clocks.jump(YEAR)
-        assert files.names() == sorted(f"a.{number}.log" for number in range(1, 12))
+        files.aftercare.prune()
+        assert files.names() == names
+        clocks.elapse(101)
+        files.aftercare.prune()
+        assert files.names() == names[-1:]
 
     def test_files_that_nobody_has_seen_completed_are_new_in_the_order_of_their_times(
         self, tmp_path: Path, clocks: Clocks, caplog: pytest.LogCaptureFixture
