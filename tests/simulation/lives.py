@@ -303,7 +303,7 @@ class Life:
         return command.process.host == self.host(0) and any(
             fault.kind in OF_DISKS
             and fault.at <= self.world.now
-            and fault.at + fault.lasts > command.began
+            and max(fault.at, 1.0) + fault.lasts > command.began  # none before all servers run
             for fault in self.plan.faults
         )
 
