@@ -24,6 +24,7 @@ from typing import (
     dataclass_transform,
 )
 
+from nsqtools.config.topicpattern import compiled
 from nsqtools.config.units import format_duration, format_size, nearest, parse_duration, parse_size
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address, check_list, check_name
@@ -314,8 +315,6 @@ def size(help: str, default: int, **rest: Any) -> Any:  # noqa: A002
 
 
 def _regular_expression(value: str) -> None:
-    from nsqtools.config.topicpattern import compiled  # with its tables, for this option alone
-
     compiled(value)
 
 
