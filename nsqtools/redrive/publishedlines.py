@@ -103,7 +103,7 @@ class PublishedLines:
     def add(self, file: str, name: str, ranges: Iterable[LineRange]) -> None:
         """Note published lines durably; ``name`` is that of the file, for people."""
         found = joined(ranges)
-        append_lines(self._path, _line(file, name, found), is_torn=is_torn, flags=os.O_NOFOLLOW)
+        append_lines(self._path, _line(file, name, found))
         self._published.setdefault(file, []).extend(found)
 
 

@@ -213,7 +213,7 @@ class ToDirectory(DeadLetters):
         # so that the joined lines end in a newline
         lines = [*_envelopes(batch, messages, reason), b""]
         try:
-            append_lines(path, b"\n".join(lines), is_torn=is_torn_letter, flags=os.O_NOFOLLOW)
+            append_lines(path, b"\n".join(lines), is_torn=is_torn_letter)
         except OSError as error:
             if error.errno == errno.ELOOP and os.path.islink(path):
                 raise OSError(error.errno, _LINK, path) from None

@@ -266,7 +266,7 @@ class Manifest:
         time. Raises OSError with the file's name; the manifest is then unchanged.
         """
         line = completed.line(self._name(completed.path))
-        append_lines(self._path, line, is_torn=_is_torn_or_long, root=self._root)
+        append_lines(self._path, line, follow=True, root=self._root)
 
     def has(self, path: str, *, sha256: str) -> bool:
         """Whether the last MiB of the manifest lists this file with this checksum.
@@ -304,10 +304,6 @@ def _relative(path: str, folder: str) -> str:
         return plain
     parent, name = os.path.split(path)
     return os.path.join(os.path.relpath(os.path.realpath(parent), os.path.realpath(folder)), name)
-
-
-def _is_torn_or_long(line: bytes) -> bool:
-    return len(line) >= _BLOCK or is_torn(line)
 
 
 def _is_begun(line: bytes) -> bool:

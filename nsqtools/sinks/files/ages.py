@@ -100,7 +100,7 @@ class Ages:
             self._learn(name, at, moment)
             data += sealed({"name": name, "at": at, **moment._asdict()}) + b"\n"
         try:
-            append_lines(self._path, data, is_torn=is_torn, flags=os.O_NOFOLLOW, root=self._root)
+            append_lines(self._path, data, root=self._root)
         except OSError as error:
             if not self._has_failed:
                 log.warning("cannot write %s: %s", self._path, error.strerror)

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from nsqtools.checksum import is_torn
 from nsqtools.errors import ConfigError
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import write_all
@@ -307,15 +308,21 @@ def open_locked(path: str, flags: int = 0, *, wait: bool, root: str = "") -> int
 
 
 def append_lines(
-    path: str, data: bytes, *, is_torn: Callable[[bytes], bool], flags: int = 0, root: str = ""
+    path: str,
+    data: bytes,
+    *,
+    is_torn: Callable[[bytes], bool] = is_torn,
+    follow: bool = False,
+    root: str = "",
 ) -> None:
-    """Append complete lines to a file and sync it; ``flags`` are added to open's.
+    """Append complete lines to a file, a link only with ``follow``, and sync it.
 
     If the last line has no line end, it is removed if ``is_torn`` recognises the rest of a crash;
     otherwise, as editors may leave it, it gets a line end. Raises OSError with the file's name; the
     lines are then not in the file, or the next call removes them.
     """
-    fd = open_locked(path, os.O_APPEND | flags, wait=True, root=root)
+    flags = os.O_APPEND if follow else os.O_APPEND | os.O_NOFOLLOW
+    fd = open_locked(path, flags, wait=True, root=root)
     assert fd is not None
     try:
         with naming(path):

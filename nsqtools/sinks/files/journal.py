@@ -367,7 +367,7 @@ class Journal:
         finally:
             os.close(fd)
         line = sealed({"name": base, "revision": revision}) + b"\n"
-        append_lines(self._used, line, is_torn=is_torn, flags=os.O_NOFOLLOW, root=root)
+        append_lines(self._used, line, root=root)
 
     def owed(self) -> dict[str, list[CompletedFile]]:
         """Return this process's completed files that wait, by what they wait for."""

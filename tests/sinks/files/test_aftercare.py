@@ -396,10 +396,11 @@ def test_a_torn_last_line_is_cut(path: Path, append: Callable[..., None], torn: 
         assert [line["name"] for line in lines(path)] == (["a", "c"] if whole else ["c"])
 
 
+@pytest.mark.parametrize("last", [OTHER, OTHER.replace("00", "0" * 100_000)])
 def test_a_last_line_that_lacks_only_its_end_is_kept(
-    path: Path, append: Callable[..., None]
+    path: Path, append: Callable[..., None], last: str
 ) -> None:
-    path.write_text(OURS + OTHER.rstrip())
+    path.write_text(OURS + last.rstrip())
     append("c")
     assert [line["name"] for line in lines(path)] == ["a", "b", "c"]
 
