@@ -75,19 +75,6 @@ class TestGathering:
             await elapse(SOON)
             assert len(running.finished) == 9
 
-    async def test_a_starved_connection_and_a_flush_do_not_wait(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path) as running:
-            running.sink.flush()
-            await elapse(SOON)
-            assert running.names() == []
-            await running.handle(b"one")
-            running.sink.flush()
-            await elapse(SOON)
-            assert running.finished == [b"one"]
-            await running.handle(b"two")
-            await write(running, b"three")
-            assert running.finished == [b"one", b"two", b"three"]
-
     async def test_a_long_interval_is_cut_to_half_the_timeout(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, sync_interval=30.0) as running:
             for number in range(2):

@@ -293,20 +293,6 @@ class TestDeadLetters:
             back = [(b"not json", None, backoff), (b"{}", None, backoff)]
             assert sorted(run.fates.requeued) == back
 
-    @pytest.mark.parametrize("lossy", [False, True])
-    async def test_messages_given_up_are_finished_after_theirs_or_lost(self, lossy: bool) -> None:
-        async with relaying(lossy=lossy) as run:
-            run.letters.takes = 100.0
-            batch = await run.gave_up(b"1", b"2")
-            assert batch.held
-            await elapse(90)
-            assert run.fates.finished == []
-            await run.drain()
-            assert run.letters.written == [(b"1", "too many attempts"), (b"2", "too many attempts")]
-            assert run.fates.finished == [b"1", b"2"]
-            assert run.destination.published == []
-            assert run.sink.lost == (2 if lossy else 0)
-
 
 @virtual
 class TestEnding:

@@ -159,8 +159,8 @@ class RedriveRun:
         finally:
             if sink.misdated:
                 log.error(
-                    "%s are from the future of their nsqd's clock, which was set back: unknown "
-                    "whether they are older than this run, so they stay",
+                    "%s stayed with a time that nsqd's clock has not reached: it was set back, and "
+                    "nobody knows whether they are older than this run",
                     counted(len(sink.misdated), "message"),
                 )
         return Exit.PARTIAL if sink.misdated else Exit.DONE
