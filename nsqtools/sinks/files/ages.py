@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.checksum import is_torn, sealed, unsealed
@@ -123,7 +124,7 @@ class Ages:
             return bool(name) and os.path.lexists(os.path.join(self._root, name))
 
         try:
-            rewrite_lines(self._path, is_needed, root=self._root)
+            rewrite_lines(self._path, partial(filter, is_needed), root=self._root)
         except OSError as error:
             log.warning("cannot write %s: %s", self._path, error.strerror)
             return

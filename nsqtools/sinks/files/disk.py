@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO
 
 from nsqtools.checksum import is_torn
 from nsqtools.errors import ConfigError
@@ -351,13 +352,15 @@ def append_lines(
             os.close(fd)
 
 
-def rewrite_lines(path: str, is_needed: Callable[[bytes], bool], *, root: str = "") -> None:
-    """Remove lines from a file of ``append_lines``, which is replaced by another one."""
+def rewrite_lines(
+    path: str, chosen: Callable[[BinaryIO], Iterable[bytes]], *, root: str = ""
+) -> None:
+    """Replace a file of ``append_lines`` by one with those of its lines that ``chosen`` returns."""
     fd = open_locked(path, os.O_NOFOLLOW, wait=True, root=root)
     assert fd is not None
     with open(fd, "rb") as file, pinned(path, root) as old:
-        data = b"".join(line for line in file if is_needed(line))
-        new = old.beside(f"{old.name}.new")
+        data = b"".join(chosen(file))
+        new = old.beside(f"{old.name}.copy")
         new.unlink()
         to = new.create()
         try:

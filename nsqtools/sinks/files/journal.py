@@ -45,7 +45,7 @@ from nsqtools.checksum import is_torn, sealed, unsealed
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import CompletedFile
-from nsqtools.sinks.files.disk import WORK, append_lines, open_locked
+from nsqtools.sinks.files.disk import WORK, append_lines, rewrite_lines
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.stores.interface import naming
 from nsqtools.stores.mounted import is_locked, write_all
@@ -356,18 +356,11 @@ class Journal:
 
     def _remember(self, base: str, revision: int) -> None:
         """Note a used name: consumers must never see two files with the same name."""
-        root = self._output_dir
-        fd = open_locked(self._used, os.O_NOFOLLOW, wait=True, root=root)
-        assert fd is not None
-        try:
-            size = os.fstat(fd).st_size
-            if size > 2 * _RECENT:
-                recent = os.pread(fd, _RECENT, size - _RECENT).partition(b"\n")[2]
-                self._put(self._used, recent)
-        finally:
-            os.close(fd)
+        found = status(self._used, self._output_dir)
+        if found and found.st_size > 2 * _RECENT:
+            rewrite_lines(self._used, _recent, root=self._output_dir)
         line = sealed({"name": base, "revision": revision}) + b"\n"
-        append_lines(self._used, line, root=root)
+        append_lines(self._used, line, root=self._output_dir)
 
     def owed(self) -> dict[str, list[CompletedFile]]:
         """Return this process's completed files that wait, by what they wait for."""
@@ -520,6 +513,13 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _recent(names: BinaryIO) -> BinaryIO:
+    """Return a file of used names without the oldest."""
+    names.seek(max(0, os.fstat(names.fileno()).st_size - _RECENT))
+    names.readline()
+    return names
 
 
 def _used_name(line: bytes) -> tuple[str, int] | None:
