@@ -68,7 +68,7 @@ def read_dead_letters(
 
     Those without ``text`` in the body or the reason, in any case, are left out. Several lines
     returned have ``max_size`` bytes at most, and about ``MAX_SCAN`` bytes are read. A line longer
-    than that is an error, and the file cannot be read beyond it. Raises OSError.
+    than these is an error, and the file cannot be read beyond it. Raises OSError.
     """
     found: list[DeadLetter] = []
     wanted, size = text.encode().lower(), 0
@@ -79,8 +79,8 @@ def read_dead_letters(
             offset = file.tell()
             line = file.readline(MAX_SCAN)
             if not line.endswith(b"\n"):  # the end, a line being written, or a line too long
-                if len(line) == max_size:
-                    found.append(DeadLetter(offset, 0, error=f"a line over {max_size} bytes"))
+                if len(line) == MAX_SCAN:
+                    found.append(DeadLetter(offset, 0, error=f"a line over {MAX_SCAN} bytes"))
                 return found, offset
             each = dead_letter(offset, line)
             if each.error or wanted in each.body.lower() + each.reason.lower().encode():

@@ -222,3 +222,7 @@ def test_a_text_is_looked_for_in_one_part_of_a_file_after_the_other(
     assert read_dead_letters(str(file), 0, 2, 1 << 20, "10") == ([], 2 * length)
     assert read_dead_letters(str(file), 0, 2, 1, "body")[1] == length  # at least one
     assert read_dead_letters(str(file), 0, 9, 2 * length - 1)[1] == length
+    monkeypatch.setattr(deadletters, "MAX_SCAN", length - 1)
+    letters, end = read_dead_letters(str(file), length, 9, 1 << 20)
+    assert [(each.offset, bool(each.error)) for each in letters] == [(length, True)]
+    assert end == length

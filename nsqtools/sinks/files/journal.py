@@ -35,15 +35,15 @@ import json
 import logging
 import os
 import secrets
-import stat
 import threading
 from dataclasses import asdict, dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nsqtools.checksum import is_torn, sealed, unsealed
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
+from nsqtools.records.diskqueue.queuefiles import open_regular
 from nsqtools.records.manifest import CompletedFile
 from nsqtools.sinks.files.disk import WORK, append_lines, rewrite_lines
 from nsqtools.sinks.files.locks import Lock
@@ -54,7 +54,6 @@ from nsqtools.stores.pinned import PinnedPath, is_same, pinned, status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from typing import BinaryIO
 
 log = logging.getLogger(__name__)
 
@@ -336,7 +335,7 @@ class Journal:
         for entry in entries(self._output_dir, self._skip):
             yield entry.base, entry.revision
         try:
-            with _open(self._used) as file:
+            with open(open_regular(self._used), "rb") as file:
                 lines = file.read(4 * _RECENT).split(b"\n")
         except FileNotFoundError:
             return
@@ -499,15 +498,6 @@ def _write(file: PinnedPath, data: bytes, flags: int = 0) -> None:
         os.close(fd)
 
 
-def _open(path: str) -> BinaryIO:
-    """Open a regular file, without waiting for the writer of a FIFO."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return open(fd, "rb")
-
-
 def _names(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
@@ -549,7 +539,7 @@ def _as_object(entry: Entry) -> dict[str, Any]:
 
 def _read(output_dir: str, path: str) -> Entry:
     """Read an entry; raises ValueError if ``Journal.write`` cannot have written it."""
-    with _open(path) as file:
+    with open(open_regular(path), "rb") as file:
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"larger than {_LARGEST} bytes")
