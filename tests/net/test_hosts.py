@@ -157,5 +157,8 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent(names: NameServer) -
         child = os.fork()
         if not child:
             signal.alarm(60)
-            os._exit(asyncio.run(addresses_of("a.test")) != ["192.0.2.1"])
+            found: Sequence[str] = ()
+            with contextlib.suppress(BaseException):  # nothing of pytest may go on here
+                found = asyncio.run(addresses_of("a.test"))
+            os._exit(found != ["192.0.2.1"])
     assert os.waitpid(child, 0)[1] == 0
