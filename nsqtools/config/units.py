@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _DURATION_UNITS = {
     "ns": 1e-9,
@@ -25,6 +25,7 @@ _DURATION_UNITS = {
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
 _LONGEST = 40  # maximum characters of a number
+_MOST = 5  # names in one line
 _SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -113,6 +114,12 @@ def format_age(seconds: float | None) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 message`` or ``2,000 messages``; by default the plural ends in s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others, for one line."""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
 
 
 def parse_size(text: str) -> int:

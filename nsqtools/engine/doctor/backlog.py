@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config.units import counted, nearest
-from nsqtools.engine.doctor.findings import fault, passed, some
+from nsqtools.config.units import counted, enumerated, nearest
+from nsqtools.engine.doctor.findings import fault, passed
 from nsqtools.names import is_ephemeral
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
     taking = [f"{_who(it)} with RDY {it.ready_count}" for it in working if it.ready_count]
     if taking:
         text = (
-            f"channel {facts.channel} is shared by {some(taking)}: each message goes to one of them"
+            f"channel {facts.channel} is shared by {enumerated(taking)}: each message goes to one "
+            "of them"
         )
         yield fault("NSQ042", text, fix, **about)
 
@@ -246,7 +247,7 @@ def _judge_idle(facts: Facts) -> Iterator[Finding]:
     where = "it has no channel"
     if channels:
         where = f"no consumer of {'channels' if len(channels) > 1 else 'channel'} "
-        where += some(sorted(channels))
+        where += enumerated(sorted(channels))
     text = (
         f"nobody consumes topic {facts.topic}, and nothing was published to it in 1 s: {where}, no "
         f"message waits, and {_messages(published)} {'was' if published == 1 else 'were'} "

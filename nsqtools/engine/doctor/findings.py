@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 Severity = Literal["ok", "note", "warning", "error"]
 """An ``ok`` is a check that has found nothing wrong."""
 
-_MOST = 5
 """The maximum number of names in a finding."""
 
 _LEVELS = {"error": "failure"}  # severities with another name in the field level
@@ -125,12 +124,6 @@ def fault(
     severity = "error" if error else check.severity
     about = topic, channel, str(server), str(subject)
     return Finding(severity, check.name, text, fix, code, *about)
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{', '.join(names[:_MOST])}{more}"
 
 
 def without(findings: Iterable[Finding], skipped: Iterable[str]) -> list[Finding]:

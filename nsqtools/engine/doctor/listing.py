@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from nsqtools.config.units import counted, nearest
-from nsqtools.engine.doctor.findings import fault, passed, some
+from nsqtools.config.units import counted, enumerated, nearest
+from nsqtools.engine.doctor.findings import fault, passed
 from nsqtools.names import is_ephemeral
 from nsqtools.net.http.daemons import claimed_twice
 
@@ -143,7 +143,7 @@ def _judge_addresses(facts: Facts, answering: list[LookupdFacts]) -> Iterator[Fi
     for each in answering:
         claims |= claimed_twice(each.nodes)
     for tcp, found in sorted(claims.items()):
-        names = some(sorted(found))
+        names = enumerated(sorted(found))
         text = f"{len(found)} nsqds have one broadcast address {tcp}: {names}"
         fix = "start each with a --broadcast-address of its own"
         yield fault("NSQ029", text, fix, server=tcp)
@@ -165,7 +165,7 @@ def _judge_agreement(answering: list[LookupdFacts]) -> Iterator[Finding]:
             for topic in topics[tcp] - listing[tcp]:
                 absent.setdefault(topic, []).append(str(tcp))
         for topic, lacking in sorted(absent.items()):
-            text = f"{who} topic {topic} of nsqd {some(lacking)}, but another nsqlookupd does"
+            text = f"{who} topic {topic} of nsqd {enumerated(lacking)}, but another nsqlookupd does"
             fix = "restart each such nsqd: it then registers its topics with each nsqlookupd"
             yield fault("NSQ023", text, fix, topic=topic, server=each.address)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from nsqtools.config.units import counted
-from nsqtools.engine.doctor.findings import fault, passed, some
+from nsqtools.config.units import counted, enumerated
+from nsqtools.engine.doctor.findings import fault, passed
 from nsqtools.errors import AuthError, RefusedError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 
@@ -102,7 +102,7 @@ def judge_versions(facts: Facts) -> Iterator[Finding]:
         servers.setdefault(nsqd.version, []).append(f"nsqd {nsqd.name}")
     servers.pop("", None)  # of silent servers
     if len(servers) > 1:
-        each = (f"{version} ({some(servers[version])})" for version in sorted(servers))
+        each = (f"{version} ({enumerated(servers[version])})" for version in sorted(servers))
         text = f"servers run different versions: {', '.join(each)}"
         versions = " ".join(sorted(servers))
         yield fault("NSQ010", text, "upgrade all to one version", subject=versions)
@@ -123,7 +123,7 @@ def judge_tls(facts: Facts) -> Iterator[Finding]:
     if offering and lacking:
         offer = "offers" if len(offering) == 1 else "offer"
         do = "does" if len(lacking) == 1 else "do"
-        text = f"nsqd {some(offering)} {offer} TLS, and nsqd {some(lacking)} {do} not"
+        text = f"nsqd {enumerated(offering)} {offer} TLS, and nsqd {enumerated(lacking)} {do} not"
         yield fault("NSQ006", text, "start all nsqds with --tls-cert and --tls-key")
     for nsqd in facts.nsqds:
         if nsqd.expiry and nsqd.expiry < facts.at + _SOON:

@@ -90,11 +90,9 @@ def hold(path: str, root: str = "") -> int | None:
 
 def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
     """Whether the path is still the name of the open file or, with ``follow``, leads to it."""
-    try:
-        there, ours = os.stat(path, follow_symlinks=follow), os.fstat(fd)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return os.path.samestat(there, ours)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return os.path.samestat(os.stat(path, follow_symlinks=follow), os.fstat(fd))
+    return False
 
 
 def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bool | None:

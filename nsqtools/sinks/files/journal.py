@@ -41,6 +41,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nsqtools.checksum import is_torn, sealed, unsealed
+from nsqtools.config.units import enumerated
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.diskqueue.queuefiles import open_regular
@@ -66,7 +67,6 @@ _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
 """Minimum bytes of used names to keep: about 15,000 names."""
-_ENUMERATED = 3
 _LARGEST = 1 << 16
 """Maximum bytes of an entry; those written here have about 1,000."""
 
@@ -479,12 +479,6 @@ def entries(
                 pass
             except (OSError, ValueError) as error:
                 unreadable(path, error)
-
-
-def enumerated(paths: list[str]) -> str:
-    """Return the first paths and the number of the others, for a line of the log."""
-    more = f" and {len(paths) - _ENUMERATED} more" if len(paths) > _ENUMERATED else ""
-    return ", ".join(paths[:_ENUMERATED]) + more
 
 
 def _write(file: PinnedPath, data: bytes, flags: int = 0) -> None:

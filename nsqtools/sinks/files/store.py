@@ -13,13 +13,14 @@ from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from nsqtools.config.units import enumerated
 from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.aftercare import Aftercare, find
 from nsqtools.sinks.files.completion import Completion
-from nsqtools.sinks.files.journal import Journal, entries, enumerated
+from nsqtools.sinks.files.journal import Journal, entries
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.sinks.files.topicarchive import Archive
 from nsqtools.stores.mounted import is_locked

@@ -8,11 +8,11 @@ import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.config.units import enumerated
 from nsqtools.errors import OutputError
 from nsqtools.records.compression import method_of
 from nsqtools.records.salvage import salvage
 from nsqtools.sinks.files import disk
-from nsqtools.sinks.files.journal import enumerated
 from nsqtools.stores.pinned import pinned
 
 if TYPE_CHECKING:
