@@ -27,10 +27,14 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 
 
 class PinnedPath(NamedTuple):
-    """The name of a file in an open folder; ``path`` is for messages. Methods raise OSError."""
+    """The name of a file in an open folder; ``path`` is for messages. Methods raise OSError.
+
+    With ``is_shared`` others may write to the folder.
+    """
 
     path: str
     folder: int
+    is_shared: bool = False
 
     @property
     def name(self) -> str:
@@ -39,7 +43,7 @@ class PinnedPath(NamedTuple):
 
     def beside(self, name: str) -> PinnedPath:
         """Return another name in the same folder."""
-        return PinnedPath(os.path.join(os.path.dirname(self.path), name), self.folder)
+        return self._replace(path=os.path.join(os.path.dirname(self.path), name))
 
     def status(self) -> os.stat_result | None:
         """Return the status of what has the name, which may be a link; None if nothing has it."""
@@ -48,9 +52,17 @@ class PinnedPath(NamedTuple):
         return None
 
     def open(self, flags: int, mode: int = MODE) -> int:
-        """Open the file; return the descriptor."""
+        """Open the file, but no link of another user in a shared folder; return the descriptor."""
+        name = self.name
         with naming(self.path):
-            return os.open(self.name, flags, mode, dir_fd=self.folder)
+            if self.is_shared and not flags & (os.O_NOFOLLOW | os.O_EXCL):
+                try:
+                    return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=self.folder)
+                except OSError as error:
+                    if error.errno != errno.ELOOP:
+                        raise
+                name = _text_of_link(self.folder, self.path)
+            return os.open(name, flags, mode, dir_fd=self.folder)
 
     def create(self, flags: int = os.O_WRONLY) -> int:
         """Create the file; raises FileExistsError if something has the name."""
@@ -142,7 +154,8 @@ def pinned(path: str, root: str = "", *, make: bool = False) -> Iterator[PinnedP
     folders are created durably, otherwise they are a FileNotFoundError.
     """
     folder = os.path.dirname(path)
-    top = root if root and os.path.join(folder, "").startswith(os.path.join(root, "")) else folder
+    is_shared = bool(root) and os.path.join(folder, "").startswith(os.path.join(root, ""))
+    top = root if is_shared else folder
     if make:
         make_directory(top)
     fd = _open(top or ".", top)
@@ -152,7 +165,7 @@ def pinned(path: str, root: str = "", *, make: bool = False) -> Iterator[PinnedP
             at = os.path.join(at, name)
             above, fd = fd, _enter(fd, at, make=make)
             os.close(above)
-        yield PinnedPath(path, fd)
+        yield PinnedPath(path, fd, is_shared)
     finally:
         os.close(fd)
 

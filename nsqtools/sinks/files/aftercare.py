@@ -10,7 +10,7 @@ import stat
 import threading
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from nsqtools.checksum import is_torn, unsealed
 from nsqtools.config.units import counted
@@ -246,7 +246,7 @@ class Manifest:
     def check(self) -> None:
         """Raise ConfigError if the file is not a manifest, and OSError if it cannot be read."""
         try:
-            with open(self._path, "rb") as file:
+            with self._open() as file:
                 first = file.readline(_BLOCK)
                 file.seek(0)
                 is_ours = _is_begun(first) or is_manifest(file)
@@ -276,7 +276,7 @@ class Manifest:
         """
         name = self._name(path)
         try:
-            with open(self._path, "rb") as file:
+            with self._open() as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _RECENT))
                 recent = file.read()
         except FileNotFoundError:
@@ -291,6 +291,10 @@ class Manifest:
                     if found.get("name") == name:
                         return bool(found.get("sha256") == sha256)
         return False
+
+    def _open(self) -> BinaryIO:
+        with pinned(self._path, self._root) as file:
+            return open(file.open(os.O_RDONLY | os.O_NONBLOCK), "rb")
 
     def _name(self, path: str) -> str:
         return _relative(path, os.path.dirname(self._path))

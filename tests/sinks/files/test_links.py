@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nsqtools.errors import OutputError
+from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.topicarchive import Arrival
 from nsqtools.sinks.files.uploads import Uploads
@@ -36,10 +37,7 @@ class Rival:
         self.before = self.found()
         self.link = folder.parent.parent / "link"
         self.link.symlink_to(self.elsewhere)
-        if not os.getuid():
-            os.lchown(self.link, 12345, 12345)
-        else:
-            monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        give_away(self.link, monkeypatch)
         self._real = {name: getattr(os, name) for name in CALLS}
 
     def found(self) -> dict[str, bytes]:
@@ -74,6 +72,14 @@ class Rival:
         for name in CALLS:
             monkeypatch.setattr(os, name, hooked(self._real[name]))
         return lambda: next(number) > at
+
+
+def give_away(link: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the link another user's."""
+    if not os.getuid():
+        os.lchown(link, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
 
 def archived(rules: Rules, undo: Callable[[], object] = bool) -> list[bytes]:
@@ -123,6 +129,28 @@ def test_nothing_is_made_changed_or_removed_behind_a_link_that_comes_after_any_c
         if not is_enough():
             break
     assert at > 100
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_manifest_is_no_link_of_another_user_and_may_be_one_of_ours(
+    is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    folder.mkdir()
+    manifest = Manifest(str(folder / "m"), str(folder))
+    (folder / "m").symlink_to(elsewhere)
+    if is_known:
+        manifest.append(completed(folder / NAMES[0]))
+    before = elsewhere.read_bytes() if is_known else None
+    give_away(folder / "m", monkeypatch)
+    for call in (
+        manifest.check,
+        lambda: manifest.has(str(folder / NAMES[0]), sha256=""),
+        lambda: manifest.append(completed(folder / NAMES[1])),
+    ):
+        with pytest.raises(OSError, match="another user"):
+            call()
+    assert (elsewhere.read_bytes() if elsewhere.exists() else None) == before
 
 
 def test_an_upload_does_not_read_behind_such_a_link(
