@@ -21,7 +21,7 @@ from nsqtools.records.manifest import is_manifest
 from nsqtools.sinks.files.ages import Ages
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.journal import DEBTS, DELETE, MANIFEST, owing
+from nsqtools.sinks.files.journal import DEBTS, DELETE, MANIFEST, in_journal
 from nsqtools.sinks.files.uploads import Uploads
 from nsqtools.stores.pinned import pinned
 
@@ -202,7 +202,7 @@ class Aftercare:
         if not surplus:
             return
         try:
-            waiting = owing(self._root)
+            busy = in_journal(self._root)
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -214,7 +214,8 @@ class Aftercare:
             return
         self._warned = False
         for kept in surplus:
-            if kept.path not in waiting and self._unlink(kept.path):
+            # One under way has been completed before, and is continued: what is here next is new.
+            if kept.path not in busy and self._unlink(kept.path):
                 files.pop(kept.path, None)  # another thread may have removed it
 
     def _unlink(self, path: str, *, durably: bool = False) -> bool:

@@ -431,34 +431,37 @@ class Journal:
 
 
 def owing_near(path: str) -> set[str]:
-    """Return ``owing`` of the output directory that contains a file.
+    """Return the paths of completed files, of all processes, that owe something.
 
-    The set is empty without such a directory or the right to read its journal.
+    They are those of the output directory that contains a file. The set is empty without such a
+    directory or the right to read its journal.
     """
     folder = os.path.dirname(path)
     while not os.path.isdir(os.path.join(folder, FOLDER)) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
     try:
-        return _owing(folder, OSError)
+        return {each.completed.path for each in _readable(folder, OSError) if each.owes}
     except PermissionError:
         return set()
 
 
-def owing(output_dir: str) -> set[str]:
-    """Return the paths of completed files, of all processes, that owe something.
+def in_journal(output_dir: str) -> set[str]:
+    """Return the final paths of all files, of all processes, that are under way or owe something.
 
-    Raises OSError for an entry that cannot be read or is damaged: its file may owe something, too.
+    Raises OSError for an entry that cannot be read or is damaged.
     """
-    return _owing(output_dir, Exception)
+    return {each.completed.path for each in _readable(output_dir, Exception)}
 
 
-def _owing(output_dir: str, fatal: type[Exception]) -> set[str]:
+def _readable(output_dir: str, fatal: type[Exception]) -> Iterator[Entry]:
+    """Yield the entries of all processes; raises OSError for a ``fatal`` error of one of them."""
+
     def unreadable(path: str, error: OSError | ValueError) -> None:
         if isinstance(error, fatal):
             why = getattr(error, "strerror", None) or f"damaged journal entry: {error}"
             raise OSError(getattr(error, "errno", None) or errno.EINVAL, why, path)
 
-    return {entry.completed.path for entry in entries(output_dir, unreadable) if entry.owes}
+    yield from entries(output_dir, unreadable)
 
 
 def entries(

@@ -154,6 +154,19 @@ class TestClocks:
         files.aftercare.prune()
         assert files.names() == names[-1:]
 
+    def test_a_file_that_is_continued_is_not_old_when_its_name_is_back(
+        self, tmp_path: Path, clocks: Clocks
+    ) -> None:
+        files = Completing(tmp_path, max_age=100.0)
+        files.complete_all("a.0.log", "a.1.log")
+        entry = files.complete("a.0.log", b"one\ntwo\n")
+        clocks.elapse(101)
+        files.aftercare.prune()  # by the thread of another topic
+        files.journal.remove(entry)
+        files.aftercare.follow(entry)
+        assert files.names() == ["a.0.log"]
+        assert (tmp_path / "a.0.log").read_bytes() == b"one\ntwo\n"
+
     def test_files_that_nobody_has_seen_completed_are_new_in_the_order_of_their_times(
         self, tmp_path: Path, clocks: Clocks, caplog: pytest.LogCaptureFixture
     ) -> None:

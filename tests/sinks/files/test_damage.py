@@ -18,7 +18,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.ages import Ages
-from nsqtools.sinks.files.journal import FOLDER, entries, owing
+from nsqtools.sinks.files.journal import FOLDER, entries, in_journal
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.files.topicarchive import Arrival
@@ -230,7 +230,7 @@ class TestJournal:
             found = list(entries(rules.output_dir, lambda *each: damaged.append(each)))
             assert [*found, *(file for file, _ in damaged)] == [str(path)], at
         with pytest.raises(OSError, match=path.name):  # so that retention deletes nothing
-            owing(rules.output_dir)
+            in_journal(rules.output_dir)
 
     def test_its_file_is_named_and_left_and_the_run_fails(
         self, rules: Rules, rng: random.Random, caplog: pytest.LogCaptureFixture

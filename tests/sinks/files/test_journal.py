@@ -15,7 +15,7 @@ from nsqtools.checksum import sealed, unsealed
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import aftercare
 from nsqtools.sinks.files import journal as journal_module
-from nsqtools.sinks.files.journal import DEBTS, FOLDER, Journal, entries, owing, owing_near
+from nsqtools.sinks.files.journal import DEBTS, FOLDER, Journal, entries, in_journal, owing_near
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.topicarchive import Arrival, OwedError
 from tests.support.archiving import (
@@ -331,7 +331,7 @@ class TestWhatFilesOwe:
         self, rules: Rules, owing_file: Path, tmp_path: Path
     ) -> None:
         known = {str(owing_file)}
-        assert owing(rules.output_dir) == owing_near(str(owing_file)) == known
+        assert in_journal(rules.output_dir) == owing_near(str(owing_file)) == known
         assert owing_near(str(owing_file.parent / "deeper" / "file")) == known
         assert owing_near(str(tmp_path / "file")) == set()
 
@@ -366,7 +366,7 @@ class TestWhatFilesOwe:
         (entry,) = journal.adopt(bool)
         journal.paid(entry)
         journal.close()
-        assert owing(rules.output_dir) == set()
+        assert owing_near(str(owing_file)) == set()
         assert [each.base for each in entries(rules.output_dir, print)] == [entry.base]
 
     def test_a_file_goes_on_as_soon_as_the_line_that_it_owes_can_be_written(
