@@ -1,6 +1,8 @@
 """Patterns for topic names mean what they mean in Go: each row was tried with Go's regexp."""
 
+import contextlib
 import re
+import sys
 
 import pytest
 
@@ -79,3 +81,18 @@ def test_what_go_does_not_know_is_an_error_and_not_another_meaning(pattern: str)
 def test_lookaround_is_that_of_python(pattern: str, found: str) -> None:
     assert compiled(pattern).search(found)
     assert not compiled(pattern).search("a")
+
+
+def test_without_re2_a_pattern_means_the_same_or_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    same = 0
+    for pattern, found in FOUND.items():
+        with contextlib.suppress(ConfigError):
+            python = compiled(pattern)
+            assert [name for name in NAMES if python.search(name)] == found.split(), pattern
+            same += 1
+    assert same > 15
+    with pytest.raises(ConfigError, match=r"nsqtools\[re2\]"):
+        compiled("[[:alpha:]]")
