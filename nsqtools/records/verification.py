@@ -47,6 +47,7 @@ def check(
     waiting_near: Callable[[str], Container[str]] = lambda _: (),
     uploaded: Callable[[str], BinaryIO] | None = None,
     below: str = "",
+    opened: Callable[[str, str], BinaryIO] = lambda path, _: open(path, "rb"),  # noqa: SIM115
 ) -> Iterator[Verification]:
     """Verify a file and, if it is a manifest, the files listed there.
 
@@ -66,7 +67,8 @@ def check(
     missing copy is a problem unless its file still waits for the upload.
 
     A name that leads out of the manifest's directory is a problem, and its file is not read, unless
-    the file is in a directory below ``below``.
+    the file is in a directory below ``below``. ``opened`` opens such a file by its path; it takes
+    the directory below which others may have made links, too, and raises OSError.
     """
     try:
         if _is_special(path):
@@ -75,7 +77,7 @@ def check(
         with open(path, "rb") as file:
             if method_of(path) == "none" and is_manifest(file):
                 yield from _ManifestCheck(
-                    file, os.path.dirname(path), max_msg_size, waiting_near, uploaded, below
+                    file, os.path.dirname(path), max_msg_size, waiting_near, uploaded, below, opened
                 ).check()
                 return
             if uploaded:
@@ -147,6 +149,7 @@ class _ManifestCheck:
     waiting_near: Callable[[str], Container[str]]
     uploaded: Callable[[str], BinaryIO] | None
     below: str
+    opened: Callable[[str, str], BinaryIO]
     records: int = 0
     size: int = 0
     files: int = 0
@@ -187,12 +190,12 @@ class _ManifestCheck:
                 continue
             place = f"line {number}: {completed.name}"
             topic = self.topics.setdefault(completed.topic, _TopicFiles())
-            if not self._may_read(completed):
+            if not (root := self._root(completed)):
                 topic.there = True
                 problem = "not read, because it is outside the manifest's directory: give --below"
                 yield Verification(problem=f"{place}: {problem}")
                 continue
-            report = self._look(completed)
+            report = self._look(completed, root)
             waits = os.path.realpath(completed.path) in waiting
             self.waiting += waits and bool(report or self.uploaded)
             if report:
@@ -214,16 +217,19 @@ class _ManifestCheck:
             if report.unreadable and self.uploaded:  # each file would take as long to fail
                 return
 
-    def _may_read(self, completed: CompletedFile) -> bool:
-        """Whether the file is where the user expects it, whoever has written the manifest."""
-        if not os.path.isabs(completed.name) and ".." not in completed.name.split(os.sep):
-            return True
-        if not self.below or self.uploaded:
-            return False
-        folder, below = map(os.path.realpath, (os.path.dirname(completed.path), self.below))
-        return os.path.commonpath([folder, below]) == below
+    def _root(self, completed: CompletedFile) -> str:
+        """Return the directory where the user expects the file, whoever has written the manifest.
 
-    def _look(self, completed: CompletedFile) -> Verification | None:
+        It is empty if the file is elsewhere.
+        """
+        if not os.path.isabs(completed.name) and ".." not in completed.name.split(os.sep):
+            return os.path.abspath(self.folder)
+        if not self.below or self.uploaded:
+            return ""
+        folder, below = map(os.path.realpath, (os.path.dirname(completed.path), self.below))
+        return below if os.path.commonpath([folder, below]) == below else ""
+
+    def _look(self, completed: CompletedFile, root: str) -> Verification | None:
         """Inspect the file of a line; None if the file does not exist."""
         if not self.uploaded and _is_special(completed.path):
             return Verification(problem="not a regular file")
@@ -231,7 +237,7 @@ class _ManifestCheck:
             with (
                 self.uploaded(completed.name)
                 if self.uploaded
-                else open(completed.path, "rb") as file
+                else self.opened(completed.path, root) as file
             ):
                 hashed = _Hashed(file)
                 found = _inspect(hashed, completed.layout, completed.compression, self.max_msg_size)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from nsqtools.stores.interface import naming
 
@@ -138,6 +138,15 @@ def status(path: str, root: str = "") -> os.stat_result | None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), pinned(path, root) as file:
         return file.status()
     return None
+
+
+def open_below(path: str, root: str) -> BinaryIO:
+    """Open a file below a directory for reading, through no link there that another user made."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if not os.path.join(folder, "").startswith(os.path.join(root, "")):
+        folder = os.path.realpath(folder)
+    with pinned(os.path.join(folder, name), root) as file:
+        return open(file.open(os.O_RDONLY | os.O_NONBLOCK), "rb")
 
 
 def is_same(one: os.stat_result | None, other: os.stat_result | None) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.archiving import Archiving, Notes
+from tests.support.archiving import Archiving, Notes, give_away
 from tests.support.process import Called
 
 
@@ -60,6 +60,25 @@ def test_of_a_directory_the_state_of_each_file_is_told_and_a_name_forges_no_line
         f"out/lost.gz.part: ok, 1 record, {(folder / 'lost.gz.part').stat().st_size} bytes\n",
     )
     under_way.crash()
+
+
+@pytest.mark.parametrize("name", ["file", "folder/secret"])
+def test_a_link_in_a_manifest_is_followed_unless_another_user_made_it(
+    nsqtools: Called, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(b"four\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").symlink_to(tmp_path / "secret")
+    (tmp_path / "out" / "folder").symlink_to(tmp_path)
+    listed = {"name": name, "topic": "events", "records": 1, "bytes": 5, "format": "raw"}
+    listed |= {"sha256": hashlib.sha256(b"four\n").hexdigest(), "delimiter": "\\n"}
+    (tmp_path / "out" / "m").write_text(f"{json.dumps(listed | {'compression': 'none'})}\n")
+    monkeypatch.chdir(tmp_path / "out")
+    assert nsqtools("verify", "m")[::2] == (0, "")
+    give_away(tmp_path / "out" / name.partition("/")[0], monkeypatch)
+    code, told, errors = nsqtools("verify", "m")
+    assert (code, told) == (1, "")
+    assert "another user" in errors
 
 
 def test_files_that_go_while_a_directory_is_read_are_no_fault(

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nsqtools.config.files import ArchiveOptions
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
@@ -336,3 +338,11 @@ def recover(
     completion.salvage(entries)
     journal.close()
     return len(completion.left)
+
+
+def give_away(link: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the link another user's."""
+    if not os.getuid():
+        os.lchown(link, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)

@@ -69,6 +69,7 @@ class _Checks:
     def file(self, file: str, waiting_near: Callable[[str], Container[str]]) -> None:
         """Check an archive or a manifest."""
         from nsqtools.records.verification import check
+        from nsqtools.stores.pinned import open_below
 
         reports = check(
             file,
@@ -77,6 +78,7 @@ class _Checks:
             waiting_near=waiting_near,
             uploaded=self._uploaded,
             below=self._how.below,
+            opened=open_below,
         )
         for report in reports:
             if report.unreadable:

@@ -10,7 +10,7 @@ import stat
 import threading
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from nsqtools.checksum import is_torn, unsealed
 from nsqtools.config.units import counted
@@ -23,7 +23,7 @@ from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import DEBTS, DELETE, MANIFEST, in_journal
 from nsqtools.sinks.files.uploads import Uploads
-from nsqtools.stores.pinned import pinned
+from nsqtools.stores.pinned import open_below, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -247,7 +247,7 @@ class Manifest:
     def check(self) -> None:
         """Raise ConfigError if the file is not a manifest, and OSError if it cannot be read."""
         try:
-            with self._open() as file:
+            with open_below(self._path, self._root) as file:
                 first = file.readline(_BLOCK)
                 file.seek(0)
                 is_ours = _is_begun(first) or is_manifest(file)
@@ -277,7 +277,7 @@ class Manifest:
         """
         name = self._name(path)
         try:
-            with self._open() as file:
+            with open_below(self._path, self._root) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _RECENT))
                 recent = file.read()
         except FileNotFoundError:
@@ -292,10 +292,6 @@ class Manifest:
                     if found.get("name") == name:
                         return bool(found.get("sha256") == sha256)
         return False
-
-    def _open(self) -> BinaryIO:
-        with pinned(self._path, self._root) as file:
-            return open(file.open(os.O_RDONLY | os.O_NONBLOCK), "rb")
 
     def _name(self, path: str) -> str:
         return _relative(path, os.path.dirname(self._path))
