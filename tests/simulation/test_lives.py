@@ -34,7 +34,7 @@ PLAIN = 5
 """Lives of each kind in a plain run."""
 FEWER = {"redrive": 3}
 """Those of kinds whose lives are long."""
-MORE = 24
+MORE = 8
 HEALTHY = (
     *(("tail", seed) for seed in (18, 24, 25)),
     *(("relay", seed) for seed in (13, 52)),
