@@ -135,7 +135,8 @@ class Encoder:
     def empty(self) -> bytes:
         """Return a complete member without data, for an empty file; no bytes if uncompressed."""
         assert self._member is None
-        return self._start().flush()
+        member = self._start()
+        return member.compress(b"") + member.flush()  # without its size, as all others
 
 
 def make_encoder(name: str = "none", level: int = 6) -> Encoder:

@@ -210,3 +210,11 @@ def test_each_part_of_a_file_with_damage_everywhere_is_read_a_few_times(
     found = salvage(Counted(whole), Layout(), compression="gzip", max_msg_size=0)
     assert len(found.damaged) == len(found.kept) == 40
     assert sum(amounts) < 3 * len(whole)
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_a_cut_member_of_an_empty_file_is_torn(name: str) -> None:
+    whole = make_encoder(name).empty()
+    assert look(whole, compression=name).kept == ((0, len(whole)),)
+    for at, data in cut(whole):
+        assert look(data, compression=name).damaged == (), at

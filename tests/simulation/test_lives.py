@@ -50,6 +50,7 @@ APART = dict.fromkeys(KINDS, 1) | {"tail": 3, "to-http": 4, "relay": 3, "to-file
 REGRESSIONS = (
     ("to-file", 60, "a completed file was continued while its hook copied it: messages came twice"),
     ("to-file", 1177, "the same file was then removed by its hook: messages were lost"),
+    ("to-file", 2848508359, "a cut member of an empty file passed for damage: exit 1"),
     ("to-file", 31, "a file deleted after its upload came back with the power, and stayed"),
     ("staging", 45, "a file without a name stayed open if its name could not be removed"),
     ("tail", 37, "what waited for a slow reader timed out, and was written again"),
