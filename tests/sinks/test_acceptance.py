@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nsqtools.engine.handler import Batch
 from nsqtools.errors import NSQError, OutputError
 from tests.support.accepting import DESTINATIONS, SLOW, Destination, opened
 from tests.support.archiving import LOST, Settled
@@ -56,6 +57,12 @@ def descriptors() -> list[str]:
 async def nap(to: Destination) -> None:
     """Let a sink do what it does by itself."""
     await elapse(SETTLED_BY)
+
+
+def give_slowly(to: Destination) -> asyncio.Future[Batch]:
+    """Hand over a message to a destination that is slow from now on."""
+    to.slow(SLOW)
+    return asyncio.ensure_future(to.give(b"one", starved=True))
 
 
 async def drained(to: Destination) -> None:
@@ -107,8 +114,7 @@ class TestFinishing:
 
     async def test_a_slow_destination_delays_the_finish(self, kind: Kind, tmp_path: Path) -> None:
         async with opened(kind, tmp_path) as to:
-            to.slow(SLOW)
-            giving = asyncio.ensure_future(to.give(b"one", starved=True))
+            giving = give_slowly(to)
             await elapse(SLOW - 1)
             assert to.settled.finished == []
             to.slow(0)
@@ -121,8 +127,7 @@ class TestFinishing:
     ) -> None:
         """Else it would be finished when ``handle`` returns."""
         async with opened(kind, tmp_path) as to:
-            to.slow(SLOW)
-            giving = asyncio.ensure_future(to.give(b"one", starved=True))
+            giving = give_slowly(to)
             await elapse(1)
             (made,) = to.given
             waiting = [part for part in made.parts if part.unsettled()]
@@ -342,8 +347,7 @@ class TestLostBatches:
 
     async def test_nor_for_one_lost_meanwhile(self, kind: Kind, tmp_path: Path) -> None:
         async with opened(kind, tmp_path) as to:
-            to.slow(SLOW)
-            giving = asyncio.ensure_future(to.give(b"one", starved=True))
+            giving = give_slowly(to)
             await elapse(1)
             for part in to.given[0].parts:
                 part.deadline = LOST
@@ -383,8 +387,7 @@ class TestEnding:
 
     async def test_a_drain_waits_for_what_is_under_way(self, kind: Kind, tmp_path: Path) -> None:
         async with opened(kind, tmp_path) as to:
-            to.slow(SLOW)
-            giving = asyncio.ensure_future(to.give(b"one", starved=True))
+            giving = give_slowly(to)
             await elapse(0.1)
             await asyncio.gather(to.sink.drain("events"), giving)
             if to.unsettled:
@@ -409,8 +412,7 @@ class TestEnding:
 
     async def test_closed_at_once_finishes_nothing_more(self, kind: Kind, tmp_path: Path) -> None:
         async with opened(kind, tmp_path) as to:
-            to.slow(SLOW)
-            giving = asyncio.ensure_future(to.give(b"one", starved=True))
+            giving = give_slowly(to)
             await elapse(0.1)
             giving.cancel()
             await asyncio.wait([giving])
